@@ -9,8 +9,15 @@ from packaging.requirements import Requirement
 def floors(project: dict) -> dict[str, str]:
     """By the name of the package; without the project itself, which its extras name."""
     lines = sum(project["optional-dependencies"].values(), project["dependencies"])
-    found = [requirement for requirement in map(Requirement, lines) if requirement.name != project["name"]]
-    return {each.name: next(bound.version for bound in each.specifier if bound.operator == ">=") for each in found}
+    found = [
+        requirement
+        for requirement in map(Requirement, lines)
+        if requirement.name != project["name"]
+    ]
+    return {
+        each.name: next(bound.version for bound in each.specifier if bound.operator == ">=")
+        for each in found
+    }
 
 
 if __name__ == "__main__":

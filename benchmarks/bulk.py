@@ -1,9 +1,10 @@
-"""Lines in a second of `translate-files`, from file to file, against the runtime's offline batches, from ids to ids:
-`python benchmarks/bulk.py EXPORT --captions FILE`, where FILE has a caption on each line, .gz or plain.
+"""Lines in a second of `translate-files`, from file to file, against the runtime's offline batches,
+from ids to ids: `python benchmarks/bulk.py EXPORT --captions FILE`, where FILE has a caption on
+each line, .gz or plain.
 
-The captions are repeated up to `--lines`, each with its number. Both search greedily, in lanes where the export has them, each
-in a process of its own, in turns. It prints a line of JSON: the ratio, and the most memory that translating a tenth of the
-lines, and all of them, took.
+The captions are repeated up to `--lines`, each with its number. Both search greedily, in lanes
+where the export has them, each in a process of its own, in turns. It prints a line of JSON: the
+ratio, and the most memory that translating a tenth of the lines, and all of them, took.
 """
 
 import argparse
@@ -41,11 +42,16 @@ def bulk(export: Path, source: Path, output: Path) -> dict:
     runtime.generate(["A man."] * 64, **GREEDY)  # opens what lanes need
     start = time.perf_counter()
     report = Bulk(Predictions(runtime, "translate", GREEDY), "translation").run([source], output)
-    return {"per_second": report["lines"] / (time.perf_counter() - start), "peak": memory("VmHWM"), "bad": report["bad"]}
+    return {
+        "per_second": report["lines"] / (time.perf_counter() - start),
+        "peak": memory("VmHWM"),
+        "bad": report["bad"],
+    }
 
 
 def offline(export: Path, source: Path) -> float:
-    """Lines in a second of `Runtime.generate`, as many rows in each call as a shard has lines, the clock without tokenizer."""
+    """Lines in a second of `Runtime.generate`, as many rows in each call as a shard has lines, the
+    clock without tokenizer."""
     runtime = TextRuntime(export)
     runtime.generate(["A man."] * 64, **GREEDY)
     seconds, count = 0.0, 0
@@ -60,7 +66,9 @@ def offline(export: Path, source: Path) -> float:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("export", type=Path)
     parser.add_argument("--captions", type=Path, required=True)
     parser.add_argument("--lines", type=int, default=20_000)
@@ -77,9 +85,20 @@ def main(argv: list[str] | None = None) -> None:
     rates = {"bulk": [each["per_second"] for each in found], "offline": expected}
     medians = {name: statistics.median(values) for name, values in rates.items()}
     ratios = [own / other for own, other in zip(rates["bulk"], rates["offline"])]
-    result = {"lines": args.lines, "bad": found[0]["bad"], **{f"{name}_per_second": round(x, 1) for name, x in medians.items()}}
-    result |= {"ratios": [round(ratio, 3) for ratio in ratios], "ratio": round(statistics.median(ratios), 3)}
-    print(json.dumps(result | {"peak_of_a_tenth": first["peak"], "peak": max(each["peak"] for each in found)}))
+    result = {
+        "lines": args.lines,
+        "bad": found[0]["bad"],
+        **{f"{name}_per_second": round(x, 1) for name, x in medians.items()},
+    }
+    result |= {
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "ratio": round(statistics.median(ratios), 3),
+    }
+    print(
+        json.dumps(
+            result | {"peak_of_a_tenth": first["peak"], "peak": max(each["peak"] for each in found)}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""`make demo`: loads the shipped model, exports it, verifies the export, and translates with both, side by side.
+"""`make demo`: loads the shipped model, exports it, verifies the export, and translates with both,
+side by side.
 
 Arguments are more English sentences to translate.
 """
@@ -35,9 +36,15 @@ def milliseconds(function, *args):
 def main(texts):
     logging.disable_progress_bar()
     start = time.perf_counter()
-    versions = {package.__name__: package.__version__ for package in (vanilla_transformer, torch, onnxruntime)}
+    versions = {
+        package.__name__: package.__version__
+        for package in (vanilla_transformer, torch, onnxruntime)
+    }
     print(", ".join(f"{name} {version}" for name, version in versions.items()))
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(CHECKPOINT), AutoTokenizer.from_pretrained(CHECKPOINT)
+    model, tokenizer = (
+        AutoModelForSeq2SeqLM.from_pretrained(CHECKPOINT),
+        AutoTokenizer.from_pretrained(CHECKPOINT),
+    )
     print(f"{CHECKPOINT.name}: {type(model).__name__}, {model.num_parameters():,} parameters")
     examples = [line.split("\t") for line in (CHECKPOINT / "examples.tsv").read_text().splitlines()]
     examples += [[text, ""] for text in texts]
@@ -64,12 +71,14 @@ def main(texts):
     print_table(rows)
     same = sum(row[1] == row[2] for row in rows)
     print(
-        f"{same} of {len(rows)} translations are the same in torch and onnxruntime; {time.perf_counter() - start:.0f} s in all"
+        f"{same} of {len(rows)} translations are the same in torch and onnxruntime; "
+        f"{time.perf_counter() - start:.0f} s in all"
     )
 
 
 def print_table(rows):
-    """English, German and reference wrapped to columns; where the engines differ, both are shown."""
+    """English, German and reference wrapped to columns; where the engines differ, both are
+    shown."""
     widths = (34, 34, 34, 9, 9)
     line = "-" * (sum(widths) + 2 * len(widths))
     print_row(("English", "our German, beam 5", "reference", "torch ms", "onnx ms"), widths)
@@ -83,7 +92,10 @@ def print_table(rows):
 def print_row(cells, widths):
     columns = [textwrap.wrap(cell, width) or [""] for cell, width in zip(cells, widths)]
     for index in range(max(map(len, columns))):
-        parts = ((column[index] if index < len(column) else "").ljust(width) for column, width in zip(columns, widths))
+        parts = (
+            (column[index] if index < len(column) else "").ljust(width)
+            for column, width in zip(columns, widths)
+        )
         print("  ".join(parts).rstrip())
 
 

@@ -1,4 +1,5 @@
-"""What is compared: every engine in a process of its own, driven over a pipe. Imports nothing big until it is told to."""
+"""What is compared: every engine in a process of its own, driven over a pipe. Imports nothing big
+until it is told to."""
 
 import functools
 import importlib
@@ -19,8 +20,8 @@ LAST_SECONDS = 30  # in which a process ends
 
 
 class Transformers:
-    """`generate` and `forward` of transformers, with PyTorch's scaled dot-product attention: in float32 on the CPU, in float16
-    on a GPU. Token ids come from the host and go back there."""
+    """`generate` and `forward` of transformers, with PyTorch's scaled dot-product attention: in
+    float32 on the CPU, in float16 on a GPU. Token ids come from the host and go back there."""
 
     packages = ("torch", "transformers")
     checkpoint = "transformers"
@@ -40,7 +41,9 @@ class Transformers:
         torch.set_grad_enabled(False)
         self.kind, self.device = kind, device
         dtype = torch.float32 if device == "cpu" else torch.float16
-        model = self.model_class(kind).from_pretrained(root / self.checkpoint, attn_implementation="sdpa", dtype=dtype)
+        model = self.model_class(kind).from_pretrained(
+            root / self.checkpoint, attn_implementation="sdpa", dtype=dtype
+        )
         self.model = model.eval().to(device)
 
     def given(self, ids):
@@ -53,7 +56,12 @@ class Transformers:
         if self.kind == "bert":
             return self.model(input_ids=ids, attention_mask=mask).last_hidden_state.cpu()
         return self.model.generate(
-            ids, attention_mask=mask, max_new_tokens=new_tokens, num_beams=beams, do_sample=False, **self.options
+            ids,
+            attention_mask=mask,
+            max_new_tokens=new_tokens,
+            num_beams=beams,
+            do_sample=False,
+            **self.options,
         ).cpu()
 
     def output(self, result, new_tokens):
@@ -70,7 +78,8 @@ class Compiled(Transformers):
         self.options = {"cache_implementation": "static"}
         if self.device == "cpu":
             self.model.forward = torch.compile(self.model.forward)
-        elif self.kind == "bert":  # on a GPU, with a static cache, `generate` compiles the steps by itself, in this mode
+        elif self.kind == "bert":
+            # on a GPU, with a static cache, `generate` compiles the steps by itself, in this mode
             self.model.forward = torch.compile(self.model.forward, mode="reduce-overhead")
 
 
@@ -88,7 +97,8 @@ class Vanilla(Transformers):
 
 
 class TorchGraph(Vanilla):
-    """What a decode step of our model takes at least: `torch_graph.GraphDecoder`, one for each shape. Greedy search only."""
+    """What a decode step of our model takes at least: `torch_graph.GraphDecoder`, one for each
+    shape. Greedy search only."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -109,7 +119,8 @@ class CTranslate2:
 
     @staticmethod
     def modules(kind):
-        # It imports torch and transformers, for its converters, where it finds them. Who only runs it has neither.
+        # It imports torch and transformers, for its converters, where it finds them. Who only runs
+        # it has neither.
         sys.modules["torch"] = sys.modules["transformers"] = None
         return ("ctranslate2",)
 
@@ -117,23 +128,39 @@ class CTranslate2:
         import ctranslate2
 
         self.kind = kind
-        classes = {"seq2seq": ctranslate2.Translator, "gpt2": ctranslate2.Generator, "bert": ctranslate2.Encoder}
+        classes = {
+            "seq2seq": ctranslate2.Translator,
+            "gpt2": ctranslate2.Generator,
+            "bert": ctranslate2.Encoder,
+        }
         dtype = engine.removeprefix("ctranslate2-")
         workers, threads = arrangement.workers, arrangement.threads
-        self.model = classes[kind](str(root / engine), compute_type=dtype, inter_threads=workers, intra_threads=threads)
+        self.model = classes[kind](
+            str(root / engine), compute_type=dtype, inter_threads=workers, intra_threads=threads
+        )
 
     def given(self, ids):
-        return ids.tolist() if self.kind == "bert" else [[str(token) for token in row] for row in ids]
+        return (
+            ids.tolist() if self.kind == "bert" else [[str(token) for token in row] for row in ids]
+        )
 
     def run(self, given, new_tokens, beams):
         if self.kind == "bert":
             return np.array(self.model.forward_batch(given).last_hidden_state)
         if self.kind == "gpt2":
             return self.model.generate_batch(
-                given, beam_size=beams, min_length=new_tokens, max_length=new_tokens, include_prompt_in_result=False
+                given,
+                beam_size=beams,
+                min_length=new_tokens,
+                max_length=new_tokens,
+                include_prompt_in_result=False,
             )
         return self.model.translate_batch(
-            given, beam_size=beams, min_decoding_length=new_tokens, max_decoding_length=new_tokens, max_input_length=0
+            given,
+            beam_size=beams,
+            min_decoding_length=new_tokens,
+            max_decoding_length=new_tokens,
+            max_input_length=0,
         )
 
     def output(self, result, new_tokens):
@@ -155,7 +182,10 @@ class Onnx:
     def __init__(self, engine, kind, root, arrangement, device):
         from vanilla_transformer_export import Runtime
 
-        self.kind, self.model = kind, Runtime(root / engine, threads=arrangement.threads, device=device)
+        self.kind, self.model = (
+            kind,
+            Runtime(root / engine, threads=arrangement.threads, device=device),
+        )
 
     def given(self, ids):
         return ids, np.ones_like(ids)
@@ -170,7 +200,8 @@ class Onnx:
 
 
 class Parts:
-    """An engine whose workers share the rows of a batch: each has a part of them, in a thread of its own."""
+    """An engine whose workers share the rows of a batch: each has a part of them, in a thread of
+    its own."""
 
     def __init__(self, model, workers):
         self.model, self.workers, self.threads = model, workers, ThreadPoolExecutor(workers)
@@ -212,13 +243,15 @@ def is_installed(engine: str) -> bool:
 
 
 class Worker:
-    """An engine in a process of its own, given up on after `PATIENCE` or at `deadline`, a time of `time.monotonic`. Answers are
-    what `serve` sends, or `{"error": text}`."""
+    """An engine in a process of its own, given up on after `PATIENCE` or at `deadline`, a time of
+    `time.monotonic`. Answers are what `serve` sends, or `{"error": text}`."""
 
     def __init__(self, engine, kind, root, arrangement, device="cpu", deadline=None):
         self.arrangement, self.deadline = arrangement, deadline
         self.connection, far_end = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=serve, args=(far_end, engine, kind, root, arrangement, device), daemon=True)
+        self.process = CONTEXT.Process(
+            target=serve, args=(far_end, engine, kind, root, arrangement, device), daemon=True
+        )
         self.process.start()
         far_end.close()
 
@@ -241,7 +274,11 @@ class Worker:
         return self.answer()
 
     def answer(self):
-        patience = PATIENCE if self.deadline is None else min(PATIENCE, max(1.0, self.deadline - time.monotonic()))
+        patience = (
+            PATIENCE
+            if self.deadline is None
+            else min(PATIENCE, max(1.0, self.deadline - time.monotonic()))
+        )
         if not self.connection.poll(patience):
             self.process.kill()
             return {"error": f"no answer within {patience:.0f} s"}
@@ -259,7 +296,8 @@ class Worker:
 
 
 def serve(connection, engine, kind, root, arrangement, device):
-    """In the engine's process: imports, loads, then answers every (request, ids, new_tokens, beams) until the pipe closes."""
+    """In the engine's process: imports, loads, then answers every (request, ids, new_tokens, beams)
+    until the pipe closes."""
     try:
         start = time.perf_counter()
         for module in ENGINES[engine].modules(kind):
@@ -269,7 +307,10 @@ def serve(connection, engine, kind, root, arrangement, device):
         model = ENGINES[engine](engine, kind, root, arrangement, device)
         if arrangement.workers > 1:
             model = Parts(model, arrangement.workers)
-        seconds = {"import_seconds": imported - start, "load_seconds": time.perf_counter() - imported}
+        seconds = {
+            "import_seconds": imported - start,
+            "load_seconds": time.perf_counter() - imported,
+        }
         connection.send({**seconds, "import_memory": baseline})
     except Exception as error:
         connection.send({"error": one_line(error)})
@@ -289,7 +330,11 @@ def timed(model, given, new_tokens, beams):
     start = time.perf_counter()
     result = model.run(given, new_tokens, beams)
     seconds = time.perf_counter() - start
-    return {"seconds": seconds, "output": model.output(result, new_tokens), "peak_memory": memory("VmHWM")}
+    return {
+        "seconds": seconds,
+        "output": model.output(result, new_tokens),
+        "peak_memory": memory("VmHWM"),
+    }
 
 
 def profiled(model, given, new_tokens, beams):

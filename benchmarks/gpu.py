@@ -1,4 +1,5 @@
-"""What a GPU is, how fast it copies, what its kernels take, and what a decode step must at least read."""
+"""What a GPU is, how fast it copies, what its kernels take, and what a decode step must at least
+read."""
 
 from pathlib import Path
 
@@ -41,7 +42,8 @@ def copy_bandwidth(device: str, quick: bool) -> float:
 
 
 def device_seconds(run) -> dict:
-    """The time that all kernels of `run()` took, whoever launched them, and that of copies from, to and on the device.
+    """The time that all kernels of `run()` took, whoever launched them, and that of copies from, to
+    and on the device.
 
     Raises:
         RuntimeError: where the profiler sees no kernel.
@@ -54,17 +56,25 @@ def device_seconds(run) -> dict:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         run()
         torch.cuda.synchronize()
-    # As they were recorded: `profiler.events()` would take seconds to order tens of thousands of them.
+    # As they were recorded: `profiler.events()` would take seconds to order tens of thousands of
+    # them.
     events = profiler.profiler.kineto_results.events()
-    return totals(event for event in events if event.device_type() == torch.autograd.DeviceType.CUDA)
+    return totals(
+        event for event in events if event.device_type() == torch.autograd.DeviceType.CUDA
+    )
 
 
 def totals(events) -> dict:
-    """Seconds in `events` of the device: kernels, and copies, which CUDA calls Memcpy and Memset."""
+    """Seconds in `events` of the device: kernels, and copies, which CUDA calls Memcpy and
+    Memset."""
     seconds = {"kernel_seconds": 0.0, "copy_seconds": 0.0}
     for event in events:
         if not event.is_user_annotation():
-            name = "copy_seconds" if event.name().startswith(("Memcpy", "Memset")) else "kernel_seconds"
+            name = (
+                "copy_seconds"
+                if event.name().startswith(("Memcpy", "Memset"))
+                else "kernel_seconds"
+            )
             seconds[name] += event.duration_ns() / 1e9
     if not seconds["kernel_seconds"]:
         raise RuntimeError("the profiler saw no kernel")
@@ -72,8 +82,9 @@ def totals(events) -> dict:
 
 
 def step_values(kind: str, root: Path) -> dict:
-    """How many numbers a decode step reads: `weights` once, `per_token` for each row and token before, `per_source` for each
-    row and token of its source. Rows of the embedding are not counted."""
+    """How many numbers a decode step reads: `weights` once, `per_token` for each row and token
+    before, `per_source` for each row and token of its source. Rows of the embedding are not
+    counted."""
     import torch
 
     import vanilla_transformer
@@ -87,18 +98,29 @@ def step_values(kind: str, root: Path) -> dict:
         cross = cached(layer.cross_attn for layer in decoder.layers)
     modules = (decoder.layers, decoder.norm, model.lm_head)
     weights = sum(weight.numel() for module in modules for weight in module.parameters())
-    computed_before = sum(weight.numel() for projection in cross for weight in projection.parameters())
-    per_token, per_source = (sum(projection.out_features for projection in found) for found in (own, cross))
+    computed_before = sum(
+        weight.numel() for projection in cross for weight in projection.parameters()
+    )
+    per_token, per_source = (
+        sum(projection.out_features for projection in found) for found in (own, cross)
+    )
     return {"weights": weights - computed_before, "per_token": per_token, "per_source": per_source}
 
 
 def cached(attentions):
     """The projections whose outputs are kept."""
-    return [projection for attention in attentions for projection in (attention.k_proj, attention.v_proj)]
+    return [
+        projection
+        for attention in attentions
+        for projection in (attention.k_proj, attention.v_proj)
+    ]
 
 
 def step_bytes(values: dict, record: dict, size: int) -> float:
     """Bytes that the average step after the first reads, numbers being of `size` bytes."""
     prompt = record["length"] if values["per_source"] == 0 else 1
-    before = values["per_token"] * (prompt + record["new_tokens"] / 2) + values["per_source"] * record["length"]
+    before = (
+        values["per_token"] * (prompt + record["new_tokens"] / 2)
+        + values["per_source"] * record["length"]
+    )
     return size * (values["weights"] + record["batch"] * before)

@@ -1,5 +1,5 @@
-"""95% intervals of scores: how far they may lie from those on as much other text of the same kind. They say nothing of other
-seeds, nor of what a model or its settings were chosen by."""
+"""95% intervals of scores: how far they may lie from those on as much other text of the same kind.
+They say nothing of other seeds, nor of what a model or its settings were chosen by."""
 
 import numpy as np
 from scipy.stats import binomtest, bootstrap
@@ -9,7 +9,8 @@ STRETCHES = 32  # of a running text
 
 
 def corpus_interval(metric, outputs: list[str], references: list[str]) -> tuple[float, float]:
-    """Of one of sacreBLEU's metrics, by its own bootstrap over sentences (Koehn 2004), as `sacrebleu --confidence`."""
+    """Of one of sacreBLEU's metrics, by its own bootstrap over sentences (Koehn 2004), as
+    `sacrebleu --confidence`."""
     score = metric.corpus_score(outputs, [references], n_bootstrap=RESAMPLES)
     return float(score._mean - score._ci), float(score._mean + score._ci)
 
@@ -21,13 +22,17 @@ def accuracy_interval(correct: int, count: int) -> tuple[float, float]:
 
 
 def nll_interval(losses: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Of the mean of `losses` (B, T) where `labels` are not -100. Neighbours in a text are alike, so the bootstrap is over
-    stretches of the B blocks."""
+    """Of the mean of `losses` (B, T) where `labels` are not -100. Neighbours in a text are alike,
+    so the bootstrap is over stretches of the B blocks."""
 
     def mean(total, count, axis):
         return total.sum(axis) / count.sum(axis)
 
     sums = losses.sum(axis=1, dtype=np.float64), (labels != -100).sum(axis=1)
-    parts = [[part.sum() for part in np.array_split(each, min(STRETCHES, len(each)))] for each in sums]
-    found = bootstrap(parts, mean, n_resamples=RESAMPLES, paired=True, vectorized=True, method="percentile", rng=0)
+    parts = [
+        [part.sum() for part in np.array_split(each, min(STRETCHES, len(each)))] for each in sums
+    ]
+    found = bootstrap(
+        parts, mean, n_resamples=RESAMPLES, paired=True, vectorized=True, method="percentile", rng=0
+    )
     return float(found.confidence_interval.low), float(found.confidence_interval.high)

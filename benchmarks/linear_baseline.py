@@ -1,10 +1,11 @@
-"""What a linear model makes of a classifier's text: `python benchmarks/linear_baseline.py --data DATA`, where DATA is as in
-scores.py.
+"""What a linear model makes of a classifier's text: `python benchmarks/linear_baseline.py --data
+DATA`, where DATA is as in scores.py.
 
-TF-IDF and a linear support vector machine, once of words and pairs of words, once of parts of two to five characters too. For
-each classifier of model_cards/ it is trained on the rows that the classifier was trained on, and evaluated on those held out;
-where a recipe cuts its text into folds, once for each. C is chosen by cross-validation over the training rows. Prints a line of
-JSON for each fold and one for all of a text, with 95% intervals (intervals.py).
+TF-IDF and a linear support vector machine, once of words and pairs of words, once of parts of two
+to five characters too. For each classifier of model_cards/ it is trained on the rows that the
+classifier was trained on, and evaluated on those held out; where a recipe cuts its text into folds,
+once for each. C is chosen by cross-validation over the training rows. Prints a line of JSON for
+each fold and one for all of a text, with 95% intervals (intervals.py).
 """
 
 import argparse
@@ -31,11 +32,14 @@ PARTS = 5  # of the training rows, in the cross-validation
 
 
 def classifier(features: str, cache: str) -> GridSearchCV:
-    """Punctuation marks are words too. `cache` is a directory for features, which are the same for each C."""
+    """Punctuation marks are words too. `cache` is a directory for features, which are the same for
+    each C."""
     parts = [TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"\w+|[^\w\s]", sublinear_tf=True)]
     if features == "words and characters":
         parts.append(TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True))
-    return GridSearchCV(make_pipeline(make_union(*parts), LinearSVC(random_state=0), memory=cache), GRID, cv=PARTS)
+    return GridSearchCV(
+        make_pipeline(make_union(*parts), LinearSVC(random_state=0), memory=cache), GRID, cv=PARTS
+    )
 
 
 def baseline(data: dict, features: str) -> dict:
@@ -44,17 +48,33 @@ def baseline(data: dict, features: str) -> dict:
     with tempfile.TemporaryDirectory() as cache:
         model = classifier(features, cache).fit(train["text"], train["label"])
     correct = int((model.predict(held_out["text"]) == np.array(held_out["label"])).sum())
-    return {"c": model.best_params_["linearsvc__C"], "train": len(train), **accuracy(correct, len(held_out))}
+    return {
+        "c": model.best_params_["linearsvc__C"],
+        "train": len(train),
+        **accuracy(correct, len(held_out)),
+    }
 
 
 def accuracy(correct: int, rows: int) -> dict:
-    return {"rows": rows, "correct": correct, "accuracy": correct / rows, "interval": accuracy_interval(correct, rows)}
+    return {
+        "rows": rows,
+        "correct": correct,
+        "accuracy": correct / rows,
+        "interval": accuracy_interval(correct, rows),
+    }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="where the directories of the recipes' text are")
-    parser.add_argument("cards", nargs="*", type=Path, help="directories of model_cards/; all classifiers if not given")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="where the directories of the recipes' text are"
+    )
+    parser.add_argument(
+        "cards",
+        nargs="*",
+        type=Path,
+        help="directories of model_cards/; all classifiers if not given",
+    )
     options = parser.parse_args()
     for card in options.cards or sorted(path.parent for path in CARDS.rglob(RECORD)):
         recipe = recipe_of(card, options.data)
@@ -65,9 +85,19 @@ def main():
             for fold in range(recipe.data.get("folds", 1)):
                 data = recipe.data | ({"fold": fold} if "folds" in recipe.data else {})
                 found.append(baseline(data, features))
-                print(json.dumps({"model": str(card), "features": features, "fold": fold, **found[-1]}), flush=True)
+                print(
+                    json.dumps(
+                        {"model": str(card), "features": features, "fold": fold, **found[-1]}
+                    ),
+                    flush=True,
+                )
             total = accuracy(*(sum(each[name] for each in found) for name in ("correct", "rows")))
-            print(json.dumps({"model": str(card), "features": features, "folds": len(found), **total}), flush=True)
+            print(
+                json.dumps(
+                    {"model": str(card), "features": features, "folds": len(found), **total}
+                ),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""What prompt lookup decoding saves and costs: `python benchmarks/lookup.py --data DIR`, where DIR holds Multi30k's raw files.
+"""What prompt lookup decoding saves and costs: `python benchmarks/lookup.py --data DIR`, where DIR
+holds Multi30k's raw files.
 
 One row at a time, with the option and without, in turns, of texts from validation:
 
-- corrections and summaries, see `lookup_tasks`: what is written stands in what is read. No shipped model copies, so the shipped
-  translator is trained on for each. `--models` keeps these models, and takes those that are there.
+- corrections and summaries, see `lookup_tasks`: what is written stands in what is read. No shipped
+  model copies, so the shipped translator is trained on for each. `--models` keeps these models, and
+  takes those that are there.
 - translation: the shipped translator, where hardly anything can be copied.
 """
 
@@ -41,7 +43,8 @@ def generated(runtime: Runtime, rows: list[np.ndarray], **options) -> tuple[floa
 
 
 class CountedDecoders:
-    """The `DecoderFactory` `decoders`, whose decoders count their `steps` and the `tokens` that these read; a prompt is one."""
+    """The `DecoderFactory` `decoders`, whose decoders count their `steps` and the `tokens` that
+    these read; a prompt is one."""
 
     def __init__(self, decoders):
         self.decoders = decoders
@@ -72,9 +75,11 @@ def step_counts(runtime: Runtime, rows: list[np.ndarray], **options) -> Counter:
     return counts
 
 
-def measure(checkpoint: Path, pairs: list[tuple[str, str]], dtype: str, candidates: int, rounds: int) -> dict:
-    """Of an export of `checkpoint` and `pairs` of texts: how good its outputs are, and what it takes with so many `candidates`,
-    in relation to the time without."""
+def measure(
+    checkpoint: Path, pairs: list[tuple[str, str]], dtype: str, candidates: int, rounds: int
+) -> dict:
+    """Of an export of `checkpoint` and `pairs` of texts: how good its outputs are, and what it
+    takes with so many `candidates`, in relation to the time without."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     sources, targets = zip(*pairs, strict=True)
     rows = [np.array([tokenizer(source).input_ids]) for source in sources]
@@ -91,7 +96,10 @@ def measure(checkpoint: Path, pairs: list[tuple[str, str]], dtype: str, candidat
             ratios.append(seconds / without)
             alike.append(sum(map(list.__eq__, found, expected)))
     if dtype == "fp32" and min(alike) < len(rows):
-        raise SystemExit(f"{min(alike)} of {len(rows)} rows have the same tokens with prompt lookup, expected all in fp32")
+        raise SystemExit(
+            f"{min(alike)} of {len(rows)} rows have the same tokens with prompt lookup, expected "
+            "all in fp32"
+        )
     texts = tokenizer.batch_decode(expected, skip_special_tokens=True)
     new_tokens = sum(len(row) - 1 for row in expected)  # without the start token
     return {
@@ -110,12 +118,22 @@ def measure(checkpoint: Path, pairs: list[tuple[str, str]], dtype: str, candidat
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="directory of Multi30k's raw files")
-    parser.add_argument("--models", type=Path, help="directory for the trained models; by default they are not kept")
-    parser.add_argument("--train", action="store_true", help="only train the models that --models does not have")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="directory of Multi30k's raw files"
+    )
+    parser.add_argument(
+        "--models", type=Path, help="directory for the trained models; by default they are not kept"
+    )
+    parser.add_argument(
+        "--train", action="store_true", help="only train the models that --models does not have"
+    )
     parser.add_argument("--steps", type=int, default=800, help="updates of each trained model")
-    parser.add_argument("--tasks", nargs="+", default=[*TASKS, "translation"], choices=[*TASKS, "translation"])
-    parser.add_argument("--dtypes", nargs="+", default=["fp32", "int8"], help="of the weights of the exports")
+    parser.add_argument(
+        "--tasks", nargs="+", default=[*TASKS, "translation"], choices=[*TASKS, "translation"]
+    )
+    parser.add_argument(
+        "--dtypes", nargs="+", default=["fp32", "int8"], help="of the weights of the exports"
+    )
     parser.add_argument("--candidates", type=int, default=10, help="prompt_lookup_num_tokens")
     parser.add_argument("--texts", type=int, default=100, help="of validation, for each task")
     parser.add_argument("--rounds", type=int, default=5)
@@ -137,7 +155,12 @@ def run(task: str, models: Path, options: argparse.Namespace) -> None:
     pairs = list(islice(pairs or translations(options.data), options.texts))
     for dtype in options.dtypes:
         about = {"task": task, "dtype": dtype, "candidates": options.candidates}
-        print(json.dumps(about | measure(checkpoint, pairs, dtype, options.candidates, options.rounds)), flush=True)
+        print(
+            json.dumps(
+                about | measure(checkpoint, pairs, dtype, options.candidates, options.rounds)
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Two tasks whose outputs copy from what is read, made from captions, and small models that are trained for them.
+"""Two tasks whose outputs copy from what is read, made from captions, and small models that are
+trained for them.
 
 - corrections: three captions, with letters exchanged in two words -> the captions as they were.
 - summaries: five captions, two of them with a word for a child -> these two, in their order.
@@ -49,14 +50,19 @@ def is_of_a_child(caption: str) -> bool:
 
 
 def summaries(captions: list[str], rng: random.Random) -> Pairs:
-    others, kept = ([each for each in captions if is_of_a_child(each) is wanted] for wanted in (False, True))
+    others, kept = (
+        [each for each in captions if is_of_a_child(each) is wanted] for wanted in (False, True)
+    )
     while True:
         texts = rng.sample(others, READ - KEPT) + rng.sample(kept, KEPT)
         rng.shuffle(texts)
         yield " ".join(texts), " ".join(filter(is_of_a_child, texts))
 
 
-TASKS: dict[str, Callable[[list[str], random.Random], Pairs]] = {"corrections": corrections, "summaries": summaries}
+TASKS: dict[str, Callable[[list[str], random.Random], Pairs]] = {
+    "corrections": corrections,
+    "summaries": summaries,
+}
 
 
 def task_pairs(task: str, file: Path, seed: int) -> Pairs:
@@ -66,7 +72,8 @@ def task_pairs(task: str, file: Path, seed: int) -> Pairs:
 
 
 def trained_model(models: Path, task: str, file: Path, steps: int) -> Path:
-    """Where in `models` the card's model is, trained on for so many `steps` of `task`; it is trained if it is not there."""
+    """Where in `models` the card's model is, trained on for so many `steps` of `task`; it is
+    trained if it is not there."""
     directory = models / f"{task}-{steps}"
     if not directory.exists():
         with new_directory(directory) as new:
@@ -86,7 +93,9 @@ def train(pairs: Pairs, steps: int, directory: Path) -> None:
         batch = tokenizer(list(sources), padding=True, return_tensors="pt")
         labels = tokenizer(list(targets), padding=True, return_tensors="pt")
         labels = labels.input_ids.masked_fill(labels.attention_mask == 0, -100)
-        loss = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=labels).loss
+        loss = model(
+            input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=labels
+        ).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,9 +1,10 @@
 """BLEU of an English-German model of cased text as most papers on Multi30k have it:
 `python benchmarks/lowercased.py CARD --data DIR`, where DIR holds the data set's files.
 
-The translations of the raw text are normalised, tokenised and lower-cased as the data set's `*.lc.norm.tok.*` files were, by
-sacremoses, and compared with those; BLEU has a 95% interval (intervals.py). How many of their lines the raw references give the
-same way shows whether it is done so.
+The translations of the raw text are normalised, tokenised and lower-cased as the data set's
+`*.lc.norm.tok.*` files were, by sacremoses, and compared with those; BLEU has a 95% interval
+(intervals.py). How many of their lines the raw references give the same way shows whether it is
+done so.
 """
 
 import argparse
@@ -25,7 +26,9 @@ BATCH = 64
 def lowercased(lines: list[str]) -> list[str]:
     """As Moses' normalize-punctuation, tokenizer and lowercase do it with German."""
     normalizer, tokenizer = MosesPunctNormalizer("de"), MosesTokenizer("de")
-    return [tokenizer.tokenize(normalizer.normalize(line), return_str=True).lower() for line in lines]
+    return [
+        tokenizer.tokenize(normalizer.normalize(line), return_str=True).lower() for line in lines
+    ]
 
 
 def score(translate, data: Path, split: str) -> dict:
@@ -36,13 +39,25 @@ def score(translate, data: Path, split: str) -> dict:
     value, signature = metric.corpus_score(outputs, [references]).score, str(metric.get_signature())
     interval = [round(bound, 2) for bound in corpus_interval(metric, outputs, references)]
     alike = sum(map(str.__eq__, lowercased(targets), references))
-    return dict(text=split, bleu=round(value, 2), interval=interval, signature=signature, lines=len(references), alike=alike)
+    return dict(
+        text=split,
+        bleu=round(value, 2),
+        interval=interval,
+        signature=signature,
+        lines=len(references),
+        alike=alike,
+    )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("card", help="directory of a translation model")
-    parser.add_argument("--data", type=Path, required=True, help="directory of Multi30k's files, raw and *.lc.norm.tok.*")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        help="directory of Multi30k's files, raw and *.lc.norm.tok.*",
+    )
     options = parser.parse_args()
     translate = pipeline("translation", model=options.card)
     for split in SPLITS:

@@ -1,5 +1,6 @@
-"""How engines are compared: each is loaded in a process of its own; within a cell they take turns, round by round, so that a
-slow minute of the machine hits all of them. The clock runs from token ids to token ids, both in the engine's own type."""
+"""How engines are compared: each is loaded in a process of its own; within a cell they take turns,
+round by round, so that a slow minute of the machine hits all of them. The clock runs from token ids
+to token ids, both in the engine's own type."""
 
 import datetime
 import json
@@ -20,22 +21,33 @@ import workload
 from engines import CONTEXT, Worker, is_installed, one_line
 from plan import CHECKPOINTS, Arrangement, Cell, Plan, cells_of
 
-INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
-SETTINGS = ("OMP_", "MKL_", "CT2_")  # environment variables that change what an engine does, CT2_USE_MKL=1 among them
+INSTRUCTIONS = (
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512_vnni",
+    "avx_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "amx_bf16",
+)
+# environment variables that change what an engine does, CT2_USE_MKL=1 among them
+SETTINGS = ("OMP_", "MKL_", "CT2_")
 WARM_UP = 64  # new tokens at most
 TOLERANCE = 1e-3  # of hidden states
 NO_TIME = "no time was left"
 
 
 def isolated(function, *args):
-    """The result of `function(*args)` in a fresh process: its imports and its memory are not this one's."""
+    """The result of `function(*args)` in a fresh process: its imports and its memory are not this
+    one's."""
     with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
         return pool.submit(function, *args).result()
 
 
 def once(folder: Path, function, *args) -> dict:
-    """What `function`, which fills `folder`, returns. Beside the folder stands what it returned in a run before, if it came to
-    its end."""
+    """What `function`, which fills `folder`, returns. Beside the folder stands what it returned in
+    a run before, if it came to its end."""
     made = folder.with_name(f"{folder.name}.json")
     if not made.exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -44,14 +56,26 @@ def once(folder: Path, function, *args) -> dict:
 
 
 def command_line(script: str) -> str:
-    """How this process was started, with no more of a path than its name: where a file lies is this machine's own."""
-    return shlex.join(["python", f"benchmarks/{script}", *(Path(each).name for each in sys.argv[1:])])
+    """How this process was started, with no more of a path than its name: where a file lies is this
+    machine's own."""
+    return shlex.join(
+        ["python", f"benchmarks/{script}", *(Path(each).name for each in sys.argv[1:])]
+    )
 
 
 class Benchmark:
-    """One run: `result` is what becomes the JSON file, `root` a directory for models, `device` where models run."""
+    """One run: `result` is what becomes the JSON file, `root` a directory for models, `device`
+    where models run."""
 
-    packages = ("vanilla-transformer", "torch", "transformers", "onnxruntime", "onnx", "ctranslate2", "numpy")
+    packages = (
+        "vanilla-transformer",
+        "torch",
+        "transformers",
+        "onnxruntime",
+        "onnx",
+        "ctranslate2",
+        "numpy",
+    )
     preparations = 1  # at a time
 
     def __init__(self, options, plan: Plan, root: Path, device: str):
@@ -63,8 +87,14 @@ class Benchmark:
         self.result = {
             "command": command_line("speed.py"),
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "options": {"threads": options.threads, "repeats": options.repeats, "quick": options.quick},
-            "environment": {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)},
+            "options": {
+                "threads": options.threads,
+                "repeats": options.repeats,
+                "quick": options.quick,
+            },
+            "environment": {
+                name: value for name, value in os.environ.items() if name.startswith(SETTINGS)
+            },
             "hardware": hardware(),
             "versions": versions(self.packages),
             **{name: {} for name in ("models", "exports")},
@@ -87,8 +117,8 @@ class Benchmark:
         return cells_of(self.plan, shape, self.options.quick)
 
     def side_by_side(self, jobs: dict) -> dict:
-        """What each job, a function and its arguments, returns in a process of its own, `preparations` at a time: its result,
-        or why there is none, `{"missing": text}`."""
+        """What each job, a function and its arguments, returns in a process of its own,
+        `preparations` at a time: its result, or why there is none, `{"missing": text}`."""
 
         def done(key):
             self.say(" ".join(key))
@@ -106,7 +136,14 @@ class Benchmark:
         jobs = {}
         for kind in kinds:
             folder = self.root / kind
-            jobs["checkpoint", kind] = (once, folder, workload.make_checkpoints, kind, quick, folder)
+            jobs["checkpoint", kind] = (
+                once,
+                folder,
+                workload.make_checkpoints,
+                kind,
+                quick,
+                folder,
+            )
         for (_, kind), made in self.side_by_side(jobs).items():
             self.result["models"][kind] = {**workload.fields(kind, quick), **made}
         jobs = {}
@@ -119,7 +156,14 @@ class Benchmark:
                     self.errors[engine, kind] = "not installed"
                 elif engine not in CHECKPOINTS and self.is_wanted(engine, kind):
                     folder = self.root / kind
-                    jobs["export", kind, engine] = (once, folder / engine, workload.prepare, engine, kind, folder)
+                    jobs["export", kind, engine] = (
+                        once,
+                        folder / engine,
+                        workload.prepare,
+                        engine,
+                        kind,
+                        folder,
+                    )
         for (_, kind, engine), made in self.side_by_side(jobs).items():
             if "missing" in made:
                 self.errors[engine, kind] = f"no export: {made['missing']}"
@@ -128,7 +172,9 @@ class Benchmark:
 
     def is_wanted(self, engine, kind) -> bool:
         """Whether it has a cell of a model."""
-        cells = [cell for shape in self.options.shapes for cell in self.cells(shape) if cell.kind == kind]
+        cells = [
+            cell for shape in self.options.shapes for cell in self.cells(shape) if cell.kind == kind
+        ]
         return any(self.plan.left_out(engine, cell) is None for cell in cells)
 
     def measure_shape(self, cells):
@@ -161,7 +207,9 @@ class Benchmark:
         ids = self.inputs(cell)
         records = {engine: {**asdict(cell), "engine": engine} for engine in workers}
         self.warm_up(cell, ids, workers, records)
-        running = {engine: workers[engine] for engine, record in records.items() if "missing" not in record}
+        running = {
+            engine: workers[engine] for engine, record in records.items() if "missing" not in record
+        }
         rounds = {engine: [] for engine in running}
         for _ in range(self.options.repeats):
             for engine, worker in list(running.items()):
@@ -180,7 +228,10 @@ class Benchmark:
         """What a record says of its rounds."""
         names = [name for name in ("seconds", "first_token_seconds") if name in rounds[0]]
         found = {name: spread([answer[name] for answer in rounds]) for name in names}
-        return {**found, "per_second": cell.batch * max(cell.new_tokens, 1) / found["seconds"]["median"]}
+        return {
+            **found,
+            "per_second": cell.batch * max(cell.new_tokens, 1) / found["seconds"]["median"],
+        }
 
     def inputs(self, cell):
         vocabulary = self.result["models"][cell.kind]["vocab_size"]
@@ -204,7 +255,11 @@ class Benchmark:
             if expected is not None:
                 records[engine] |= compare(answer["output"], expected)
             same = records[engine].get("agreement", 1) >= self.plan.agreement
-            if not is_rounded and cell.beams == 1 and not (same and records[engine].get("max_difference", 0) < TOLERANCE):
+            if (
+                not is_rounded
+                and cell.beams == 1
+                and not (same and records[engine].get("max_difference", 0) < TOLERANCE)
+            ):
                 records[engine]["missing"] = "its output is not that of the first engine"
 
     def reason(self, engine, cell):
@@ -223,7 +278,8 @@ class Absent:
 
 
 def one_round(worker, cell, ids) -> dict:
-    """The answer of a run, with the seconds of another one that ends at the first token, where there are no beams."""
+    """The answer of a run, with the seconds of another one that ends at the first token, where
+    there are no beams."""
     answer = worker.run(ids, cell.new_tokens, cell.beams)
     if "error" in answer or not cell.new_tokens or cell.beams > 1:
         return answer
@@ -234,11 +290,18 @@ def one_round(worker, cell, ids) -> dict:
 def compare(output, expected) -> dict:
     if output.dtype.kind == "f":
         return {"max_difference": float(np.abs(output - expected).max())}
-    return {"agreement": float(np.mean(output == expected)) if output.shape == expected.shape else 0.0}
+    return {
+        "agreement": float(np.mean(output == expected)) if output.shape == expected.shape else 0.0
+    }
 
 
 def spread(values) -> dict:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "runs": values}
+    return {
+        "median": statistics.median(values),
+        "min": min(values),
+        "max": max(values),
+        "runs": values,
+    }
 
 
 def cores() -> int:
@@ -249,7 +312,9 @@ def cores() -> int:
 
 def processor_facts() -> dict[str, str]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return {
+        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+    }
 
 
 def instructions() -> list[str]:

@@ -1,5 +1,5 @@
-"""The benchmark on a CPU: each engine in its fastest arrangement of threads, with memory, loading, many sentences, and the time
-in which weights can be read."""
+"""The benchmark on a CPU: each engine in its fastest arrangement of threads, with memory, loading,
+many sentences, and the time in which weights can be read."""
 
 import json
 import time
@@ -69,18 +69,25 @@ class CpuBenchmark(Benchmark):
 
     def workers(self, cell, before):
         """Of each engine, in its fastest arrangement for this cell."""
-        return {engine: self.fastest(engine, cell, before.get(engine)) for engine in self.options.engines}
+        return {
+            engine: self.fastest(engine, cell, before.get(engine))
+            for engine in self.options.engines
+        }
 
     def fastest(self, engine, cell, before):
-        """A process of `engine` in the arrangement that took least in `TRIALS` runs. The others end; `before` is the one of the
-        last cell, if any."""
+        """A process of `engine` in the arrangement that took least in `TRIALS` runs. The others
+        end; `before` is the one of the last cell, if any."""
         if reason := self.reason(engine, cell) or self.errors.get((engine, cell.kind)):
             if before:
                 before.close()
             return Absent(reason)
         kept = [before] if getattr(before, "arrangement", None) else []
         wanted = arrangements_on_cpu(engine, cell, self.options.threads)
-        found = kept + [self.start(engine, cell.kind, each) for each in wanted if each not in [one.arrangement for one in kept]]
+        found = kept + [
+            self.start(engine, cell.kind, each)
+            for each in wanted
+            if each not in [one.arrangement for one in kept]
+        ]
         if len(found) == 1:
             return found[0]
         ids, seconds = self.inputs(cell), {worker: [] for worker in found}
@@ -88,7 +95,11 @@ class CpuBenchmark(Benchmark):
             for worker in found:
                 time.sleep(self.plan.pause)
                 started = worker.started
-                answer = worker.run(ids, min(cell.new_tokens, TRIAL_TOKENS), cell.beams) if "error" not in started else started
+                answer = (
+                    worker.run(ids, min(cell.new_tokens, TRIAL_TOKENS), cell.beams)
+                    if "error" not in started
+                    else started
+                )
                 seconds[worker].append(answer.get("seconds", float("inf")))
         best = min(found, key=lambda worker: min(seconds[worker][1:]))
         for worker in found:
@@ -98,25 +109,46 @@ class CpuBenchmark(Benchmark):
 
     def summary(self, cell, rounds, worker):
         peak = rounds[-1]["peak_memory"]
-        memory = {"peak_memory": peak, "memory_above_import": peak - worker.started["import_memory"]}
-        return {**super().summary(cell, rounds, worker), "arrangement": asdict(worker.arrangement), **memory}
+        memory = {
+            "peak_memory": peak,
+            "memory_above_import": peak - worker.started["import_memory"],
+        }
+        return {
+            **super().summary(cell, rounds, worker),
+            "arrangement": asdict(worker.arrangement),
+            **memory,
+        }
 
     def measure_captions(self, cell) -> list[dict]:
-        """Sentences of lengths of their own, with the shipped translator: each engine in the fastest of the settings of
-        `serving_offline`, which says how. An export has three ways, of which the fastest one counts."""
+        """Sentences of lengths of their own, with the shipped translator: each engine in the
+        fastest of the settings of `serving_offline`, which says how. An export has three ways, of
+        which the fastest one counts."""
         self.say(cell)
         blank = {engine: {**asdict(cell), "engine": engine} for engine in self.options.engines}
-        missing = {engine: self.reason(engine, cell) or self.untranslated(engine) for engine in blank}
+        missing = {
+            engine: self.reason(engine, cell) or self.untranslated(engine) for engine in blank
+        }
         found = {}
         if None in missing.values():
             texts = serving_offline.read_captions(self.options.captions, cell.batch)
-            isolated(serving_models.prepare, "tiny", TRANSLATOR, self.root, texts, self.options.quick)
+            isolated(
+                serving_models.prepare, "tiny", TRANSLATOR, self.root, texts, self.options.quick
+            )
             run = SimpleNamespace(root=self.root, repeats=self.options.repeats, captions=texts)
             found = serving_offline.offline(run, "tiny")
         records = []
         for engine, record in blank.items():
             reason = missing[engine]
-            records.append({**record, **({"missing": reason} if reason else captions_summary(engine, found, len(texts)))})
+            records.append(
+                {
+                    **record,
+                    **(
+                        {"missing": reason}
+                        if reason
+                        else captions_summary(engine, found, len(texts))
+                    ),
+                }
+            )
         return records
 
     def untranslated(self, engine):
@@ -133,21 +165,37 @@ class CpuBenchmark(Benchmark):
             for engine, rounds in found.items():
                 reason = self.reason(engine, cell)
                 worker = Absent(reason) if reason else self.start(engine, cell.kind)
-                answer = worker.started if "error" in worker.started else worker.run(ids, cell.new_tokens, cell.beams)
-                rounds.append({**worker.started, "first_token_seconds": answer.get("seconds"), **answer})
+                answer = (
+                    worker.started
+                    if "error" in worker.started
+                    else worker.run(ids, cell.new_tokens, cell.beams)
+                )
+                rounds.append(
+                    {**worker.started, "first_token_seconds": answer.get("seconds"), **answer}
+                )
                 worker.close()
-        return [{"engine": engine, "kind": cell.kind, **load_summary(rounds)} for engine, rounds in found.items()]
+        return [
+            {"engine": engine, "kind": cell.kind, **load_summary(rounds)}
+            for engine, rounds in found.items()
+        ]
 
     def measure_bandwidth(self, cell):
-        """How close a step of the first cell, batch 1, comes to the time in which its weights can be read at all."""
+        """How close a step of the first cell, batch 1, comes to the time in which its weights can
+        be read at all."""
         repeats = self.options.repeats
         for record in self.result["cells"]:
-            if not record["engine"].startswith("cpu-") or cell_of(record) != cell or "missing" in record:
+            if (
+                not record["engine"].startswith("cpu-")
+                or cell_of(record) != cell
+                or "missing" in record
+            ):
                 continue
             steps = record["seconds"]["median"] - record["first_token_seconds"]["median"]
             step_seconds = steps / (cell.new_tokens - 1)
             count = isolated(workload.bytes_per_step, self.root / cell.kind / record["engine"])
-            found = isolated(workload.read_bandwidth, count, record["arrangement"]["threads"], repeats)
+            found = isolated(
+                workload.read_bandwidth, count, record["arrangement"]["threads"], repeats
+            )
             self.result["bandwidth"].append(
                 {
                     "kind": cell.kind,
@@ -162,16 +210,23 @@ class CpuBenchmark(Benchmark):
 
 
 def resumed(before: dict, now: dict) -> dict:
-    """`now`, a result without cells, with the cells of `before`, but not those for which an engine had no time left. Raises
-    ValueError where the two are of another machine, of other versions, or of other options."""
+    """`now`, a result without cells, with the cells of `before`, but not those for which an engine
+    had no time left. Raises ValueError where the two are of another machine, of other versions, or
+    of other options."""
     for name in ("options", "environment", "hardware", "versions"):
         if before[name] != now[name]:
             raise ValueError(
-                f"the file has the {name} {before[name]}, expected {now[name]} to go on with it: give another --out"
+                f"the file has the {name} {before[name]}, expected {now[name]} to go on with it: "
+                "give another --out"
             )
     late = {cell_of(record) for record in before["cells"] if record.get("missing") == NO_TIME}
     cells = [record for record in before["cells"] if cell_of(record) not in late]
-    return {**before, "command": f"{before['command']}; {now['command']}", "date": now["date"], "cells": cells}
+    return {
+        **before,
+        "command": f"{before['command']}; {now['command']}",
+        "date": now["date"],
+        "cells": cells,
+    }
 
 
 def cell_of(record: dict) -> Cell:
@@ -189,7 +244,12 @@ def captions_summary(engine: str, found: dict, count: int) -> dict:
         "per_second": settings[name]["per_second"]["median"],
         "seconds": spread(seconds),
         "agreement": settings[name]["same"],
-        "arrangement": {"workers": int(workers), "threads": int(threads), "rows": int(rows), "by": kind},
+        "arrangement": {
+            "workers": int(workers),
+            "threads": int(threads),
+            "rows": int(rows),
+            "by": kind,
+        },
     }
 
 

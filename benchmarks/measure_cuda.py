@@ -1,4 +1,5 @@
-"""The benchmark on a GPU: with the time in kernels, the bytes a step must read, `verify` and BLEU."""
+"""The benchmark on a GPU: with the time in kernels, the bytes a step must read, `verify` and
+BLEU."""
 
 import gpu
 import quality
@@ -11,7 +12,8 @@ TRANSLATORS = ("torch", "cuda-fp16", "cuda-bf16")
 
 
 class CudaBenchmark(Benchmark):
-    """Where there is no GPU nothing is run, and every row says so; `--quick` then tries all that a CPU can run, in float32."""
+    """Where there is no GPU nothing is run, and every row says so; `--quick` then tries all that a
+    CPU can run, in float32."""
 
     packages = ("vanilla-transformer", "torch", "transformers", "onnxruntime-gpu", "onnx", "numpy")
 
@@ -21,17 +23,29 @@ class CudaBenchmark(Benchmark):
         device = "cuda" if facts else "cpu" if options.quick else None
         super().__init__(options, plan, root, device)
         self.result["hardware"] |= facts or {"gpu": None}
-        self.result |= {"device": device, "copy_bandwidth": None, "verify": [], "bleu": [], "steps": []}
+        self.result |= {
+            "device": device,
+            "copy_bandwidth": None,
+            "verify": [],
+            "bleu": [],
+            "steps": [],
+        }
 
     def run(self):
         """Everything is built and checked before anything is timed; the file has what is done."""
         self.write()
         kinds = list(dict.fromkeys(self.cells(shape)[0].kind for shape in self.options.shapes))
         if self.device is None:
-            self.result["models"] = {kind: workload.fields(kind, self.options.quick) for kind in kinds}
-            self.errors = {(engine, kind): NO_GPU for engine in self.options.engines for kind in kinds}
+            self.result["models"] = {
+                kind: workload.fields(kind, self.options.quick) for kind in kinds
+            }
+            self.errors = {
+                (engine, kind): NO_GPU for engine in self.options.engines for kind in kinds
+            }
         else:
-            self.result["copy_bandwidth"] = isolated(gpu.copy_bandwidth, self.device, self.options.quick)
+            self.result["copy_bandwidth"] = isolated(
+                gpu.copy_bandwidth, self.device, self.options.quick
+            )
             self.prepare(kinds)
         self.check(kinds)
         self.write()
@@ -42,15 +56,33 @@ class CudaBenchmark(Benchmark):
 
     def check(self, kinds):
         """`verify` of every export, and BLEU."""
-        exports = [(kind, engine) for kind in kinds for engine in self.options.engines if engine.startswith("cuda-")]
-        jobs = {("verify", *key): (quality.verified, key[1], self.root / key[0], self.device) for key in exports}
-        jobs |= {("bleu", engine): (quality.bleu, engine, *(self.options.texts or ())) for engine in TRANSLATORS}
-        reasons = {("verify", kind, engine): self.errors.get((engine, kind)) for kind, engine in exports}
+        exports = [
+            (kind, engine)
+            for kind in kinds
+            for engine in self.options.engines
+            if engine.startswith("cuda-")
+        ]
+        jobs = {
+            ("verify", *key): (quality.verified, key[1], self.root / key[0], self.device)
+            for key in exports
+        }
+        jobs |= {
+            ("bleu", engine): (quality.bleu, engine, *(self.options.texts or ()))
+            for engine in TRANSLATORS
+        }
+        reasons = {
+            ("verify", kind, engine): self.errors.get((engine, kind)) for kind, engine in exports
+        }
         reasons |= {("bleu", engine): self.untranslated(engine) for engine in TRANSLATORS}
         done = self.side_by_side({key: job for key, job in jobs.items() if reasons[key] is None})
         found = {key: done.get(key) or {"missing": reasons[key]} for key in jobs}
-        self.result["verify"] = [{"kind": kind, "engine": engine, **found["verify", kind, engine]} for kind, engine in exports]
-        self.result["bleu"] = [{"engine": engine, **found["bleu", engine]} for engine in TRANSLATORS]
+        self.result["verify"] = [
+            {"kind": kind, "engine": engine, **found["verify", kind, engine]}
+            for kind, engine in exports
+        ]
+        self.result["bleu"] = [
+            {"engine": engine, **found["bleu", engine]} for engine in TRANSLATORS
+        ]
 
     def untranslated(self, engine):
         """Why there is no BLEU of an engine, if so."""
@@ -73,8 +105,13 @@ class CudaBenchmark(Benchmark):
             self.write()
 
     def count_bytes(self, shape):
-        """How close a step of greedy search comes to the time in which what it must read can be copied."""
-        found = [record for record in self.result["cells"] if record["shape"] == shape and record["beams"] == 1]
+        """How close a step of greedy search comes to the time in which what it must read can be
+        copied."""
+        found = [
+            record
+            for record in self.result["cells"]
+            if record["shape"] == shape and record["beams"] == 1
+        ]
         if not found[0]["new_tokens"]:
             return
         kind = found[0]["kind"]
@@ -82,7 +119,9 @@ class CudaBenchmark(Benchmark):
         values = isolated(gpu.step_values, kind, self.root / kind) if measured else None
         for record in found:
             step = {name: record[name] for name in ("kind", "engine", "batch")}
-            step |= {"missing": record["missing"]} if "missing" in record else self.step(values, record)
+            step |= (
+                {"missing": record["missing"]} if "missing" in record else self.step(values, record)
+            )
             self.result["steps"].append(step)
 
     def step(self, values, record):

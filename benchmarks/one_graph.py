@@ -1,9 +1,10 @@
 """One graph that generates beside the runtime: `python benchmarks/one_graph.py` prints JSON.
 
-The shipped translator, the paper's base model and GPT-2 small, both with seeded weights, search greedily: as one graph of
-`export --generate`, and in the runtime with the export that this was made from. Both read the same tokens and give the same
-number of new ones, in turns, with as many threads; what counts is the time of the runtime divided by that of the graph, above 1
-where the graph is faster. Run it on an idle machine.
+The shipped translator, the paper's base model and GPT-2 small, both with seeded weights, search
+greedily: as one graph of `export --generate`, and in the runtime with the export that this was made
+from. Both read the same tokens and give the same number of new ones, in turns, with as many
+threads; what counts is the time of the runtime divided by that of the graph, above 1 where the
+graph is faster. Run it on an idle machine.
 """
 
 import argparse
@@ -23,20 +24,31 @@ from vanilla_transformer_export import Runtime, export
 
 PACKAGES = ("vanilla-transformer", "onnxruntime", "numpy")
 CARD = Path(__file__).parents[1] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
-KINDS = {"tiny": None, "base": "seq2seq", "decoder": "gpt2"}  # of the models of `workload`; `None` for the card
+# of the models of `workload`; `None` for the card
+KINDS = {"tiny": None, "base": "seq2seq", "decoder": "gpt2"}
 TARGETS = (("portable", "fp32"), ("cpu", "fp32"), ("cpu", "int8"))
 BATCHES = (1, 8, 32)
 LENGTH = 32  # tokens of a source or a prompt
 
 
 def parse(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5, help="rounds measured after a warm-up (5)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="rounds measured after a warm-up (5)"
+    )
     parser.add_argument("--new-tokens", type=int, default=64, help="of each row at most (64)")
     parser.add_argument("--threads", type=int, help="of each (as many as there are processors)")
-    parser.add_argument("--models", nargs="+", choices=KINDS, default=list(KINDS), help="which of them (all)")
-    parser.add_argument("--targets", nargs="+", choices=list(map("-".join, TARGETS)), help="which of them (all)")
-    parser.add_argument("--quick", action="store_true", help="tiny models: tries everything, measures nothing")
+    parser.add_argument(
+        "--models", nargs="+", choices=KINDS, default=list(KINDS), help="which of them (all)"
+    )
+    parser.add_argument(
+        "--targets", nargs="+", choices=list(map("-".join, TARGETS)), help="which of them (all)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny models: tries everything, measures nothing"
+    )
     return parser.parse_args(arguments)
 
 
@@ -51,7 +63,8 @@ def checkpoint_of(name: str, quick: bool, root: Path) -> Path:
 
 
 def inputs(checkpoint: Path, batch: int) -> np.ndarray:
-    """Captions of the card's examples, which end by themselves; else random tokens, whose rows all have the same length."""
+    """Captions of the card's examples, which end by themselves; else random tokens, whose rows all
+    have the same length."""
     if checkpoint == CARD:
         from tokenizers import Tokenizer
 
@@ -75,11 +88,17 @@ def runs(
     [file] = json.loads((graph / "manifest.json").read_text())["graphs"].values()
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = threads or cores()
-    session = onnxruntime.InferenceSession(graph / file, settings, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        graph / file, settings, providers=["CPUExecutionProvider"]
+    )
     runtime = Runtime(directory, threads=threads)
     pad = runtime.check_options({}).pad_token_id
     mask = (ids != pad).astype(np.int64)
-    feeds = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": np.full((len(ids), 1), steps)}
+    feeds = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "max_new_tokens": np.full((len(ids), 1), steps),
+    }
     return {
         "graph": lambda: session.run(["sequences"], feeds)[0],
         "runtime": lambda: runtime.generate(ids, mask, num_beams=1, max_new_tokens=steps),
@@ -87,7 +106,8 @@ def runs(
 
 
 def measured(found: dict[str, Callable[[], np.ndarray]], repeats: int, prompt: int) -> dict:
-    """Seconds of each in turns, and the ratios; the first round warms up. Sequences begin with `prompt` tokens."""
+    """Seconds of each in turns, and the ratios; the first round warms up. Sequences begin with
+    `prompt` tokens."""
     seconds: dict[str, list[float]] = {name: [] for name in found}
     sequences = {name: run() for name, run in found.items()}
     for _ in range(repeats):
@@ -95,7 +115,9 @@ def measured(found: dict[str, Callable[[], np.ndarray]], repeats: int, prompt: i
             start = time.perf_counter()
             run()
             seconds[name].append(time.perf_counter() - start)
-    ratios = [runtime / graph for runtime, graph in zip(seconds["runtime"], seconds["graph"], strict=True)]
+    ratios = [
+        runtime / graph for runtime, graph in zip(seconds["runtime"], seconds["graph"], strict=True)
+    ]
     medians = {name: statistics.median(each) for name, each in seconds.items()}
     width = min(each.shape[1] for each in sequences.values())
     alike = (sequences["graph"][:, :width] == sequences["runtime"][:, :width]).all(axis=1)
@@ -108,14 +130,19 @@ def measured(found: dict[str, Callable[[], np.ndarray]], repeats: int, prompt: i
     }
 
 
-def compared(checkpoint: Path, target: str, dtype: str, options: argparse.Namespace, root: Path) -> dict[int, dict]:
+def compared(
+    checkpoint: Path, target: str, dtype: str, options: argparse.Namespace, root: Path
+) -> dict[int, dict]:
     """For each batch what `measured` finds."""
     directory, graph = root / "parts", root / "one"
     settings = {"target": target, "dtype": dtype, "cases": 1}
     export(checkpoint, directory, **settings)
     export(checkpoint, graph, generate="greedy", **settings)
     steps, threads = options.new_tokens, options.threads
-    both = {batch: runs(directory, graph, inputs(checkpoint, batch), steps, threads) for batch in BATCHES}
+    both = {
+        batch: runs(directory, graph, inputs(checkpoint, batch), steps, threads)
+        for batch in BATCHES
+    }
     prompt = LENGTH if "encoder_layers" not in config_of(checkpoint) else 1
     return {batch: measured(each, options.repeats, prompt) for batch, each in both.items()}
 

@@ -1,7 +1,9 @@
-"""What models make of text outside their domain: `python benchmarks/outside.py` writes it into the cards of model_cards/.
+"""What models make of text outside their domain: `python benchmarks/outside.py` writes it into the
+cards of model_cards/.
 
-A card has a table of such texts under "Outside its domain". Beside each comes what the card's weights make of it: a translation
-as `generate` gives it by default, 40 tokens of greedy continuation, or the likeliest label and its probability.
+A card has a table of such texts under "Outside its domain". Beside each comes what the card's
+weights make of it: a translation as `generate` gives it by default, 40 tokens of greedy
+continuation, or the likeliest label and its probability.
 """
 
 import argparse
@@ -29,12 +31,17 @@ ROW = re.compile(r"^\| `([^`]+)` \|.*\|$", re.MULTILINE)
 def filled(text: str, card: Path) -> str:
     """The card `text` with what the model in `card` makes of each row of its table."""
     answer = answers(card)
-    return SECTION.sub(lambda section: ROW.sub(lambda row: f"| `{row[1]}` | `{answer(row[1])}` |", section[0]), text)
+    return SECTION.sub(
+        lambda section: ROW.sub(lambda row: f"| `{row[1]}` | `{answer(row[1])}` |", section[0]),
+        text,
+    )
 
 
 def answers(card: Path):
     """A function of a text, which gives what stands beside it."""
-    task = yaml.safe_load((card / "README.md").read_text(encoding="utf-8").split("---")[1])["pipeline_tag"]
+    task = yaml.safe_load((card / "README.md").read_text(encoding="utf-8").split("---")[1])[
+        "pipeline_tag"
+    ]
     model, tokenizer = AUTO[task].from_pretrained(card), AutoTokenizer.from_pretrained(card)
     settings = {"max_new_tokens": NEW_TOKENS} if task == "text-generation" else {}
 
@@ -53,7 +60,9 @@ def answers(card: Path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cards", nargs="*", type=Path, help="directories of model_cards/; all if not given")
+    parser.add_argument(
+        "cards", nargs="*", type=Path, help="directories of model_cards/; all if not given"
+    )
     options = parser.parse_args()
     for card in options.cards or sorted(path.parent for path in CARDS.glob("*/README.md")):
         path = card / "README.md"

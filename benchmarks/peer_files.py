@@ -1,5 +1,5 @@
-"""What the engines of peers.py load, from the same checkpoints as all others: graphs of OpenVINO, traced from our models, and
-files of llama.cpp."""
+"""What the engines of peers.py load, from the same checkpoints as all others: graphs of OpenVINO,
+traced from our models, and files of llama.cpp."""
 
 import json
 import os
@@ -16,7 +16,7 @@ MASKED = -1e9
 CALIBRATION = {"rows": 32, "length": 128}
 GROUP = 32  # weights of 4 bits that have a scale in common
 
-# -------------------------------------------------------------------------------------------------------------- OpenVINO
+# ----------------------------------------------------------------------------------------- OpenVINO
 
 
 class Encoder(nn.Module):
@@ -31,7 +31,8 @@ class Encoder(nn.Module):
 
 
 class CrossStates(nn.Module):
-    """The same in, keys and values of cross-attention of each layer of the decoder out, (B, H, S, d)."""
+    """The same in, keys and values of cross-attention of each layer of the decoder out, (B, H, S,
+    d)."""
 
     def __init__(self, model):
         super().__init__()
@@ -44,9 +45,10 @@ class CrossStates(nn.Module):
 
 
 class Decoder(nn.Module):
-    """New tokens and their positions (B, T), the mask of all tokens (B, past + T), the rows (B,) whose past each continues, and
-    past keys and values in; the last logits and the present keys and values out. With `cross`, T is 1, the mask (B, S) is of
-    the source, and the keys and values of that come after the others."""
+    """New tokens and their positions (B, T), the mask of all tokens (B, past + T), the rows (B,)
+    whose past each continues, and past keys and values in; the last logits and the present keys and
+    values out. With `cross`, T is 1, the mask (B, S) is of the source, and the keys and values of
+    that come after the others."""
 
     def __init__(self, model, cross: bool):
         super().__init__()
@@ -63,7 +65,9 @@ class Decoder(nn.Module):
         else:
             cache, source = own, {"attention_mask": added(causal(input_ids, attention_mask))}
         decoder = self.model.get_decoder()
-        states = decoder(input_ids, position_ids=position_ids, past_key_values=cache, use_cache=True, **source)
+        states = decoder(
+            input_ids, position_ids=position_ids, past_key_values=cache, use_cache=True, **source
+        )
         logits = self.model.lm_head(states.last_hidden_state[:, -1:])
         return logits, *(each for layer in own.layers for each in (layer.keys, layer.values))
 
@@ -96,25 +100,42 @@ def convert_openvino(kind: str, checkpoint: Path, out: Path, dtype: str) -> None
 
     import vanilla_transformer
 
-    model = getattr(vanilla_transformer, OURS[kind]).from_pretrained(checkpoint, attn_implementation="sdpa").eval()
+    model = (
+        getattr(vanilla_transformer, OURS[kind])
+        .from_pretrained(checkpoint, attn_implementation="sdpa")
+        .eval()
+    )
     out.mkdir()
     with torch.no_grad():
         for name, graph in graphs_of(kind, model).items():
-            openvino.save_model(compressed(graph, dtype, model.config), out / f"{name}.xml", compress_to_fp16=False)
+            openvino.save_model(
+                compressed(graph, dtype, model.config), out / f"{name}.xml", compress_to_fp16=False
+            )
 
 
 def graphs_of(kind, model) -> dict:
     config = model.config
     if kind == "bert":
-        return {"encoder": traced(Encoder(model), {**tokens("input_ids", 7), **tokens("attention_mask", 7)}, ["states"])}
+        return {
+            "encoder": traced(
+                Encoder(model),
+                {**tokens("input_ids", 7), **tokens("attention_mask", 7)},
+                ["states"],
+            )
+        }
     heads, width = config.num_attention_heads, config.head_dim
     if kind == "gpt2":
         past = caches("past", config.num_hidden_layers, (heads, 3, width))
         return {"decoder": stateful(Decoder(model, False), inputs_of(4, mask=7) | past)}
     past = caches("past", config.decoder_layers, (heads, 3, width))
     cross = caches("cross", config.decoder_layers, (heads, 5, width))
-    encoder = traced(CrossStates(model), {**tokens("input_ids", 7), **tokens("attention_mask", 7)}, list(cross))
-    return {"encoder": encoder, "decoder": stateful(Decoder(model, True), inputs_of(1, mask=5) | past | cross)}
+    encoder = traced(
+        CrossStates(model), {**tokens("input_ids", 7), **tokens("attention_mask", 7)}, list(cross)
+    )
+    return {
+        "encoder": encoder,
+        "decoder": stateful(Decoder(model, True), inputs_of(1, mask=5) | past | cross),
+    }
 
 
 def tokens(name, length):
@@ -122,16 +143,27 @@ def tokens(name, length):
 
 
 def inputs_of(length, mask):
-    rows = torch.arange(2, dtype=torch.int32)  # with 64 bits, what OpenVINO makes of it is slow and wrong
-    return {**tokens("input_ids", length), **tokens("position_ids", length), **tokens("attention_mask", mask), "beam_idx": rows}
+    # with 64 bits, what OpenVINO makes of it is slow and wrong
+    rows = torch.arange(2, dtype=torch.int32)
+    return {
+        **tokens("input_ids", length),
+        **tokens("position_ids", length),
+        **tokens("attention_mask", mask),
+        "beam_idx": rows,
+    }
 
 
 def caches(name, layers, shape):
-    return {f"{name}.{layer}.{part}": torch.randn(2, *shape) for layer in range(layers) for part in ("key", "value")}
+    return {
+        f"{name}.{layer}.{part}": torch.randn(2, *shape)
+        for layer in range(layers)
+        for part in ("key", "value")
+    }
 
 
 def traced(module, examples: dict, outputs: list[str]):
-    """The graph of `module`, in which batch and lengths are free. Its inputs are named as `examples`, its outputs `outputs`."""
+    """The graph of `module`, in which batch and lengths are free. Its inputs are named as
+    `examples`, its outputs `outputs`."""
     import openvino
 
     graph = openvino.convert_model(module.eval(), example_input=tuple(examples.values()))
@@ -139,23 +171,33 @@ def traced(module, examples: dict, outputs: list[str]):
         for port, name in zip(found, names, strict=True):
             port.get_tensor().set_names({name})
     free = {2: [-1, -1], 1: [-1]}
-    graph.reshape({name: free.get(each.ndim) or [-1, each.shape[1], -1, each.shape[3]] for name, each in examples.items()})
+    graph.reshape(
+        {
+            name: free.get(each.ndim) or [-1, each.shape[1], -1, each.shape[3]]
+            for name, each in examples.items()
+        }
+    )
     return graph
 
 
 def stateful(module, examples: dict):
-    """The graph of a decoder that keeps its past, the inputs named so, by itself; at first there is none of it."""
+    """The graph of a decoder that keeps its past, the inputs named so, by itself; at first there is
+    none of it."""
     from openvino import opset13 as operators
     from openvino._offline_transformations import apply_make_stateful_transformation
 
-    present = {name: name.replace("past.", "present.") for name in examples if name.startswith("past.")}
+    present = {
+        name: name.replace("past.", "present.") for name in examples if name.startswith("past.")
+    }
     graph = traced(module, examples, ["logits", *present.values()])
     apply_make_stateful_transformation(graph, present)
 
     def constant(*values):
         return operators.constant(np.array(values, np.int64))
 
-    rows = operators.gather(operators.shape_of(graph.input("input_ids"), output_type="i64"), constant(0), constant(0))
+    rows = operators.gather(
+        operators.shape_of(graph.input("input_ids"), output_type="i64"), constant(0), constant(0)
+    )
     for node in graph.get_ops():
         if node.get_type_name() == "ReadValue":
             rest = [axis.min_length for axis in list(node.get_output_partial_shape(0))[1:]]
@@ -166,22 +208,29 @@ def stateful(module, examples: dict):
 
 
 def compressed(graph, dtype, config):
-    """Weights of 8 or 4 bits, or with "ptq" activations of 8 bits too, calibrated on random tokens as those measured are."""
+    """Weights of 8 or 4 bits, or with "ptq" activations of 8 bits too, calibrated on random tokens
+    as those measured are."""
     import nncf
 
     if dtype == "int8":
         return nncf.compress_weights(graph, mode=nncf.CompressWeightsMode.INT8_SYM)
     if dtype == "int4":
-        return nncf.compress_weights(graph, mode=nncf.CompressWeightsMode.INT4_SYM, group_size=GROUP, all_layers=True)
+        return nncf.compress_weights(
+            graph, mode=nncf.CompressWeightsMode.INT4_SYM, group_size=GROUP, all_layers=True
+        )
     if dtype == "ptq":
         shape = (CALIBRATION["rows"], 1, CALIBRATION["length"])
         rows = np.random.default_rng(1).integers(FIRST_TOKEN, config.vocab_size - 1, shape)
-        data = nncf.Dataset([{"input_ids": ids, "attention_mask": np.ones_like(ids)} for ids in rows])
-        return nncf.quantize(graph, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(rows))
+        data = nncf.Dataset(
+            [{"input_ids": ids, "attention_mask": np.ones_like(ids)} for ids in rows]
+        )
+        return nncf.quantize(
+            graph, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(rows)
+        )
     return graph
 
 
-# -------------------------------------------------------------------------------------------------------------- llama.cpp
+# ---------------------------------------------------------------------------------------- llama.cpp
 
 GPT2_MODULES = {  # of a layer: (name in llama.cpp, whether transformers has it transposed)
     "ln_1": ("attn_norm", False),
@@ -194,14 +243,21 @@ GPT2_MODULES = {  # of a layer: (name in llama.cpp, whether transformers has it 
 
 
 def convert_llama_cpp(checkpoint: Path, out: Path, dtype: str) -> None:
-    """Writes `model.gguf` of a GPT-2 of transformers. Its output projection, which is its embedding, has 8 bits at least, as in
-    the files that others make."""
+    """Writes `model.gguf` of a GPT-2 of transformers. Its output projection, which is its
+    embedding, has 8 bits at least, as in the files that others make."""
     import gguf
     from safetensors.numpy import load_file
 
     config = json.loads((checkpoint / "config.json").read_text())
-    weights = {name.removeprefix("transformer."): array for name, array in load_file(checkpoint / "model.safetensors").items()}
-    kind = {"f32": gguf.GGMLQuantizationType.F32, "q8": gguf.GGMLQuantizationType.Q8_0, "q4": gguf.GGMLQuantizationType.Q4_0}
+    weights = {
+        name.removeprefix("transformer."): array
+        for name, array in load_file(checkpoint / "model.safetensors").items()
+    }
+    kind = {
+        "f32": gguf.GGMLQuantizationType.F32,
+        "q8": gguf.GGMLQuantizationType.Q8_0,
+        "q4": gguf.GGMLQuantizationType.Q4_0,
+    }
     out.mkdir()
     writer = gguf.GGUFWriter(out / "model.gguf", "gpt2")
     writer.add_block_count(config["n_layer"])
@@ -227,7 +283,11 @@ def convert_llama_cpp(checkpoint: Path, out: Path, dtype: str) -> None:
     for layer in range(config["n_layer"]):
         for name, (theirs, transposed) in GPT2_MODULES.items():
             weight, bias = (weights[f"h.{layer}.{name}.{part}"] for part in ("weight", "bias"))
-            put(f"blk.{layer}.{theirs}.weight", weight.T if transposed else weight, dtype if transposed else "f32")
+            put(
+                f"blk.{layer}.{theirs}.weight",
+                weight.T if transposed else weight,
+                dtype if transposed else "f32",
+            )
             put(f"blk.{layer}.{theirs}.bias", bias)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -1,5 +1,5 @@
-"""Engines to compare with that are optional: OpenVINO, and llama.cpp through its C interface. Neither needs torch to run. What
-they load is made by peer_files.py."""
+"""Engines to compare with that are optional: OpenVINO, and llama.cpp through its C interface.
+Neither needs torch to run. What they load is made by peer_files.py."""
 
 import ctypes
 import json
@@ -17,7 +17,8 @@ def config_of(root: Path) -> dict:
 
 
 class OpenVINO:
-    """Greedy search, and encoders. Weights of 8 and 4 bits run in its own choice of types, fp32 in float32 throughout."""
+    """Greedy search, and encoders. Weights of 8 and 4 bits run in its own choice of types, fp32 in
+    float32 throughout."""
 
     packages = ("openvino", "nncf")
 
@@ -29,12 +30,20 @@ class OpenVINO:
         import openvino
 
         self.kind, self.start = kind, config_of(root).get("decoder_start_token_id")
-        settings = {"INFERENCE_NUM_THREADS": arrangement.workers * arrangement.threads, "NUM_STREAMS": arrangement.workers}
-        if engine == "openvino-fp32":  # where the processor can, it would compute in bfloat16, and keep caches in 8 bits
+        settings = {
+            "INFERENCE_NUM_THREADS": arrangement.workers * arrangement.threads,
+            "NUM_STREAMS": arrangement.workers,
+        }
+        # where the processor can, it would compute in bfloat16, and keep caches in 8 bits
+        if engine == "openvino-fp32":
             settings |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-        openvino.Tensor(np.zeros(1, np.float32)).data.sum()  # else the first two threads that ask for one hang
+        # else the first two threads that ask for one hang
+        openvino.Tensor(np.zeros(1, np.float32)).data.sum()
         core = openvino.Core()
-        graphs = {path.stem: core.compile_model(path, "CPU", settings) for path in (root / engine).glob("*.xml")}
+        graphs = {
+            path.stem: core.compile_model(path, "CPU", settings)
+            for path in (root / engine).glob("*.xml")
+        }
         self.idle = queue.SimpleQueue()
         for _ in range(arrangement.workers):
             self.idle.put({name: graph.create_infer_request() for name, graph in graphs.items()})
@@ -45,7 +54,11 @@ class OpenVINO:
     def run(self, given, new_tokens, beams):
         requests = self.idle.get()
         try:
-            return self.generate(requests, *given, new_tokens) if new_tokens else encode(requests["encoder"], *given).copy()
+            return (
+                self.generate(requests, *given, new_tokens)
+                if new_tokens
+                else encode(requests["encoder"], *given).copy()
+            )
         finally:
             self.idle.put(requests)
 
@@ -61,7 +74,11 @@ class OpenVINO:
         found, past = [], 0
         while len(found) < new_tokens:
             used = past + ids.shape[1]
-            feeds = {"input_ids": ids, "position_ids": np.arange(past, used)[None].repeat(len(ids), axis=0), "beam_idx": rows}
+            feeds = {
+                "input_ids": ids,
+                "position_ids": np.arange(past, used)[None].repeat(len(ids), axis=0),
+                "beam_idx": rows,
+            }
             if "encoder" not in requests:
                 feeds["attention_mask"] = np.ones((len(ids), used), np.int64)
             elif not past:
@@ -81,7 +98,7 @@ def encode(request, ids, mask):
     return request.get_output_tensor(0).data
 
 
-# -------------------------------------------------------------------------------------------------------------- llama.cpp
+# ---------------------------------------------------------------------------------------- llama.cpp
 
 
 class ModelParams(ctypes.Structure):
@@ -91,7 +108,8 @@ class ModelParams(ctypes.Structure):
 
 
 class ContextParams(ctypes.Structure):
-    """`llama_context_params`: the first fields, which have stood there in all versions, and room enough for the others."""
+    """`llama_context_params`: the first fields, which have stood there in all versions, and room
+    enough for the others."""
 
     _fields_ = [
         *((name, ctypes.c_uint32) for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max")),
@@ -100,15 +118,20 @@ class ContextParams(ctypes.Structure):
 
 
 class Batch(ctypes.Structure):
-    """`llama_batch`: N tokens, each at a position of a sequence, and whether its logits are wanted."""
+    """`llama_batch`: N tokens, each at a position of a sequence, and whether its logits are
+    wanted."""
 
     _fields_ = [
         ("n_tokens", ctypes.c_int32),
-        *((name, ctypes.c_void_p) for name in ("token", "embd", "pos", "n_seq_id", "seq_id", "logits")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("token", "embd", "pos", "n_seq_id", "seq_id", "logits")
+        ),
     ]
 
 
-DEFAULTS = {"n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1}  # which say that the fields are where we look
+# which say that the fields are where we look
+DEFAULTS = {"n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1}
 PLACES = 256  # the room of a sequence is a multiple of it
 
 
@@ -126,7 +149,9 @@ class LlamaCpp:
         self.library, self.threads, self.contexts = load_llama_cpp(), arrangement.threads, {}
         self.vocabulary = config_of(root)["vocab_size"]
         path = str(root / engine / "model.gguf").encode()
-        self.model = self.library.llama_model_load_from_file(path, self.library.llama_model_default_params())
+        self.model = self.library.llama_model_load_from_file(
+            path, self.library.llama_model_default_params()
+        )
         if not self.model:
             raise OSError(f"llama.cpp does not load {path.decode()}")
 
@@ -140,7 +165,9 @@ class LlamaCpp:
             params = self.library.llama_context_default_params()
             found = {name: getattr(params, name) for name in DEFAULTS}
             if found != DEFAULTS:
-                raise OSError(f"llama.cpp's defaults are {found}, expected {DEFAULTS}: another version")
+                raise OSError(
+                    f"llama.cpp's defaults are {found}, expected {DEFAULTS}: another version"
+                )
             params.n_ctx, params.n_seq_max = rows * places, rows
             params.n_batch = max(params.n_batch, rows * length)
             context = self.library.llama_init_from_model(self.model, params)
@@ -163,7 +190,8 @@ class LlamaCpp:
         return np.concatenate(found, axis=1)
 
     def logits(self, context, ids, past):
-        """After the last token of each row (B, T), of which `past` tokens are in the context: (B, V)."""
+        """After the last token of each row (B, T), of which `past` tokens are in the context: (B,
+        V)."""
         rows, length = ids.shape
         columns = {
             "token": ids.astype(np.int32),
@@ -172,11 +200,15 @@ class LlamaCpp:
             "logits": np.tile(np.arange(length) == length - 1, rows).astype(np.int8),
         }
         sequences = np.arange(rows, dtype=np.int32).repeat(length)
-        columns["seq_id"] = sequences.ctypes.data + sequences.itemsize * np.arange(ids.size, dtype=np.uint64)
+        columns["seq_id"] = sequences.ctypes.data + sequences.itemsize * np.arange(
+            ids.size, dtype=np.uint64
+        )
         batch = Batch(ids.size, **{name: column.ctypes.data for name, column in columns.items()})
         if code := self.library.llama_decode(context, batch):
             raise OSError(f"llama_decode returned {code}")
-        return np.ctypeslib.as_array(self.library.llama_get_logits(context), (rows, self.vocabulary))
+        return np.ctypeslib.as_array(
+            self.library.llama_get_logits(context), (rows, self.vocabulary)
+        )
 
     def output(self, result, new_tokens):
         return result
@@ -190,7 +222,9 @@ def ignore(level, text, data):
 def load_llama_cpp():
     """Its library, with its kernels for this processor."""
     pointer = ctypes.c_void_p
-    ggml, library = (ctypes.CDLL(str(next(LLAMA_CPP.glob(f"lib{name}.*so")))) for name in ("ggml", "llama"))
+    ggml, library = (
+        ctypes.CDLL(str(next(LLAMA_CPP.glob(f"lib{name}.*so")))) for name in ("ggml", "llama")
+    )
     library.llama_log_set(ignore, None)
     ggml.ggml_backend_load_all_from_path(str(LLAMA_CPP).encode())
     signatures = {

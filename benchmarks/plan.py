@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-CHECKPOINTS = ("transformers", "transformers-compile", "vanilla", "torch-graph")  # they run what all files are made of
+# they run what all files are made of
+CHECKPOINTS = ("transformers", "transformers-compile", "vanilla", "torch-graph")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """`batch` rows of `length` tokens, with `beams` and `new_tokens` to generate (none: an encoder)."""
+    """`batch` rows of `length` tokens, with `beams` and `new_tokens` to generate (none: an
+    encoder)."""
 
     shape: str
     kind: str
@@ -18,7 +20,10 @@ class Cell:
     beams: int = 1
 
     def __str__(self):
-        return f"{self.shape}: batch {self.batch}, length {self.length}, new tokens {self.new_tokens}, beams {self.beams}"
+        return (
+            f"{self.shape}: batch {self.batch}, length {self.length}, new tokens "
+            f"{self.new_tokens}, beams {self.beams}"
+        )
 
 
 @dataclass(frozen=True)
@@ -34,9 +39,10 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class Plan:
-    """Of one kind of device. The first engine that is not `rounded` says which tokens are right; others that are not rounded
-    must have the share `agreement` of them. `pause` is the seconds in front of each run, in which the threads of the engine
-    before it stop spinning. After `minutes` nothing more is begun."""
+    """Of one kind of device. The first engine that is not `rounded` says which tokens are right;
+    others that are not rounded must have the share `agreement` of them. `pause` is the seconds in
+    front of each run, in which the threads of the engine before it stop spinning. After `minutes`
+    nothing more is begun."""
 
     engines: tuple[str, ...]
     rounded: tuple[str, ...]
@@ -48,31 +54,49 @@ class Plan:
     minutes: float | None
 
 
-# ------------------------------------------------------------------------------------------------------------------ CPUs
+# --------------------------------------------------------------------------------------------- CPUs
 
 QUANTIZED = (
-    *("ctranslate2-int8", "openvino-int8", "openvino-ptq", "openvino-int4", "llamacpp-q8", "llamacpp-q4"),
+    *(
+        "ctranslate2-int8",
+        "openvino-int8",
+        "openvino-ptq",
+        "openvino-int4",
+        "llamacpp-q8",
+        "llamacpp-q4",
+    ),
     *("cpu-int8", "cpu-calibrated", "cpu-int4"),
 )
 GROWTH = ("length", "encoder-length", "batch")
 LARGE_ENGINES = ("transformers", "ctranslate2-int8", "openvino-ptq", "cpu-int8", "cpu-calibrated")
 GROWTH_ENGINES = (*LARGE_ENGINES, "ctranslate2-float32", "cpu-fp32")
-CAPTIONS_ENGINES = ("ctranslate2-float32", "ctranslate2-int8", "cpu-fp32", "cpu-int8", "cpu-calibrated")  # which have a queue
+# which have a queue
+CAPTIONS_ENGINES = (
+    "ctranslate2-float32",
+    "ctranslate2-int8",
+    "cpu-fp32",
+    "cpu-int8",
+    "cpu-calibrated",
+)
 # In the order of their size, since the most memory a process ever had is what is reported.
 CPU_SHAPES = {
-    "seq2seq": [Cell("seq2seq", "seq2seq", batch, 32, 64, beams) for batch in (1, 8, 32) for beams in (1, 4)],
+    "seq2seq": [
+        Cell("seq2seq", "seq2seq", batch, 32, 64, beams) for batch in (1, 8, 32) for beams in (1, 4)
+    ],
     "gpt2": [Cell("gpt2", "gpt2", batch, 32, 64) for batch in (1, 8)],
     "bert": [Cell("bert", "bert", batch, 128, 0) for batch in (1, 8)],
     "length": [Cell("length", "seq2seq", 1, 32, new_tokens) for new_tokens in (128, 512, 2048)],
     "encoder-length": [Cell("encoder-length", "bert", 1, length, 0) for length in (128, 512, 2048)],
     "batch": [Cell("batch", "seq2seq", 128, 32, 64)],  # beside those of seq2seq
-    "captions": [Cell("captions", "captions", 1000, 0, 0)],  # of lengths of their own, to their own end
+    # of lengths of their own, to their own end
+    "captions": [Cell("captions", "captions", 1000, 0, 0)],
     "load": [Cell("load", "seq2seq", 1, 32, 1)],
 }
 
 
 def arrangements_on_cpu(engine: str, cell: Cell, threads: int) -> list[Arrangement]:
-    """Those of `threads` that an engine is tried in. torch is the faster the more threads it has."""
+    """Those of `threads` that an engine is tried in. torch is the faster the more threads it
+    has."""
     found = [Arrangement(1, threads)]
     if engine in CHECKPOINTS or threads == 1:
         return found
@@ -83,10 +107,15 @@ def arrangements_on_cpu(engine: str, cell: Cell, threads: int) -> list[Arrangeme
 
 
 def left_out_on_cpu(engine: str, cell: Cell) -> str | None:
-    """Why a cell is not measured: what an engine cannot do, and so that all of them take some hours."""
+    """Why a cell is not measured: what an engine cannot do, and so that all of them take some
+    hours."""
     rows = cell.batch * cell.beams
     if cell.shape == "captions":
-        return None if engine in CAPTIONS_ENGINES else "left out: many sentences are measured for engines with a queue"
+        return (
+            None
+            if engine in CAPTIONS_ENGINES
+            else "left out: many sentences are measured for engines with a queue"
+        )
     if engine == "openvino-ptq" and cell.kind != "bert":
         return "left out: activations of 8 bits are for encoders"
     if engine.startswith("openvino-") and cell.beams > 1:
@@ -100,15 +129,22 @@ def left_out_on_cpu(engine: str, cell: Cell) -> str | None:
     if cell.new_tokens > 512 and engine not in QUANTIZED:
         return "left out: more than 512 new tokens are measured with 8 bits"
     if engine == "transformers-compile" and (rows > 8 or cell.beams > 1 or cell.shape == "load"):
-        return "left out: it compiles again for every batch, measured for greedy search of up to 8 rows"
+        return (
+            "left out: it compiles again for every batch, measured for greedy search of up "
+            "to 8 rows"
+        )
     return None
 
 
-# ------------------------------------------------------------------------------------------------------------------ CUDA
+# --------------------------------------------------------------------------------------------- CUDA
 
 # What has a figure to reach comes first, should time run out.
 CUDA_SHAPES = {
-    "seq2seq": [Cell("seq2seq", "seq2seq", batch, 32, 64, beams) for batch in (1, 32, 128, 8, 256) for beams in (1, 4)],
+    "seq2seq": [
+        Cell("seq2seq", "seq2seq", batch, 32, 64, beams)
+        for batch in (1, 32, 128, 8, 256)
+        for beams in (1, 4)
+    ],
     "bert": [Cell("bert", "bert", batch, 128, 0) for batch in (1, 8, 32, 128)],
     "gpt2": [Cell("gpt2", "gpt2", batch, 32, 64) for batch in (1, 32, 128)],
 }
@@ -119,15 +155,31 @@ def left_out_on_cuda(engine: str, cell: Cell) -> str | None:
     if engine == "torch-graph" and (cell.beams > 1 or not cell.new_tokens):
         return "left out: it is a bound for greedy search"
     if engine == "transformers-compile" and (cell.beams > 1 or cell.batch not in (1, 128)):
-        return "left out: it compiles again for every batch, measured for 1 and 128 rows without beams"
+        return (
+            "left out: it compiles again for every batch, measured for 1 and 128 rows without beams"
+        )
     return None
 
 
 PLANS = {
     "cpu": Plan(
         engines=(
-            *("transformers", "transformers-compile", "ctranslate2-float32", "ctranslate2-int8", "openvino-fp32"),
-            *("openvino-int8", "openvino-ptq", "openvino-int4", "llamacpp-f32", "llamacpp-q8", "llamacpp-q4", "vanilla"),
+            *(
+                "transformers",
+                "transformers-compile",
+                "ctranslate2-float32",
+                "ctranslate2-int8",
+                "openvino-fp32",
+            ),
+            *(
+                "openvino-int8",
+                "openvino-ptq",
+                "openvino-int4",
+                "llamacpp-f32",
+                "llamacpp-q8",
+                "llamacpp-q4",
+                "vanilla",
+            ),
             *("portable-fp32", "cpu-fp32", "cpu-int8", "cpu-calibrated", "cpu-int4"),
         ),
         rounded=QUANTIZED,
@@ -139,8 +191,25 @@ PLANS = {
         minutes=None,
     ),
     "cuda": Plan(
-        engines=(*("cuda-fp32", "transformers", "transformers-compile", "vanilla", "torch-graph", "cuda-fp16", "cuda-bf16"),),
-        rounded=("transformers", "transformers-compile", "vanilla", "torch-graph", "cuda-fp16", "cuda-bf16"),
+        engines=(
+            *(
+                "cuda-fp32",
+                "transformers",
+                "transformers-compile",
+                "vanilla",
+                "torch-graph",
+                "cuda-fp16",
+                "cuda-bf16",
+            ),
+        ),
+        rounded=(
+            "transformers",
+            "transformers-compile",
+            "vanilla",
+            "torch-graph",
+            "cuda-fp16",
+            "cuda-bf16",
+        ),
         shapes=CUDA_SHAPES,
         left_out=left_out_on_cuda,
         threads=4,
@@ -155,7 +224,12 @@ def cells_of(plan: Plan, shape: str, quick: bool) -> list[Cell]:
     if not quick:
         return plan.shapes[shape]
     small = [
-        replace(cell, batch=min(cell.batch, 2), length=min(cell.length, 8), new_tokens=min(cell.new_tokens, 4))
+        replace(
+            cell,
+            batch=min(cell.batch, 2),
+            length=min(cell.length, 8),
+            new_tokens=min(cell.new_tokens, 4),
+        )
         for cell in plan.shapes[shape]
     ]
     return list(dict.fromkeys(small))

@@ -1,4 +1,5 @@
-"""Whether what is measured is right: `verify` of each export, and BLEU of a checkpoint in torch and as its exports."""
+"""Whether what is measured is right: `verify` of each export, and BLEU of a checkpoint in torch and
+as its exports."""
 
 import tempfile
 from pathlib import Path
@@ -17,7 +18,8 @@ def verified(engine: str, root: Path, device: str) -> dict:
 
 
 def bleu(engine: str, source: Path, target: Path) -> dict:
-    """What `evaluate` says of the shipped checkpoint, by torch in float32 ("torch") or as the export `engine`."""
+    """What `evaluate` says of the shipped checkpoint, by torch in float32 ("torch") or as the
+    export `engine`."""
     from vanilla_transformer_export import export
     from vanilla_transformer_export.evaluation import evaluate
 

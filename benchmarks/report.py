@@ -1,5 +1,5 @@
-"""What benchmarks/speed.py measured, as tables and as a plot: `python benchmarks/report.py benchmarks/results/cpu-avx2.json`,
-or another file there.
+"""What benchmarks/speed.py measured, as tables and as a plot: `python benchmarks/report.py
+benchmarks/results/cpu-avx2.json`, or another file there.
 
 Reads the JSON file only. Medians, with the slowest and the fastest round after them.
 """
@@ -59,7 +59,13 @@ COLORS = {
 PRECISIONS = {
     "fp32": (
         ("portable-fp32", "cpu-fp32"),
-        ("transformers", "transformers-compile", "ctranslate2-float32", "openvino-fp32", "llamacpp-f32"),
+        (
+            "transformers",
+            "transformers-compile",
+            "ctranslate2-float32",
+            "openvino-fp32",
+            "llamacpp-f32",
+        ),
     ),
     "int8": (
         ("cpu-int8", "cpu-calibrated"),
@@ -130,7 +136,13 @@ def tables(result: dict) -> str:
     parts = [setting(result), overview(result)]
     parts += [speed_table(result, ", ".join(titles), *key) for key, titles in SPEEDS.items()]
     parts += [growth_table(result, shape) for shape in GROWTH]
-    parts += [lead_table(result), ratio_table(result), verify_table(result), bleu_table(result), step_table(result)]
+    parts += [
+        lead_table(result),
+        ratio_table(result),
+        verify_table(result),
+        bleu_table(result),
+        step_table(result),
+    ]
     parts += [bandwidth_table(result), load_table(result), export_table(result)]
     return "\n\n".join(part for part in parts if part)
 
@@ -138,7 +150,9 @@ def tables(result: dict) -> str:
 def overview(result: dict) -> str:
     """The table of docs/results.md: what each engine does in a second, for each shape and batch."""
     columns = {
-        f"{name}, {batch}": {record["engine"]: record for record in records(result, *key) if record["batch"] == batch}
+        f"{name}, {batch}": {
+            record["engine"]: record for record in records(result, *key) if record["batch"] == batch
+        }
         for key, (name, _) in SPEEDS.items()
         for batch in sorted({record["batch"] for record in records(result, *key)})
     }
@@ -146,17 +160,28 @@ def overview(result: dict) -> str:
     for engine, label in LABELS.items():
         cells = [found.get(engine, {}) for found in columns.values()]
         if any(cells):
-            rows.append([label, *(number(cell["per_second"]) if "per_second" in cell else "-" for cell in cells)])
+            rows.append(
+                [
+                    label,
+                    *(
+                        number(cell["per_second"]) if "per_second" in cell else "-"
+                        for cell in cells
+                    ),
+                ]
+            )
     return table(["", *columns], rows)
 
 
 def setting(result):
     options = result["options"]
-    command = " ".join([*(f"{name}={value}" for name, value in result["environment"].items()), result["command"]])
+    command = " ".join(
+        [*(f"{name}={value}" for name, value in result["environment"].items()), result["command"]]
+    )
     packages = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     return (
         f"{gpu(result)}{machine(result)}; {options['threads']} threads, "
-        f"median of {options['repeats']} rounds (slowest - fastest), {result['date']}. {packages}.\n"
+        f"median of {options['repeats']} rounds (slowest - fastest), {result['date']}. "
+        f"{packages}.\n"
         f"`{command}`"
     )
 
@@ -164,7 +189,8 @@ def setting(result):
 def machine(result):
     found = result["hardware"]
     return (
-        f"{found['cpu']}, {found['cores']} cores ({', '.join(found['instructions'])}; L3 {found['l3_bytes'] / 2**20:.0f} MB), "
+        f"{found['cpu']}, {found['cores']} cores ({', '.join(found['instructions'])}; L3 "
+        f"{found['l3_bytes'] / 2**20:.0f} MB), "
         f"{found['memory_bytes'] / 2**30:.0f} GB"
     )
 
@@ -175,8 +201,15 @@ def gpu(result):
         return ""
     if result["device"] == "cuda":
         machine = result["hardware"]
-        return f"{machine['gpu']}, CUDA {machine['cuda']}, copies {result['copy_bandwidth'] / 1e12:.2f} TB/s; "
-    return "No GPU, all on the CPU in float32; " if result["device"] else "No GPU, nothing was measured; "
+        return (
+            f"{machine['gpu']}, CUDA {machine['cuda']}, copies "
+            f"{result['copy_bandwidth'] / 1e12:.2f} TB/s; "
+        )
+    return (
+        "No GPU, all on the CPU in float32; "
+        if result["device"]
+        else "No GPU, nothing was measured; "
+    )
 
 
 def markdown(title, header, rows):
@@ -189,7 +222,11 @@ def table(header, rows):
 
 
 def records(result, shape, beams=1):
-    return [record for record in result["cells"] if record["shape"] == shape and record["beams"] == beams]
+    return [
+        record
+        for record in result["cells"]
+        if record["shape"] == shape and record["beams"] == beams
+    ]
 
 
 def by_engine(found, field):
@@ -208,7 +245,9 @@ def speed_table(result, title, shape, beams):
     header = ["", *(f"batch {batch}" for batch in batches)]
     has_first = shape not in ("bert", "captions") and beams == 1
     header += [f"first token, ms, batch {batches[0]}"] if has_first else []
-    has_memory, has_kernels = (any(name in record for record in found) for name in ("peak_memory", "kernel_seconds"))
+    has_memory, has_kernels = (
+        any(name in record for record in found) for name in ("peak_memory", "kernel_seconds")
+    )
     header += [f"memory, MB (above imports), batch {batch}" for batch in batches if has_memory]
     header += [f"in kernels, ms, batch {batch}" for batch in batches if has_kernels]
     has_arrangements = any("arrangement" in record for record in found)
@@ -220,13 +259,16 @@ def speed_table(result, title, shape, beams):
         row += [milliseconds(cells[batches[0]], "first_token_seconds")] if has_first else []
         row += [memory(cells[batch]) for batch in batches if has_memory]
         row += [kernels(cells[batch]) for batch in batches if has_kernels]
-        row += [", ".join(arrangement(cells[batch]) for batch in batches)] if has_arrangements else []
+        row += (
+            [", ".join(arrangement(cells[batch]) for batch in batches)] if has_arrangements else []
+        )
         rows.append([*row, likeness(cells.values())])
     return markdown(title, header, rows) + notes(found)
 
 
 def growth(result, shape):
-    """The records of a growing shape, of engines that were measured at all; small batches are those of seq2seq."""
+    """The records of a growing shape, of engines that were measured at all; small batches are those
+    of seq2seq."""
     found = records(result, shape)
     engines = {record["engine"] for record in found if "missing" not in record}
     smaller = records(result, "seq2seq") if found and shape == "batch" else []
@@ -250,7 +292,10 @@ def growth_table(result, shape):
 def speed(record):
     if "missing" in record:
         return "-"
-    slowest, fastest = (record["per_second"] * record["seconds"]["median"] / record["seconds"][end] for end in ("max", "min"))
+    slowest, fastest = (
+        record["per_second"] * record["seconds"]["median"] / record["seconds"][end]
+        for end in ("max", "min")
+    )
     return f"{number(record['per_second'])} ({number(slowest)} - {number(fastest)})"
 
 
@@ -263,7 +308,9 @@ def milliseconds(record, field):
 
 
 def spread(times, scale):
-    return number(scale * times["median"]), f"({number(scale * times['min'])} - {number(scale * times['max'])})"
+    return number(
+        scale * times["median"]
+    ), f"({number(scale * times['min'])} - {number(scale * times['max'])})"
 
 
 def number(value):
@@ -291,12 +338,14 @@ def kernels(record):
 
 
 def likeness(cells):
-    """How many tokens of all rows, or the largest error of hidden states, agree with the first engine."""
+    """How many tokens of all rows, or the largest error of hidden states, agree with the first
+    engine."""
     cells = list(cells)
     agreements = [(cell["agreement"], cell["batch"]) for cell in cells if "agreement" in cell]
     differences = [cell["max_difference"] for cell in cells if "max_difference" in cell]
     if agreements:
-        return f"{100 * sum(share * rows for share, rows in agreements) / sum(rows for _, rows in agreements):.1f}%"
+        agreeing = sum(share * rows for share, rows in agreements)
+        return f"{100 * agreeing / sum(rows for _, rows in agreements):.1f}%"
     return f"{max(differences):.1e}" if differences else "-"
 
 
@@ -317,8 +366,8 @@ def work(record: dict) -> str:
 
 
 def leads(result: dict) -> dict[tuple[str, str], dict[int, tuple[dict, dict]]]:
-    """{(work, export of ours): {batch: (its record, that of the fastest other engine of its precision)}}, and for captions, as
-    "any", the fastest of each side whatever the precision."""
+    """{(work, export of ours): {batch: (its record, that of the fastest other engine of its
+    precision)}}, and for captions, as "any", the fastest of each side whatever the precision."""
     cells = {}
     for record in result["cells"]:
         if "per_second" in record:
@@ -329,14 +378,21 @@ def leads(result: dict) -> dict[tuple[str, str], dict[int, tuple[dict, dict]]]:
         for name, others in pairs.items():
             if name in engines and (other := fastest(engines, others)):
                 found.setdefault((what, name), {})[batch] = engines[name], other
-        best = fastest(engines, pairs), fastest(engines, [name for others in pairs.values() for name in others])
+        best = (
+            fastest(engines, pairs),
+            fastest(engines, [name for others in pairs.values() for name in others]),
+        )
         if what == SPEEDS["captions", 1][0] and all(best):
             found.setdefault((what, "any"), {})[batch] = best
     return found
 
 
 def fastest(engines: dict, names) -> dict | None:
-    return max((engines[name] for name in names if name in engines), key=lambda record: record["per_second"], default=None)
+    return max(
+        (engines[name] for name in names if name in engines),
+        key=lambda record: record["per_second"],
+        default=None,
+    )
 
 
 def lead_table(result):
@@ -346,28 +402,38 @@ def lead_table(result):
     batches = sorted({batch for pairs in found.values() for batch in pairs})
     rows = []
     for (what, engine), pairs in found.items():
-        cells = [lead(*pairs[batch], engine == "any") if batch in pairs else "-" for batch in batches]
+        cells = [
+            lead(*pairs[batch], engine == "any") if batch in pairs else "-" for batch in batches
+        ]
         rows.append([f"{what}: {LABELS.get(engine, 'the fastest of both, any precision')}", *cells])
-    title = "ours over the fastest other engine of the same precision (our workers x threads / that engine and its)"
+    title = (
+        "ours over the fastest other engine of the same precision (our workers x threads / that "
+        "engine and its)"
+    )
     return markdown(title, ["", *(f"batch {batch}" for batch in batches)], rows)
 
 
 def lead(ours, other, is_named):
-    mine = ([LABELS[ours["engine"]]] if is_named else []) + ([arrangement(ours)] if "arrangement" in ours else [])
+    mine = ([LABELS[ours["engine"]]] if is_named else []) + (
+        [arrangement(ours)] if "arrangement" in ours else []
+    )
     theirs = [LABELS[other["engine"]]] + ([arrangement(other)] if "arrangement" in other else [])
     sides = " / ".join(", ".join(side) for side in (mine, theirs) if side)
     return f"{ours['per_second'] / other['per_second']:.2f} ({sides})"
 
 
 def ratios(result: dict) -> list[dict]:
-    """What was asked for: speed, where more is better, and memory, where less is. `None` where one was not measured."""
+    """What was asked for: speed, where more is better, and memory, where less is. `None` where one
+    was not measured."""
     found = []
     for what, field, shape, beams, engine, other in RATIOS:
         engines = by_engine(records(result, shape, beams), "batch")
         batches = {}
         for batch, record in engines.get(engine, {}).items():
             divisor = engines.get(other, {}).get(batch, {}).get(field)
-            batches[batch] = record[field] / divisor if divisor is not None and field in record else None
+            batches[batch] = (
+                record[field] / divisor if divisor is not None and field in record else None
+            )
         found.append({"what": what, "engine": engine, "divided_by": other, "batches": batches})
     return found
 
@@ -381,7 +447,9 @@ def ratio_table(result):
     for ratio in found:
         goals = GOALS.get((ratio["what"], ratio["engine"], ratio["divided_by"]), {})
         name = f"{ratio['what']}, {LABELS[ratio['engine']]} / {LABELS[ratio['divided_by']]}"
-        rows.append([name, *(goal_cell(ratio["batches"].get(batch), goals.get(batch)) for batch in batches)])
+        rows.append(
+            [name, *(goal_cell(ratio["batches"].get(batch), goals.get(batch)) for batch in batches)]
+        )
     return markdown("ratios", ["", *(f"batch {batch}" for batch in batches)], rows)
 
 
@@ -398,9 +466,16 @@ def verify_table(result):
         cells = ["-"] * 4
         if "missing" not in report:
             agreeing = f"{report['agreeing_tokens']} of {report['tokens']}"
-            cells = [str(report["cases"]), f"{report['max_error']:.1e}", agreeing, str(report["failures"])]
+            cells = [
+                str(report["cases"]),
+                f"{report['max_error']:.1e}",
+                agreeing,
+                str(report["failures"]),
+            ]
         rows.append([f"{report['kind']}, {LABELS[report['engine']]}", *cells])
-    return markdown("verify", ["", "cases", "largest error", "top choices that agree", "failures"], rows) + notes(found)
+    return markdown(
+        "verify", ["", "cases", "largest error", "top choices that agree", "failures"], rows
+    ) + notes(found)
 
 
 def bleu_table(result):
@@ -411,10 +486,20 @@ def bleu_table(result):
     rows = []
     for engine, score in scores.items():
         is_known = score is not None and scores["torch"] is not None
-        rows.append([engine, "-" if score is None else f"{score:.2f}", f"{score - scores['torch']:+.2f}" if is_known else "-"])
-    reasons = dict.fromkeys(f"\n- {score['engine']}: {score['missing']}" for score in found if "missing" in score)
+        rows.append(
+            [
+                engine,
+                "-" if score is None else f"{score:.2f}",
+                f"{score - scores['torch']:+.2f}" if is_known else "-",
+            ]
+        )
+    reasons = dict.fromkeys(
+        f"\n- {score['engine']}: {score['missing']}" for score in found if "missing" in score
+    )
     title = f"BLEU of the shipped model (goal: {BLEU_GOAL} from torch at most)"
-    return markdown(title, ["", "BLEU", "from torch"], rows) + ("\n" + "".join(reasons) if reasons else "")
+    return markdown(title, ["", "BLEU", "from torch"], rows) + (
+        "\n" + "".join(reasons) if reasons else ""
+    )
 
 
 def step_table(result):
@@ -422,9 +507,15 @@ def step_table(result):
     batches = sorted({step["batch"] for step in found})
     rows = []
     for kind in dict.fromkeys(step["kind"] for step in found):
-        for engine, steps in by_engine([step for step in found if step["kind"] == kind], "batch").items():
-            rows.append([f"{kind}, {LABELS[engine]}", *(step_cell(steps.get(batch)) for batch in batches)])
-    title = "one step, ms, with what it must read and the share of the copy bandwidth at which it does"
+        for engine, steps in by_engine(
+            [step for step in found if step["kind"] == kind], "batch"
+        ).items():
+            rows.append(
+                [f"{kind}, {LABELS[engine]}", *(step_cell(steps.get(batch)) for batch in batches)]
+            )
+    title = (
+        "one step, ms, with what it must read and the share of the copy bandwidth at which it does"
+    )
     return markdown(title, ["", *(f"batch {batch}" for batch in batches)], rows) if rows else ""
 
 
@@ -432,7 +523,10 @@ def step_cell(step):
     if step is None or "missing" in step:
         return "-"
     cached = ", fits the cache" if step["fits_cache"] else ""
-    return f"{number(1000 * step['step_seconds'])} ({step['bytes_per_step'] / MEGA:.1f} MB{cached}; {100 * step['share']:.0f}%)"
+    return (
+        f"{number(1000 * step['step_seconds'])} ({step['bytes_per_step'] / MEGA:.1f} MB{cached}; "
+        f"{100 * step['share']:.0f}%)"
+    )
 
 
 def bandwidth_table(result):
@@ -443,12 +537,19 @@ def bandwidth_table(result):
             f"{found['kind']}, {LABELS[found['engine']]}",
             f"{found['bytes_per_step'] / MEGA:.1f}",
             number(1000 * found["step_seconds"]),
-            f"{found['bytes_per_second'] / 1e9:.1f} ({found['reader']}{', fits the cache' if found['fits_cache'] else ''})",
+            f"{found['bytes_per_second'] / 1e9:.1f} "
+            f"({found['reader']}{', fits the cache' if found['fits_cache'] else ''})",
             f"{100 * found['share']:.0f}%",
         ]
         for found in result["bandwidth"]
     ]
-    header = ["batch 1", "weights read, MB", "ms a step", "this machine reads so many bytes at, GB/s", "share of that"]
+    header = [
+        "batch 1",
+        "weights read, MB",
+        "ms a step",
+        "this machine reads so many bytes at, GB/s",
+        "share of that",
+    ]
     return markdown("one step and the time in which its weights can be read", header, rows)
 
 
@@ -461,7 +562,9 @@ def load_table(result):
         + (["-"] * 3 if "missing" in found else [milliseconds(found, name) for name in names])
         for found in result["load"]
     ]
-    return markdown("fresh process, ms", ["", "imports", "load", "first token"], rows) + notes(result["load"])
+    return markdown("fresh process, ms", ["", "imports", "load", "first token"], rows) + notes(
+        result["load"]
+    )
 
 
 def export_table(result):
@@ -481,14 +584,19 @@ def plot(result: dict, out: Path) -> None:
     import matplotlib.pyplot as plt
 
     bars = [
-        (", ".join([*titles, f"batch {batch}"]), [record for record in records(result, *key) if record["batch"] == batch])
+        (
+            ", ".join([*titles, f"batch {batch}"]),
+            [record for record in records(result, *key) if record["batch"] == batch],
+        )
         for key, titles in SPEEDS.items()
         for batch in sorted({record["batch"] for record in records(result, *key)})
     ]
     lines = [shape for shape in GROWTH if growth(result, shape)]
     columns, count = 3, len(bars) + len(lines)
     rows = -(-count // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(5.5 * columns, 2.8 * rows), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(5.5 * columns, 2.8 * rows), layout="constrained", squeeze=False
+    )
     for axis, (title, found) in zip(axes.flat, bars):
         draw_bars(axis, title, found)
     for axis, shape in zip(axes.flat[len(bars) :], lines):
@@ -506,18 +614,32 @@ def draw_bars(axis, title, found):
     found = [record for record in found if "missing" not in record][::-1]
     speeds = [record["per_second"] for record in found]
     ends = [
-        [abs(speed * record["seconds"]["median"] / record["seconds"][end] - speed) for speed, record in zip(speeds, found)]
+        [
+            abs(speed * record["seconds"]["median"] / record["seconds"][end] - speed)
+            for speed, record in zip(speeds, found)
+        ]
         for end in ("max", "min")
     ]
-    axis.barh([LABELS[record["engine"]] for record in found], speeds, color=[COLORS[record["engine"]] for record in found])
-    axis.errorbar(speeds, range(len(found)), xerr=ends, fmt="none", ecolor="black", elinewidth=1, capsize=2)
+    axis.barh(
+        [LABELS[record["engine"]] for record in found],
+        speeds,
+        color=[COLORS[record["engine"]] for record in found],
+    )
+    axis.errorbar(
+        speeds, range(len(found)), xerr=ends, fmt="none", ecolor="black", elinewidth=1, capsize=2
+    )
     axis.set_title(title, fontsize=9)
     axis.tick_params(labelsize=7)
 
 
 def draw_lines(axis, title, field, found):
-    for engine, cells in by_engine([record for record in found if "missing" not in record], field).items():
-        values = [cell["per_second"] if field == "batch" else cell["seconds"]["median"] for cell in cells.values()]
+    for engine, cells in by_engine(
+        [record for record in found if "missing" not in record], field
+    ).items():
+        values = [
+            cell["per_second"] if field == "batch" else cell["seconds"]["median"]
+            for cell in cells.values()
+        ]
         axis.plot(list(cells), values, marker="o", label=LABELS[engine], color=COLORS[engine])
     axis.set_xscale("log", base=2)
     values = sorted({record[field] for record in found})

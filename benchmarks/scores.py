@@ -1,8 +1,9 @@
-"""Scores of the models in model_cards/, computed again from their weights: `python benchmarks/scores.py --data DATA`, where
-DATA/multi30k/tok and so on are the directories that their recipes name, relative to DATA.
+"""Scores of the models in model_cards/, computed again from their weights: `python
+benchmarks/scores.py --data DATA`, where DATA/multi30k/tok and so on are the directories that their
+recipes name, relative to DATA.
 
-Prints a line of JSON for each score with its 95% interval (intervals.py), and fails if a score is not what `training.json`
-beside the weights says.
+Prints a line of JSON for each score with its 95% interval (intervals.py), and fails if a score is
+not what `training.json` beside the weights says.
 """
 
 import argparse
@@ -28,16 +29,21 @@ TOLERANCE = 1e-3  # of a score: another machine's sums may break a tie in a beam
 
 
 def scores(card: Path, data: Path) -> dict[str, tuple[float, tuple[float, float]]]:
-    """As its own run computed them, from the weights and the tokenizer in `card`, each with its interval."""
+    """As its own run computed them, from the weights and the tokenizer in `card`, each with its
+    interval."""
     recipe = recipe_of(card, data)
     with tempfile.TemporaryDirectory() as state:
         tokenizer, model, rows = prepare(recipe)
-        trainer = make_trainer(recipe, training_arguments(recipe, Path(state)), tokenizer, model, rows)
+        trainer = make_trainer(
+            recipe, training_arguments(recipe, Path(state)), tokenizer, model, rows
+        )
         found = {}
         for split in (split for split in SPLITS[1:] if split in rows):
             trainer.compute_metrics = metrics_of(recipe, tokenizer, model, rows[split])
             outputs = trainer.predict(rows[split], metric_key_prefix=split, **recipe.generation)
-            for name, interval in intervals(recipe, tokenizer, outputs.predictions, outputs.label_ids).items():
+            for name, interval in intervals(
+                recipe, tokenizer, outputs.predictions, outputs.label_ids
+            ).items():
                 found[f"{split}_{name}"] = outputs.metrics[f"{split}_{name}"], interval
         return found
 
@@ -47,7 +53,8 @@ def recipe_of(card: Path, data: Path) -> Recipe:
     recipe = Recipe(**json.loads((card / RECORD).read_text())["recipe"])
     recipe.data["directory"] = str(data / recipe.data["directory"])
     recipe.tokenizer, recipe.model = {}, {"path": str(card)}  # its tokenizer too
-    for name in ("teachers", *TEXT_AUGMENTATION):  # they are not in model_cards/, and have no part in a score
+    # they are not in model_cards/, and have no part in a score
+    for name in ("teachers", *TEXT_AUGMENTATION):
         recipe.training.pop(name, None)
     return recipe
 
@@ -56,8 +63,13 @@ def intervals(recipe, tokenizer, predictions, labels) -> dict[str, tuple[float, 
     """Of each score of the task, of what `Trainer.predict` returns."""
     if recipe.task == "translation":
         outputs, references = (texts_of_ids(ids, tokenizer) for ids in (predictions, labels))
-        metrics = {"bleu": bleu_metric(recipe.evaluation.get("bleu_tokenize", "13a")), "chrf": CHRF()}
-        return {name: corpus_interval(metric, outputs, references) for name, metric in metrics.items()}
+        metrics = {
+            "bleu": bleu_metric(recipe.evaluation.get("bleu_tokenize", "13a")),
+            "chrf": CHRF(),
+        }
+        return {
+            name: corpus_interval(metric, outputs, references) for name, metric in metrics.items()
+        }
     if recipe.task == "causal-lm":
         interval = nll_interval(predictions, labels)
         return {"nll": interval, "perplexity": tuple(map(float, np.exp(interval)))}
@@ -66,8 +78,12 @@ def intervals(recipe, tokenizer, predictions, labels) -> dict[str, tuple[float, 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="where the directories of the recipes' text are")
-    parser.add_argument("cards", nargs="*", type=Path, help="directories of model_cards/; all if not given")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="where the directories of the recipes' text are"
+    )
+    parser.add_argument(
+        "cards", nargs="*", type=Path, help="directories of model_cards/; all if not given"
+    )
     options = parser.parse_args()
     wrong = 0
     for card in options.cards or sorted(path.parent for path in CARDS.rglob(RECORD)):
@@ -75,7 +91,14 @@ def main():
         for name, (value, interval) in scores(card, options.data).items():
             is_same = abs(value - said[name]) <= TOLERANCE * abs(said[name])
             wrong += not is_same
-            line = {"model": str(card), "score": name, "now": value, "interval": interval, "said": said[name], "same": is_same}
+            line = {
+                "model": str(card),
+                "score": name,
+                "now": value,
+                "interval": interval,
+                "said": said[name],
+                "same": is_same,
+            }
             print(json.dumps(line), flush=True)
     sys.exit(f"{wrong} scores are not what was said" if wrong else None)
 

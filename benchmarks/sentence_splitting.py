@@ -1,7 +1,8 @@
 """Sentence splitters on texts with abbreviations and on captions: accuracy and speed.
 
-`python benchmarks/sentence_splitting.py FILE` joins the captions of FILE in pairs and splits them again. Other libraries are
-compared where they are installed: `pip install sentencex pysbd blingfire sentence-splitter syntok`.
+`python benchmarks/sentence_splitting.py FILE` joins the captions of FILE in pairs and splits them
+again. Other libraries are compared where they are installed: `pip install sentencex pysbd blingfire
+sentence-splitter syntok`.
 """
 
 import argparse
@@ -51,31 +52,45 @@ def syntok(text: str, language: str) -> list[str]:
     from syntok import segmenter
 
     paragraphs = segmenter.analyze(text)
-    return ["".join(token.spacing + token.value for token in sentence) for sentences in paragraphs for sentence in sentences]
+    return [
+        "".join(token.spacing + token.value for token in sentence)
+        for sentences in paragraphs
+        for sentence in sentences
+    ]
 
 
 def right_texts(split: Splitter) -> dict[str, int]:
     """Return how many texts of each language `split` cuts exactly where they are marked."""
-    return {language: sum(is_right(split, text, language) for text in texts) for language, texts in TEXTS.items()}
+    return {
+        language: sum(is_right(split, text, language) for text in texts)
+        for language, texts in TEXTS.items()
+    }
 
 
 def is_right(split: Splitter, text: str, language: str) -> bool:
     sentences = text.split("|")
     whole = ("" if language in UNSPACED else " ").join(sentences)
-    return [sentence.strip() for sentence in split(whole, language) if sentence.strip()] == sentences
+    return [
+        sentence.strip() for sentence in split(whole, language) if sentence.strip()
+    ] == sentences
 
 
 def right_captions(split: Splitter, captions: list[str], language: str) -> tuple[int, int]:
-    """Return how many pairs of captions that end with a full stop are split where they were joined, and their number."""
+    """Return how many pairs of captions that end with a full stop are split where they were joined,
+    and their number."""
     pairs = [
-        pair for pair in zip(captions[::2], captions[1::2], strict=False) if all(caption.endswith(".") for caption in pair)
+        pair
+        for pair in zip(captions[::2], captions[1::2], strict=False)
+        if all(caption.endswith(".") for caption in pair)
     ]
     return sum(is_right(split, "|".join(pair), language) for pair in pairs), len(pairs)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("captions", help="a text file, also compressed with gzip, a caption in each line")
+    parser.add_argument(
+        "captions", help="a text file, also compressed with gzip, a caption in each line"
+    )
     parser.add_argument("--language", default="en", help="of the captions")
     args = parser.parse_args()
     opened = gzip.open if args.captions.endswith(".gz") else open
@@ -91,7 +106,10 @@ def main() -> None:
         pairs, count = right_captions(split, captions, args.language)
         speed = sum(map(len, captions)) / (time.perf_counter() - start) / 1e6
         name, texts = split.__name__, sum(right.values())
-        print(f"{name}: {texts} of {total} texts, {pairs} of {count} pairs of captions, {speed:.2f} MB/s; {right}")
+        print(
+            f"{name}: {texts} of {total} texts, {pairs} of {count} pairs of captions, {speed:.2f} "
+            f"MB/s; {right}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Texts of ten languages with abbreviations, numbers and quotes, by language code. "|" marks where a sentence ends."""
+"""Texts of ten languages with abbreviations, numbers and quotes, by language code. "|" marks where
+a sentence ends."""
 
 TEXTS = {
     "en": [

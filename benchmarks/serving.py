@@ -1,9 +1,11 @@
-"""Serving, measured: `python benchmarks/serving.py --captions FILE` writes benchmarks/results/serving.json and reports it.
+"""Serving, measured: `python benchmarks/serving.py --captions FILE` writes
+benchmarks/results/serving.json and reports it.
 
-Our server, CTranslate2 behind our own front, FastAPI with `generate` of transformers, and `transformers serve`, each in a
-process of its own, with a client in another one over loopback, on the same cores. They take turns, round by round. FILE has a
-sentence on each line, as text or gzip. Parts that the file of results has already are replaced, the others stay: one part after
-the other can be run. Models are made once, in `--root`. Nothing is downloaded.
+Our server, CTranslate2 behind our own front, FastAPI with `generate` of transformers, and
+`transformers serve`, each in a process of its own, with a client in another one over loopback, on
+the same cores. They take turns, round by round. FILE has a sentence on each line, as text or gzip.
+Parts that the file of results has already are replaced, the others stay: one part after the other
+can be run. Models are made once, in `--root`. Nothing is downloaded.
 """
 
 import argparse
@@ -21,30 +23,70 @@ from serving_parts import MODELS, PARTS, Run
 
 HERE = Path(__file__).parent
 CARDS = HERE.parent / "model_cards"
-TRANSLATOR, DECODER = CARDS / "vanilla-seq2seq-tiny-multi30k-en-de", CARDS / "vanilla-decoder-tiny-shakespeare"
-PACKAGES = ("vanilla-transformer", "onnxruntime", "fastapi", "uvicorn", "ctranslate2", "torch", "transformers", "tokenizers")
+TRANSLATOR, DECODER = (
+    CARDS / "vanilla-seq2seq-tiny-multi30k-en-de",
+    CARDS / "vanilla-decoder-tiny-shakespeare",
+)
+PACKAGES = (
+    "vanilla-transformer",
+    "onnxruntime",
+    "fastapi",
+    "uvicorn",
+    "ctranslate2",
+    "torch",
+    "transformers",
+    "tokenizers",
+)
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--captions", type=Path, required=True, metavar="FILE", help="what is translated")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, metavar="MODEL", help=", ".join(MODELS))
-    parser.add_argument("--servers", nargs="+", metavar="NAME", help="of the part saturation; all if not given")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--captions", type=Path, required=True, metavar="FILE", help="what is translated"
+    )
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=PARTS,
+        default=list(PARTS),
+        metavar="PART",
+        help=", ".join(PARTS),
+    )
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        choices=MODELS,
+        default=MODELS,
+        metavar="MODEL",
+        help=", ".join(MODELS),
+    )
+    parser.add_argument(
+        "--servers", nargs="+", metavar="NAME", help="of the part saturation; all if not given"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="rounds (5)")
     parser.add_argument("--seconds", type=float, default=8, help="of one round of one server (8)")
-    parser.add_argument("--minutes", type=float, default=9, help="of the parts memory and overload (9)")
+    parser.add_argument(
+        "--minutes", type=float, default=9, help="of the parts memory and overload (9)"
+    )
     parser.add_argument("--sentences", type=int, default=1000, help="of FILE (1000)")
-    parser.add_argument("--quick", action="store_true", help="a tiny base model: tries everything, measures nothing")
-    parser.add_argument("--root", type=Path, default=HERE.parent / "build/serving", help="where models are kept")
-    parser.add_argument("--out", type=Path, default=HERE / "results/serving.json", help="the JSON file")
+    parser.add_argument(
+        "--quick", action="store_true", help="a tiny base model: tries everything, measures nothing"
+    )
+    parser.add_argument(
+        "--root", type=Path, default=HERE.parent / "build/serving", help="where models are kept"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=HERE / "results/serving.json", help="the JSON file"
+    )
     return parser.parse_args(arguments)
 
 
 def measure(options, part: str, model: str) -> dict:
     run = Run(
-        options.root, read_captions(options.captions, options.sentences), options.seconds, options.repeats, options.minutes,
-        options.servers,
+        options.root, read_captions(options.captions, options.sentences), options.seconds,
+        options.repeats, options.minutes, options.servers,
     )  # fmt: skip
     print(f"{datetime.datetime.now():%H:%M:%S}  {part} {model}", file=sys.stderr)
     if model == "decoder":
@@ -56,7 +98,11 @@ def measure(options, part: str, model: str) -> dict:
 
 def main(arguments=None):
     options = parse(arguments)
-    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ |= {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     os.environ.pop("OMP_NUM_THREADS", None)  # each server is told its threads
     result = json.loads(options.out.read_text()) if options.out.exists() else {}
     for part in options.parts:

@@ -1,9 +1,11 @@
-"""Load on a server, from a process of its own: reads a load as JSON from its input, and prints what came of it.
+"""Load on a server, from a process of its own: reads a load as JSON from its input, and prints what
+came of it.
 
-Raw HTTP/1.1 over connections that are kept, with requests that are made before the clock starts, since the client has the
-same cores as what it measures. A load is {"port", "path", "bodies", "seconds"} with either "connections", a closed loop: each
-asks as soon as it was answered, or "rate", an open loop: requests come at random moments, that many in a second on average,
-whatever has been answered. Latencies of the open loop count from the moment a request was due.
+Raw HTTP/1.1 over connections that are kept, with requests that are made before the clock starts,
+since the client has the same cores as what it measures. A load is {"port", "path", "bodies",
+"seconds"} with either "connections", a closed loop: each asks as soon as it was answered, or
+"rate", an open loop: requests come at random moments, that many in a second on average, whatever
+has been answered. Latencies of the open loop count from the moment a request was due.
 """
 
 import asyncio
@@ -17,20 +19,30 @@ from dataclasses import dataclass, field
 
 PATIENCE = 60  # seconds; what has no answer then is counted as "hung"
 LAST_CHUNK = b"\r\n0\r\n\r\n"
-LONGEST_IDLE = 3  # seconds, after which a server may close a connection just when the next request is on its way
+# seconds, after which a server may close a connection just when the next request is on its way
+LONGEST_IDLE = 3
 PAUSE = 0.02  # seconds before a closed loop goes on after an error
 
 
 def request(path: str, body: str | bytes, headers: dict[str, str] | None = None) -> bytes:
     body = body.encode() if isinstance(body, str) else body
-    lines = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}
+    lines = {
+        "Host": "localhost",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        **(headers or {}),
+    }
     return (
-        f"POST {path} HTTP/1.1\r\n".encode() + "".join(f"{name}: {lines[name]}\r\n" for name in lines).encode() + b"\r\n" + body
+        f"POST {path} HTTP/1.1\r\n".encode()
+        + "".join(f"{name}: {lines[name]}\r\n" for name in lines).encode()
+        + b"\r\n"
+        + body
     )
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time; the future of `ask` is (status, headers, body, the moment of the body's first byte)."""
+    """One request at a time; the future of `ask` is (status, headers, body, the moment of the
+    body's first byte)."""
 
     def __init__(self, idle: list["Connection"]):
         self.idle, self.is_open, self.future = idle, False, None
@@ -59,7 +71,9 @@ class Connection(asyncio.Protocol):
         if data:
             self.began = self.began or time.perf_counter()
             self.body += data
-        if len(self.body) == self.length or (self.length < 0 and (b"\r\n" + self.body).endswith(LAST_CHUNK)):
+        if len(self.body) == self.length or (
+            self.length < 0 and (b"\r\n" + self.body).endswith(LAST_CHUNK)
+        ):
             self.answered()
 
     def answered(self):
@@ -71,12 +85,16 @@ class Connection(asyncio.Protocol):
             self.idle.append(self)
             self.free_since = time.perf_counter()
         if not future.done():
-            future.set_result((int(self.head[9:12]), self.head, self.body, self.began or time.perf_counter()))
+            future.set_result(
+                (int(self.head[9:12]), self.head, self.body, self.began or time.perf_counter())
+            )
 
     def connection_lost(self, error):
         self.is_open = False
         if self.future and not self.future.done():
-            self.future.set_exception(ConnectionResetError("lost after a part" if self.head or self.body else "lost"))
+            self.future.set_exception(
+                ConnectionResetError("lost after a part" if self.head or self.body else "lost")
+            )
 
 
 def between(text: bytes, start: bytes, end: bytes) -> bytes:
@@ -85,9 +103,10 @@ def between(text: bytes, start: bytes, end: bytes) -> bytes:
 
 @dataclass
 class Outcome:
-    """`statuses` counts answers by status, and errors by name; `latencies` and `firsts` are seconds to the end and to the
-    first byte of the answers whose status is in `good`, `in_time` how many of those came before the clock stopped; `wrong`
-    counts those that are not what was expected, `unpromised` refusals without Retry-After."""
+    """`statuses` counts answers by status, and errors by name; `latencies` and `firsts` are seconds
+    to the end and to the first byte of the answers whose status is in `good`, `in_time` how many of
+    those came before the clock stopped; `wrong` counts those that are not what was expected,
+    `unpromised` refusals without Retry-After."""
 
     good: tuple[int, ...] = (200,)
 
@@ -114,13 +133,26 @@ def quantiles(seconds: list[float]) -> dict | None:
     """The nearest ranks, in seconds."""
     values = sorted(seconds)
     shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
-    return {name: values[max(0, -int(-share * len(values) // 1) - 1)] for name, share in shares.items()} if values else None
+    return (
+        {
+            name: values[max(0, -int(-share * len(values) // 1) - 1)]
+            for name, share in shares.items()
+        }
+        if values
+        else None
+    )
 
 
 class Client:
     """Asks `requests` in turn; `expected` are the bodies of their answers, where they are known."""
 
-    def __init__(self, port: int, requests: list[bytes], expected: list[bytes] | None = None, host: str = "127.0.0.1"):
+    def __init__(
+        self,
+        port: int,
+        requests: list[bytes],
+        expected: list[bytes] | None = None,
+        host: str = "127.0.0.1",
+    ):
         self.address, self.requests, self.expected = (host, port), requests, expected
         self.idle: list[Connection] = []
         self.outcome = Outcome()
@@ -157,7 +189,11 @@ class Client:
             if connection.is_open and time.perf_counter() < connection.free_since + LONGEST_IDLE:
                 return connection
             connection.transport.close()
-        return (await asyncio.get_running_loop().create_connection(lambda: Connection(self.idle), *self.address))[1]
+        return (
+            await asyncio.get_running_loop().create_connection(
+                lambda: Connection(self.idle), *self.address
+            )
+        )[1]
 
     async def closed(self, connections: int, seconds: float) -> None:
         self.end = time.perf_counter() + seconds

@@ -1,4 +1,5 @@
-"""What is served in benchmarks/serving.py, in the files that each server reads. Made once, in processes of their own."""
+"""What is served in benchmarks/serving.py, in the files that each server reads. Made once, in
+processes of their own."""
 
 import importlib.util
 import json
@@ -8,16 +9,18 @@ from pathlib import Path
 
 import workload
 
-NEW_TOKENS = 16  # of the model with random weights, which never ends by itself: as many as a caption has on average
+# of the model with random weights, which never ends by itself: as many as a caption has on average
+NEW_TOKENS = 16
 START, END, UNKNOWN = "1", "2", "3"  # of the shipped tokenizers
 DTYPES = ("calibrated", "int8", "fp32")  # the first is int8 too
 CTRANSLATE2 = {"int8": "int8", "fp32": "float32"}  # what it calls them
 
 
 def prepare(model: str, card: Path, root: Path, texts: Sequence[str], quick: bool) -> None:
-    """`root/model` gets an export for each dtype, `transformers`, and CTranslate2's files where it is installed: of `card` for
-    "tiny", and for "base" of the paper's base shape with random weights, with the tokenizer of `card`. Both are greedy. What is
-    there is kept. `texts` are for calibration."""
+    """`root/model` gets an export for each dtype, `transformers`, and CTranslate2's files where it
+    is installed: of `card` for "tiny", and for "base" of the paper's base shape with random
+    weights, with the tokenizer of `card`. Both are greedy. What is there is kept. `texts` are for
+    calibration."""
     folder = root / model
     if (folder / "complete").exists():
         return
@@ -27,25 +30,39 @@ def prepare(model: str, card: Path, root: Path, texts: Sequence[str], quick: boo
     if model == "tiny":
         shutil.copytree(card, folder / "vanilla")
         change_json(folder / "vanilla/generation_config.json", num_beams=1)
-        convert(folder / "vanilla", folder / "transformers", to="marian")  # which transformers and CTranslate2 know
+        # which transformers and CTranslate2 know
+        convert(folder / "vanilla", folder / "transformers", to="marian")
     else:
         workload.make_checkpoints("seq2seq", quick, folder)
         for checkpoint in ("vanilla", "transformers"):
             for name in ("tokenizer.json", "tokenizer_config.json"):
                 shutil.copy(card / name, folder / checkpoint)
-            change_json(folder / checkpoint / "generation_config.json", num_beams=1, max_new_tokens=NEW_TOKENS)
+            change_json(
+                folder / checkpoint / "generation_config.json",
+                num_beams=1,
+                max_new_tokens=NEW_TOKENS,
+            )
     if importlib.util.find_spec("ctranslate2"):
         if model == "tiny":
             register_tiny()
         for name in CTRANSLATE2.values():
-            kind = "seq2seq" if model == "base" else model  # the shipped one has no row of padding to remove
-            workload.convert_ctranslate2(kind, folder / "transformers", folder / f"ctranslate2-{name}", name)
+            # the shipped one has no row of padding to remove
+            kind = "seq2seq" if model == "base" else model
+            workload.convert_ctranslate2(
+                kind, folder / "transformers", folder / f"ctranslate2-{name}", name
+            )
     from vanilla_transformer_export import export
 
     text = folder / "text"
     text.write_text("\n".join(texts))
     for dtype in DTYPES:
-        export(folder / "vanilla", folder / dtype, cases=1, target="cpu", **workload.export_settings(dtype, text))
+        export(
+            folder / "vanilla",
+            folder / dtype,
+            cases=1,
+            target="cpu",
+            **workload.export_settings(dtype, text),
+        )
     (folder / "complete").touch()
 
 
@@ -61,8 +78,8 @@ def change_json(path: Path, **changes) -> None:
 
 
 def register_tiny() -> None:
-    """For CTranslate2's converter. It takes Marian's start token, which has no embedding, for granted, and that the last row is
-    padding; here the start token is one like any other."""
+    """For CTranslate2's converter. It takes Marian's start token, which has no embedding, for
+    granted, and that the last row is padding; here the start token is one like any other."""
     from ctranslate2.converters import transformers as converters
 
     @converters.register_loader("MarianConfig")

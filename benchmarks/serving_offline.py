@@ -1,6 +1,7 @@
-"""Without HTTP, from token ids to tokens: our engine with all captions in its queue, the longest first, the runtime with all in
-one call, which it runs in lanes, its whole batches sorted by length, and CTranslate2, each at several settings in a process of
-its own. After a round that warms them up and another, the best two of each kind go on, in turns."""
+"""Without HTTP, from token ids to tokens: our engine with all captions in its queue, the longest
+first, the runtime with all in one call, which it runs in lanes, its whole batches sorted by length,
+and CTranslate2, each at several settings in a process of its own. After a round that warms them up
+and another, the best two of each kind go on, in turns."""
 
 import asyncio
 import gzip
@@ -96,20 +97,25 @@ def ctranslate2(folder: Path, dtype: str, workers: int, threads: int, rows: int)
     most = Runtime(folder / dtype).defaults["max_new_tokens"]
     name = CTRANSLATE2[dtype]
     model = ctranslate2.Translator(
-        str(folder / f"ctranslate2-{name}"), compute_type=name, inter_threads=workers, intra_threads=threads
+        str(folder / f"ctranslate2-{name}"),
+        compute_type=name,
+        inter_threads=workers,
+        intra_threads=threads,
     )
 
     def generate(ids):
         source = [[str(token) for token in row] for row in ids]
-        found = model.translate_batch(source, beam_size=1, max_decoding_length=most, max_batch_size=rows)
+        found = model.translate_batch(
+            source, beam_size=1, max_decoding_length=most, max_batch_size=rows
+        )
         return [[int(token) for token in row.hypotheses[0]] for row in found]
 
     return generate
 
 
 def loaded_memory(export: Path) -> dict:
-    """Bytes of a process that has the model and an engine as a server has them, but no server; and of its slots, of which it
-    has touched none."""
+    """Bytes of a process that has the model and an engine as a server has them, but no server; and
+    of its slots, of which it has touched none."""
     from serving_servers import memory_of
 
     from vanilla_transformer_export import TextRuntime
@@ -142,7 +148,8 @@ def one_round(ids) -> tuple[float, list[list[int]]]:
 
 
 def offline(run, model: str) -> dict:
-    """Sentences in a second, for each dtype and each setting; `same` is the share of rows whose tokens are the runtime's."""
+    """Sentences in a second, for each dtype and each setting; `same` is the share of rows whose
+    tokens are the runtime's."""
     ids = token_ids(run.root / model / "int8", run.captions)
     return {dtype: compare(run, model, dtype, ids) for dtype in DTYPES}
 
@@ -156,14 +163,20 @@ def read_captions(path: Path, count: int) -> list[str]:
 def token_ids(export: Path, texts: list[str]) -> list[list[int]]:
     from tokenizers import Tokenizer
 
-    return [encoding.ids for encoding in Tokenizer.from_file(str(export / "tokenizer.json")).encode_batch(texts)]
+    return [
+        encoding.ids
+        for encoding in Tokenizer.from_file(str(export / "tokenizer.json")).encode_batch(texts)
+    ]
 
 
 def compare(run, model, dtype, ids) -> dict:
     chosen = {
-        (kind, *setting): ProcessPoolExecutor(1, CONTEXT, load, (kind, run.root / model, dtype, *setting))
+        (kind, *setting): ProcessPoolExecutor(
+            1, CONTEXT, load, (kind, run.root / model, dtype, *setting)
+        )
         for kind, settings in SETTINGS.items()
-        if kind != "ctranslate2" or (dtype in CTRANSLATE2 and importlib.util.find_spec("ctranslate2"))
+        if kind != "ctranslate2"
+        or (dtype in CTRANSLATE2 and importlib.util.find_spec("ctranslate2"))
         for setting in settings
     }
     seconds, tokens = {key: [] for key in chosen}, {}
@@ -179,7 +192,11 @@ def compare(run, model, dtype, ids) -> dict:
                 chosen.pop(key).shutdown()
     for process in chosen.values():
         process.shutdown()
-    expected = tokens[min((key for key in seconds if key[0] == "runtime"), key=lambda key: np.median(seconds[key]))]
+    expected = tokens[
+        min(
+            (key for key in seconds if key[0] == "runtime"), key=lambda key: np.median(seconds[key])
+        )
+    ]
     return {
         " ".join(map(str, key)): {
             "per_second": spread([len(ids) / took for took in rounds]),
@@ -190,11 +207,21 @@ def compare(run, model, dtype, ids) -> dict:
 
 
 def finalists(seconds: dict) -> set:
-    return {key for kind in KINDS for key in sorted((each for each in seconds if each[0] == kind), key=seconds.get)[:FINALISTS]}
+    return {
+        key
+        for kind in KINDS
+        for key in sorted((each for each in seconds if each[0] == kind), key=seconds.get)[
+            :FINALISTS
+        ]
+    }
 
 
 def same(tokens, expected, padding=(0, 2)) -> float:
-    return float(np.mean([strip(row, padding) == strip(other, padding) for row, other in zip(tokens, expected)]))
+    return float(
+        np.mean(
+            [strip(row, padding) == strip(other, padding) for row, other in zip(tokens, expected)]
+        )
+    )
 
 
 def strip(row, padding):

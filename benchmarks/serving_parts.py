@@ -1,4 +1,5 @@
-"""What benchmarks/serving.py measures: each part is a function of a `Run` and a model, and returns what becomes JSON."""
+"""What benchmarks/serving.py measures: each part is a function of a `Run` and a model, and returns
+what becomes JSON."""
 
 import itertools
 import json
@@ -15,7 +16,17 @@ from serving_servers import BEST, OURS, PEERS, Plan, Server, outcome, plans
 
 CONNECTIONS = 64
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.1)  # of the closed loop's rate
-MALFORMED = ["", "{", "[]", '"a"', "{}", '{"q": 5}', '{"q": [1]}', '{"q": "a", "alternatives": "x"}', '{"q": 5' + 4000 * " "]
+MALFORMED = [
+    "",
+    "{",
+    "[]",
+    '"a"',
+    "{}",
+    '{"q": 5}',
+    '{"q": [1]}',
+    '{"q": "a", "alternatives": "x"}',
+    '{"q": 5' + 4000 * " ",
+]
 PROBE_RATE = 20  # malformed requests in a second, beside the load
 PROMPT = "ROMEO:\n"
 STREAM_TOKENS = 32
@@ -23,8 +34,9 @@ STREAM_TOKENS = 32
 
 @dataclass(frozen=True)
 class Run:
-    """`captions` are asked for in turn; a round of a server takes `seconds`, and there are `repeats`; `minutes` are those of
-    the parts that look for growth. `root` has the models, see serving_models.py."""
+    """`captions` are asked for in turn; a round of a server takes `seconds`, and there are
+    `repeats`; `minutes` are those of the parts that look for growth. `root` has the models, see
+    serving_models.py."""
 
     root: Path
     captions: list[str]
@@ -55,7 +67,11 @@ class Run:
 
 def saturation(run: Run, model: str) -> dict:
     """A closed loop on each server, in turns."""
-    chosen = {name: plan for name, plan in plans(run.root, model).items() if run.servers is None or name in run.servers}
+    chosen = {
+        name: plan
+        for name, plan in plans(run.root, model).items()
+        if run.servers is None or name in run.servers
+    }
     found = {name: {"ready_seconds": None, "rounds": []} for name in chosen}
     with ExitStack() as stack:
         servers = {name: run.start(stack, f"{model}-{name}", plan) for name, plan in chosen.items()}
@@ -83,10 +99,17 @@ def latency(run: Run, model: str) -> dict:
             rounds.append({"unloaded": unloaded, "half": half})
     median = statistics.median(each["unloaded"]["latency"]["p50"] for each in rounds)
     ratios = {
-        rank: spread([each["half"]["latency"][rank] / each["unloaded"]["latency"]["p50"] for each in rounds])
+        rank: spread(
+            [each["half"]["latency"][rank] / each["unloaded"]["latency"]["p50"] for each in rounds]
+        )
         for rank in ("p50", "p95", "p99")
     }
-    return {"closed_per_second": rate, "unloaded_median": median, "ratios": ratios, "rounds": rounds}
+    return {
+        "closed_per_second": rate,
+        "unloaded_median": median,
+        "ratios": ratios,
+        "rounds": rounds,
+    }
 
 
 def rates(run: Run, model: str) -> dict:
@@ -104,7 +127,12 @@ def rates(run: Run, model: str) -> dict:
 
 def refusals(run: Run, model: str) -> dict:
     """Malformed requests, alone and beside half the rate of the closed loop."""
-    malformed = {"path": "/translate", "bodies": MALFORMED, "seconds": run.seconds, "good": [400, 422]}
+    malformed = {
+        "path": "/translate",
+        "bodies": MALFORMED,
+        "seconds": run.seconds,
+        "good": [400, 422],
+    }
     with ExitStack() as stack:
         server = run.ours(stack, model)
         rate = server.load(**run.translations, connections=CONNECTIONS)["per_second"]
@@ -112,7 +140,9 @@ def refusals(run: Run, model: str) -> dict:
         for repeat in range(run.repeats):
             alone = server.load(**malformed, connections=1)
             load = server.start_load(**run.translations, rate=rate / 2, seed=repeat)
-            rounds.append({"unloaded": alone, "half": server.load(**malformed, rate=PROBE_RATE, seed=repeat)})
+            rounds.append(
+                {"unloaded": alone, "half": server.load(**malformed, rate=PROBE_RATE, seed=repeat)}
+            )
             outcome(load)
     medians = [each["unloaded"]["latency"]["p50"] for each in rounds]
     return {
@@ -132,31 +162,46 @@ def start(run: Run, model: str) -> dict:
 
 
 def memory(run: Run, model: str) -> dict:
-    """Of the server while a closed loop runs. `above` is what it has more than a process without a server and all of the
-    slots, so it is too little by what was never touched of these: arrays lie in pages of 2 MB, which leaves little."""
+    """Of the server while a closed loop runs. `above` is what it has more than a process without a
+    server and all of the slots, so it is too little by what was never touched of these: arrays lie
+    in pages of 2 MB, which leaves little."""
     with ExitStack() as stack:
         server = run.start(stack, f"{model}-memory", plans(run.root, model)[BEST])
         ready = server.memory
         samples, load = sampled(run, server, {"connections": CONNECTIONS})
     found = isolated(loaded_memory, run.root / model / DTYPES[0])
     above = max(samples) - found["loaded"] - found["slots"]
-    return {**found, "ready": ready, "above": above, "samples": samples, "growth": growth(samples), "load": load}
+    return {
+        **found,
+        "ready": ready,
+        "above": above,
+        "samples": samples,
+        "growth": growth(samples),
+        "load": load,
+    }
 
 
 def overload(run: Run, model: str) -> dict:
-    """Twice the rate of the closed loop: who is answered gets what is answered to a request alone, who is refused is told when
-    to come back."""
+    """Twice the rate of the closed loop: who is answered gets what is answered to a request alone,
+    who is refused is told when to come back."""
     with ExitStack() as stack:
         server = run.ours(stack, model)
         rate = server.load(**run.translations, connections=CONNECTIONS)["per_second"]
-        alone = [json.dumps(server.post("/translate", json.loads(body)), separators=(",", ":"), ensure_ascii=False)
-                 for body in run.translations["bodies"]]  # fmt: skip
+        alone = [
+            json.dumps(
+                server.post("/translate", json.loads(body)),
+                separators=(",", ":"),
+                ensure_ascii=False,
+            )
+            for body in run.translations["bodies"]
+        ]
         samples, load = sampled(run, server, {"rate": 2 * rate, "expected": alone})
     return {"closed_per_second": rate, "samples": samples, "growth": growth(samples), "load": load}
 
 
 def sampled(run: Run, server: Server, load: dict) -> tuple[list[int], dict]:
-    """The memory of the server each second of a load of `run.minutes`, and what came of the load."""
+    """The memory of the server each second of a load of `run.minutes`, and what came of the
+    load."""
     client = server.start_load(**run.translations | {"seconds": 60 * run.minutes}, **load)
     samples = []
     while client.poll() is None:
@@ -168,7 +213,10 @@ def sampled(run: Run, server: Server, load: dict) -> tuple[list[int], dict]:
 def growth(samples: list[int]) -> int:
     """Bytes: the median of the last quarter above that of the second one."""
     quarter = max(1, len(samples) // 4)
-    return int(statistics.median(samples[-quarter:]) - statistics.median(samples[quarter : 2 * quarter] or samples))
+    return int(
+        statistics.median(samples[-quarter:])
+        - statistics.median(samples[quarter : 2 * quarter] or samples)
+    )
 
 
 def decoder(run: Run, card: Path) -> dict:
@@ -176,16 +224,29 @@ def decoder(run: Run, card: Path) -> dict:
     name = {"ours-int8": str(run.root / "decoder"), "transformers-serve": str(card)}
     commands = {
         "ours-int8": Plan([*OURS, name["ours-int8"]]),
-        "transformers-serve": Plan([*PEERS, "transformers-serve", name["transformers-serve"]], ready="/health"),
+        "transformers-serve": Plan(
+            [*PEERS, "transformers-serve", name["transformers-serve"]], ready="/health"
+        ),
     }
     found = {server: {"whole": [], "streams": []} for server in commands}
     with ExitStack() as stack:
-        servers = {server: run.start(stack, f"decoder-{server}", plan) for server, plan in commands.items()}
+        servers = {
+            server: run.start(stack, f"decoder-{server}", plan) for server, plan in commands.items()
+        }
         for _, (label, server) in itertools.product(range(run.repeats), servers.items()):
-            body = {"model": name[label] if label != "ours-int8" else "decoder", "prompt": PROMPT, "max_tokens": STREAM_TOKENS}
+            body = {
+                "model": name[label] if label != "ours-int8" else "decoder",
+                "prompt": PROMPT,
+                "max_tokens": STREAM_TOKENS,
+            }
             for kind, more in (("whole", {}), ("streams", {"stream": True})):
                 bodies = [json.dumps({**body, "temperature": 0, **more})]
-                load = {"path": "/v1/completions", "bodies": bodies, "seconds": run.seconds, "connections": 8}
+                load = {
+                    "path": "/v1/completions",
+                    "bodies": bodies,
+                    "seconds": run.seconds,
+                    "connections": 8,
+                }
                 found[label][kind].append(server.load(**load))
     return found
 

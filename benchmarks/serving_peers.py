@@ -1,6 +1,6 @@
-"""Servers to compare with, each in a process of its own, by the first argument: `ctranslate2` is CTranslate2 behind our own
-front, `transformers` what is written first: FastAPI with a call of `generate` for each request, `transformers-serve` the
-server of transformers, for our decoder."""
+"""Servers to compare with, each in a process of its own, by the first argument: `ctranslate2` is
+CTranslate2 behind our own front, `transformers` what is written first: FastAPI with a call of
+`generate` for each request, `transformers-serve` the server of transformers, for our decoder."""
 
 import argparse
 import asyncio
@@ -15,9 +15,11 @@ ROWS = 64  # of all batches together
 
 
 class CTranslate2Engine:
-    """In the place of our engine: `workers` threads, each of which translates what waits when it is free, as one batch.
+    """In the place of our engine: `workers` threads, each of which translates what waits when it is
+    free, as one batch.
 
-    CTranslate2 cannot add to a batch that runs. `workers` is its `inter_threads`, `threads` its `intra_threads`.
+    CTranslate2 cannot add to a batch that runs. `workers` is its `inter_threads`, `threads` its
+    `intra_threads`.
     """
 
     def __init__(self, runtime, model: Path, workers: int, threads: int):
@@ -27,7 +29,9 @@ class CTranslate2Engine:
 
         self.runtime = runtime
         self.room = Room(ROWS, 512, 512)
-        self.translator = ctranslate2.Translator(str(model), compute_type="int8", inter_threads=workers, intra_threads=threads)
+        self.translator = ctranslate2.Translator(
+            str(model), compute_type="int8", inter_threads=workers, intra_threads=threads
+        )
         self.rows = ROWS // workers
         self.checked = {}
         self.queue = collections.deque()
@@ -80,7 +84,9 @@ class CTranslate2Engine:
         from vanilla_transformer_export.engine.jobs import STOP, Generated
 
         most = max(job.options.max_new_tokens for job in jobs)
-        rows = self.translator.translate_batch([job.source for job in jobs], beam_size=1, max_decoding_length=most)
+        rows = self.translator.translate_batch(
+            [job.source for job in jobs], beam_size=1, max_decoding_length=most
+        )
         return [[Generated([int(token) for token in row.hypotheses[0]], STOP)] for row in rows]
 
 
@@ -90,7 +96,9 @@ def serve_ctranslate2(options) -> None:
     from vanilla_transformer_export.serving.settings import Settings
     from vanilla_transformer_export.serving.sources import sources
 
-    service.Engine = lambda runtime, *_, **__: CTranslate2Engine(runtime, options.model, options.workers, options.threads)
+    service.Engine = lambda runtime, *_, **__: CTranslate2Engine(
+        runtime, options.model, options.workers, options.threads
+    )
     settings = Settings(port=options.port, languages=((None, "en", "de"),), threads=1)
     server.serve(sources([str(options.export)], settings.languages), settings, None, print)
 
@@ -110,7 +118,10 @@ def transformers_app(checkpoint: Path, workers: int, threads: int):
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     torch.set_num_threads(threads)
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(checkpoint).eval(), AutoTokenizer.from_pretrained(checkpoint)
+    model, tokenizer = (
+        AutoModelForSeq2SeqLM.from_pretrained(checkpoint).eval(),
+        AutoTokenizer.from_pretrained(checkpoint),
+    )
     app = FastAPI()
 
     class Body(BaseModel):
@@ -130,7 +141,8 @@ def transformers_app(checkpoint: Path, workers: int, threads: int):
 
 
 def serve_transformers(model: Path, port: int) -> None:
-    """transformers looks for the class of a checkpoint among its own, even where it is a registered one."""
+    """transformers looks for the class of a checkpoint among its own, even where it is a registered
+    one."""
     from vanilla_transformer import VanillaDecoderForCausalLM
 
     sys.modules["transformers"].VanillaDecoderForCausalLM = VanillaDecoderForCausalLM
@@ -144,7 +156,9 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=["ctranslate2", "transformers", "transformers-serve"])
     parser.add_argument("model", type=Path)
-    parser.add_argument("--export", type=Path, help="ours, of the same checkpoint: its tokenizer and its options")
+    parser.add_argument(
+        "--export", type=Path, help="ours, of the same checkpoint: its tokenizer and its options"
+    )
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2, help="of each worker")
     parser.add_argument("--port", type=int, required=True)

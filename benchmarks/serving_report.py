@@ -1,7 +1,7 @@
 """What benchmarks/serving.py measured, as tables.
 
-Reads the JSON file only, which is the argument where it runs by itself. Medians of the rounds, with the smallest and the
-largest after them.
+Reads the JSON file only, which is the argument where it runs by itself. Medians of the rounds, with
+the smallest and the largest after them.
 """
 
 import json
@@ -15,7 +15,11 @@ MEGA = 1e6
 
 
 def tables(result: dict) -> str:
-    parts = [setting(result), floors_table(result), *(TABLES[part](result[part]) for part in TABLES if part in result)]
+    parts = [
+        setting(result),
+        floors_table(result),
+        *(TABLES[part](result[part]) for part in TABLES if part in result),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -25,7 +29,10 @@ def setting(result):
     for part, models in result.items():
         for model, entry in models.items():
             machines.setdefault(machine(entry), []).append(f"{part} {model}")
-    lines = [f"{line} Of {', '.join(parts)}." if len(machines) > 1 else line for line, parts in machines.items()]
+    lines = [
+        f"{line} Of {', '.join(parts)}." if len(machines) > 1 else line
+        for line, parts in machines.items()
+    ]
     return "\n\n".join(lines)
 
 
@@ -33,12 +40,17 @@ def machine(entry):
     found = entry["hardware"]
     packages = ", ".join(f"{name} {version}" for name, version in entry["versions"].items())
     quick = "; tiny models, which measure nothing" if entry["quick"] else ""
-    return f"{found['cpu']}, {found['cores']} cores ({', '.join(found['instructions'])}){quick}. {packages}."
+    return (
+        f"{found['cpu']}, {found['cores']} cores ({', '.join(found['instructions'])}){quick}. "
+        f"{packages}."
+    )
 
 
 def table(title, header, rows):
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return f"**{title}**\n\n" + "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    return f"**{title}**\n\n" + "\n".join(
+        "| " + " | ".join(map(str, line)) + " |" for line in lines
+    )
 
 
 def number(value):
@@ -46,7 +58,10 @@ def number(value):
 
 
 def spread(values, scale=1):
-    return f"{number(scale * values['median'])} ({number(scale * values['min'])} - {number(scale * values['max'])})"
+    return (
+        f"{number(scale * values['median'])} ({number(scale * values['min'])} - "
+        f"{number(scale * values['max'])})"
+    )
 
 
 def milliseconds(loads, rank, field="latency"):
@@ -65,12 +80,14 @@ def errors(loads):
     return ", ".join(f"{count} of {status}" for status, count in counts.items()) or "none"
 
 
-# ----------------------------------------------------------------------------------------------------------------- floors
+# ------------------------------------------------------------------------------------------- floors
 
 
 def best(speeds: dict, start: str) -> float | None:
     """The largest median of what begins with `start`."""
-    found = [each["per_second"]["median"] for name, each in speeds.items() if name.startswith(start)]
+    found = [
+        each["per_second"]["median"] for name, each in speeds.items() if name.startswith(start)
+    ]
     return max(found, default=None)
 
 
@@ -89,7 +106,14 @@ def floors(result: dict) -> list[tuple[str, float | None, float, bool]]:
         for dtype, floor in (("fp32", 1.0), ("int8", 0.9), ("calibrated", 0.9)):
             speeds = found("offline", model).get(dtype, {})
             share = ratio(best(speeds, "engine"), best(speeds, "runtime"))
-            rows.append((f"engine without HTTP / the runtime's batches, {model} {dtype}", share, floor, True))
+            rows.append(
+                (
+                    f"engine without HTTP / the runtime's batches, {model} {dtype}",
+                    share,
+                    floor,
+                    True,
+                )
+            )
     for model, floor in (("tiny", 0.75), ("base", 0.9)):
         offline = best(found("offline", model).get("calibrated", {}), "runtime")
         rows.append(
@@ -102,17 +126,45 @@ def floors(result: dict) -> list[tuple[str, float | None, float, bool]]:
         )
     tiny = found("saturation", "tiny")
     for peer, floor in (("ctranslate2-int8", 1.2), ("transformers", 50)):
-        rows.append((f"over HTTP / {peer}, tiny int8", ratio(best(tiny, BEST), best(tiny, peer)), floor, True))
+        rows.append(
+            (
+                f"over HTTP / {peer}, tiny int8",
+                ratio(best(tiny, BEST), best(tiny, peer)),
+                floor,
+                True,
+            )
+        )
     ratios = found("latency", "tiny").get("ratios", {})
     for rank, bound in (("p95", 5), ("p99", 7)):
-        rows.append((f"{rank} at half load / unloaded median", ratios.get(rank, {}).get("median"), bound, False))
-    for name, field, bound in (("median unloaded", "unloaded_median", 1), ("p99 at half load", "half_p99", 20)):
+        rows.append(
+            (
+                f"{rank} at half load / unloaded median",
+                ratios.get(rank, {}).get("median"),
+                bound,
+                False,
+            )
+        )
+    for name, field, bound in (
+        ("median unloaded", "unloaded_median", 1),
+        ("p99 at half load", "half_p99", 20),
+    ):
         seconds = found("refusals", "tiny").get(field, {}).get("median")
-        rows.append((f"refusing a malformed request, ms, {name}", seconds and 1000 * seconds, bound, False))
+        rows.append(
+            (f"refusing a malformed request, ms, {name}", seconds and 1000 * seconds, bound, False)
+        )
     for model, bound in (("tiny", 1.5), ("base", 3)):
-        rows.append((f"start to ready, s, {model} int8", found("start", model).get("seconds", {}).get("median"), bound, False))
+        rows.append(
+            (
+                f"start to ready, s, {model} int8",
+                found("start", model).get("seconds", {}).get("median"),
+                bound,
+                False,
+            )
+        )
     above = found("memory", "tiny").get("above")
-    rows.append(("memory above the loaded model and its slots, MB", above and above / MEGA, 60, False))
+    rows.append(
+        ("memory above the loaded model and its slots, MB", above and above / MEGA, 60, False)
+    )
     return rows
 
 
@@ -121,11 +173,18 @@ def floors_table(result):
     for name, value, bound, is_floor in floors(result):
         sign = "at least" if is_floor else "at most"
         is_met = value is not None and (value >= bound if is_floor else value <= bound)
-        rows.append([name, number(value), f"{sign} {bound}", "-" if value is None else "yes" if is_met else "no"])
+        rows.append(
+            [
+                name,
+                number(value),
+                f"{sign} {bound}",
+                "-" if value is None else "yes" if is_met else "no",
+            ]
+        )
     return table("what is to be reached", ["", "measured", "goal", "reached"], rows)
 
 
-# ----------------------------------------------------------------------------------------------------------------- tables
+# ------------------------------------------------------------------------------------------- tables
 
 
 def offline_table(models):
@@ -135,7 +194,11 @@ def offline_table(models):
         for dtype, engines in part["found"].items()
         for name, each in engines.items()
     ]
-    header = ["kind, threads beside each other, threads of each, rows", "sentences/s", "same tokens as the runtime"]
+    header = [
+        "kind, threads beside each other, threads of each, rows",
+        "sentences/s",
+        "same tokens as the runtime",
+    ]
     return table("without HTTP", header, rows)
 
 
@@ -144,10 +207,22 @@ def saturation_table(models):
     for model, part in models.items():
         for name, server in part["found"].items():
             loads = server["rounds"]
-            cpu = [1000 * median(load["cpu_per_request"][side] for load in loads) for side in ("server", "client")]
+            cpu = [
+                1000 * median(load["cpu_per_request"][side] for load in loads)
+                for side in ("server", "client")
+            ]
             ranks = [milliseconds(loads, rank) for rank in ("p50", "p95", "p99")]
             memory = number(max(load["memory"] for load in loads) / MEGA)
-            rows.append([f"{model}, {name}", spread(server["per_second"]), *ranks, *map(number, cpu), memory, errors(loads)])
+            rows.append(
+                [
+                    f"{model}, {name}",
+                    spread(server["per_second"]),
+                    *ranks,
+                    *map(number, cpu),
+                    memory,
+                    errors(loads),
+                ]
+            )
     header = [
         "",
         "requests/s",
@@ -168,11 +243,25 @@ def latency_table(models):
         found = part["found"]
         for name in ("unloaded", "half"):
             loads = [each[name] for each in found["rounds"]]
-            rows.append([f"{model}, {name}", *(milliseconds(loads, rank) for rank in ("p50", "p95", "p99")), errors(loads)])
+            rows.append(
+                [
+                    f"{model}, {name}",
+                    *(milliseconds(loads, rank) for rank in ("p50", "p95", "p99")),
+                    errors(loads),
+                ]
+            )
         rows.append(
-            [f"{model}, half / unloaded median", *(spread(found["ratios"][rank]) for rank in ("p50", "p95", "p99")), "-"]
+            [
+                f"{model}, half / unloaded median",
+                *(spread(found["ratios"][rank]) for rank in ("p50", "p95", "p99")),
+                "-",
+            ]
         )
-    return table("one connection, and half the rate of the closed loop", ["", "p50, ms", "p95", "p99", "errors"], rows)
+    return table(
+        "one connection, and half the rate of the closed loop",
+        ["", "p50, ms", "p95", "p99", "errors"],
+        rows,
+    )
 
 
 def rates_table(models):
@@ -183,13 +272,27 @@ def rates_table(models):
                 rate = float(share) * found["closed_per_second"]
                 ranks = [milliseconds([load], rank) for rank in ("p50", "p95", "p99")]
                 name = f"{model}, {server}, {100 * float(share):.0f}%"
-                rows.append([name, number(rate), number(load["per_second"]), *ranks, errors([load])])
-    header = ["Poisson arrivals at a share of its own closed loop", "asked/s", "answered/s", "p50, ms", "p95", "p99", "errors"]
+                rows.append(
+                    [name, number(rate), number(load["per_second"]), *ranks, errors([load])]
+                )
+    header = [
+        "Poisson arrivals at a share of its own closed loop",
+        "asked/s",
+        "answered/s",
+        "p50, ms",
+        "p95",
+        "p99",
+        "errors",
+    ]
     return table("open loop", header, rows)
 
 
 def start_table(models):
-    return table("start to ready", ["", "s"], [[model, spread(part["found"]["seconds"])] for model, part in models.items()])
+    return table(
+        "start to ready",
+        ["", "s"],
+        [[model, spread(part["found"]["seconds"])] for model, part in models.items()],
+    )
 
 
 def growing_table(title):
@@ -201,8 +304,27 @@ def growing_table(title):
             sizes = [number(found["samples"][place] / MEGA) for place in (0, -1)]
             minutes = number(load["seconds"] / 60)
             wrong = [load["wrong"], load["unpromised"]]
-            rows.append([model, minutes, *counts, errors([load]), *wrong, *sizes, f"{found['growth'] / MEGA:.1f}"])
-        header = ["", "minutes", "200", "429", "503", "all that was no 200", "wrong", "no Retry-After"]
+            rows.append(
+                [
+                    model,
+                    minutes,
+                    *counts,
+                    errors([load]),
+                    *wrong,
+                    *sizes,
+                    f"{found['growth'] / MEGA:.1f}",
+                ]
+            )
+        header = [
+            "",
+            "minutes",
+            "200",
+            "429",
+            "503",
+            "all that was no 200",
+            "wrong",
+            "no Retry-After",
+        ]
         return table(title, [*header, "memory at first, MB", "at last", "growth, MB"], rows)
 
     return rows_of
@@ -213,7 +335,9 @@ def decoder_table(models):
     for name, found in models["decoder"]["found"].items():
         speeds = [load["per_second"] for load in found["whole"]]
         firsts = [milliseconds(found["streams"], rank, "first_byte") for rank in ("p50", "p99")]
-        rows.append([name, number(median(speeds)), *firsts, errors(found["whole"] + found["streams"])])
+        rows.append(
+            [name, number(median(speeds)), *firsts, errors(found["whole"] + found["streams"])]
+        )
     header = ["", "completions/s", "time to first token, p50, ms", "p99", "errors"]
     return table("completions of the shipped decoder, 8 connections", header, rows)
 
@@ -225,7 +349,9 @@ TABLES = {
     "rates": rates_table,
     "start": start_table,
     "memory": growing_table("memory in a closed loop of 64 connections"),
-    "overload": growing_table("twice the rate of the closed loop, each answer compared with the one given alone"),
+    "overload": growing_table(
+        "twice the rate of the closed loop, each answer compared with the one given alone"
+    ),
     "decoder": decoder_table,
 }
 

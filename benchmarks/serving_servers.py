@@ -23,8 +23,8 @@ PEERS = [sys.executable, str(HERE / "serving_peers.py")]
 
 @dataclass(frozen=True)
 class Plan:
-    """Of a server: its command without the port. `most` is how many connections a closed loop has at most, where a server
-    takes so few at a time that more would only wait."""
+    """Of a server: its command without the port. `most` is how many connections a closed loop has
+    at most, where a server takes so few at a time that more would only wait."""
 
     command: list[str]
     ready: str = "/health/ready"
@@ -32,7 +32,8 @@ class Plan:
 
 
 def plans(root: Path, model: str) -> dict[str, Plan]:
-    """All that serve translations of `model`, each at several settings where the best depends on the machine."""
+    """All that serve translations of `model`, each at several settings where the best depends on
+    the machine."""
     folder, found = root / model, {}
     for dtype in DTYPES:
         found[f"ours-{dtype}"] = Plan([*OURS, str(folder / dtype), "--languages", "en-de"])
@@ -47,13 +48,17 @@ def plans(root: Path, model: str) -> dict[str, Plan]:
 
 
 class Server:
-    """A process that serves on `port`; `seconds` is how long it took to be ready. Its output goes to the file `log`."""
+    """A process that serves on `port`; `seconds` is how long it took to be ready. Its output goes
+    to the file `log`."""
 
     def __init__(self, plan: Plan, log: Path, environment: dict[str, str] | None = None):
         self.plan, self.port, start = plan, free_port(), time.perf_counter()
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                [*plan.command, "--port", str(self.port)], stdout=out, stderr=out, env={**os.environ, **(environment or {})}
+                [*plan.command, "--port", str(self.port)],
+                stdout=out,
+                stderr=out,
+                env={**os.environ, **(environment or {})},
             )
         while self.status(plan.ready) != 200:
             if self.process.poll() is not None or time.perf_counter() > start + PATIENCE:
@@ -90,7 +95,9 @@ class Server:
             return None
 
     def post(self, path: str, body: dict) -> dict:
-        request = urllib.request.Request(self.url(path), json.dumps(body).encode(), {"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            self.url(path), json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
         with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return json.load(answer)
 
@@ -119,7 +126,8 @@ class Server:
         return client
 
     def load(self, **load) -> dict:
-        """What the client saw, with the seconds of processor that the server used meanwhile, and its memory afterwards."""
+        """What the client saw, with the seconds of processor that the server used meanwhile, and
+        its memory afterwards."""
         if "connections" in load:
             load["connections"] = min(load["connections"], self.plan.most)
         before = self.cpu
@@ -136,7 +144,8 @@ def cpu_of(pid: int) -> float:
 
 
 def memory_of(pid: int | str) -> int:
-    """Bytes in use now: what processes share counts in parts, so that their sum is what all of them take."""
+    """Bytes in use now: what processes share counts in parts, so that their sum is what all of them
+    take."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 

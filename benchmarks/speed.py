@@ -1,11 +1,12 @@
-"""Speed, measured: `python benchmarks/speed.py` writes benchmarks/results/cpu-vnni.json, or cpu-avx2.json where the processor
-has no VNNI, and reports it; `--device cuda` cuda.json.
+"""Speed, measured: `python benchmarks/speed.py` writes benchmarks/results/cpu-vnni.json, or
+cpu-avx2.json where the processor has no VNNI, and reports it; `--device cuda` cuda.json.
 
-The same seeded weights, the same inputs and the same forced number of tokens in every engine. On a CPU: transformers,
-CTranslate2, OpenVINO, llama.cpp and our exports, those of them that are installed, each in its fastest arrangement of threads,
-with memory; and sentences a second over the lines of a file. On a GPU: transformers, our models in torch, their decode step as
-one CUDA graph, and our exports, in half precision, with the time in kernels; `verify` and BLEU too. Nothing is downloaded, and
-our packages are those of this checkout where they are not installed.
+The same seeded weights, the same inputs and the same forced number of tokens in every engine. On a
+CPU: transformers, CTranslate2, OpenVINO, llama.cpp and our exports, those of them that are
+installed, each in its fastest arrangement of threads, with memory; and sentences a second over the
+lines of a file. On a GPU: transformers, our models in torch, their decode step as one CUDA graph,
+and our exports, in half precision, with the time in kernels; `verify` and BLEU too. Nothing is
+downloaded, and our packages are those of this checkout where they are not installed.
 """
 
 import argparse
@@ -34,27 +35,68 @@ def parse(arguments):
     )
     for name, values in (("shape", list(plan.shapes)), ("engine", list(plan.engines))):
         parser.add_argument(
-            f"--{name}s", nargs="+", choices=values, default=values, metavar=name.upper(), help=", ".join(values)
+            f"--{name}s",
+            nargs="+",
+            choices=values,
+            default=values,
+            metavar=name.upper(),
+            help=", ".join(values),
         )
-    parser.add_argument("--repeats", type=int, default=5, help="rounds measured after a warm-up (5)")
-    parser.add_argument("--threads", type=int, default=plan.threads, help=f"threads of an engine at most ({plan.threads})")
-    parser.add_argument("--quick", action="store_true", help="tiny models: tries everything, measures nothing")
-    parser.add_argument("--minutes", type=float, default=plan.minutes, help=f"after which nothing is begun ({plan.minutes})")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="rounds measured after a warm-up (5)"
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=plan.threads,
+        help=f"threads of an engine at most ({plan.threads})",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny models: tries everything, measures nothing"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=plan.minutes,
+        help=f"after which nothing is begun ({plan.minutes})",
+    )
     parser.add_argument("--out", type=Path, default=out, help="the JSON file")
     parser.add_argument(
-        "--files", type=Path, metavar="DIR", help="keeps the files of engines there for other runs; delete it after a change"
+        "--files",
+        type=Path,
+        metavar="DIR",
+        help="keeps the files of engines there for other runs; delete it after a change",
     )
     if device == "cpu":
-        parser.add_argument("--captions", type=Path, metavar="FILE", help="a sentence on each line, gzip or not, to translate")
-        parser.add_argument("--resume", action="store_true", help="goes on with the JSON file: measures what it does not have")
+        parser.add_argument(
+            "--captions",
+            type=Path,
+            metavar="FILE",
+            help="a sentence on each line, gzip or not, to translate",
+        )
+        parser.add_argument(
+            "--resume",
+            action="store_true",
+            help="goes on with the JSON file: measures what it does not have",
+        )
     else:
-        parser.add_argument("--texts", type=Path, nargs=2, metavar=("SOURCE", "TARGET"), help="for BLEU of the shipped model")
+        parser.add_argument(
+            "--texts",
+            type=Path,
+            nargs=2,
+            metavar=("SOURCE", "TARGET"),
+            help="for BLEU of the shipped model",
+        )
     return parser.parse_args(arguments), plan
 
 
 def main(arguments=None):
     options, plan = parse(arguments)
-    os.environ |= {"OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    os.environ |= {
+        "OMP_NUM_THREADS": str(options.threads),
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as root, tempfile.TemporaryDirectory() as packages:
         make_importable(Path(packages))

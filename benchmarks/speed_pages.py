@@ -1,5 +1,5 @@
-"""The speeds in README.md and docs/results.md, from the results of all processors: `python benchmarks/speed_pages.py` writes
-them there, between the comments that name this file."""
+"""The speeds in README.md and docs/results.md, from the results of all processors: `python
+benchmarks/speed_pages.py` writes them there, between the comments that name this file."""
 
 import json
 import re
@@ -26,26 +26,40 @@ def results(folder: Path = report.RESULTS) -> dict[str, dict]:
 
 
 def highlights(found: dict[str, dict]) -> str:
-    """The table of README.md: of each processor our fastest export, and the fastest engine of each program."""
+    """The table of README.md: of each processor our fastest export, and the fastest engine of each
+    program."""
     names = [name for result in found.values() for name in (f"ours, {kind(result)}", "to compare")]
-    rows = [[what, *(cell for result in found.values() for cell in compared(result, key))] for key, what in HIGHLIGHTS.items()]
+    rows = [
+        [what, *(cell for result in found.values() for cell in compared(result, key))]
+        for key, what in HIGHLIGHTS.items()
+    ]
     return report.table(["2 CPU threads", *names], rows)
 
 
 def compared(result: dict, key: tuple[str, int, int]) -> tuple[str, str]:
     """Ours and the others, of a cell of `HIGHLIGHTS`."""
     shape, beams, batch = key
-    records = [record for record in report.records(result, shape, beams) if record["batch"] == batch]
+    records = [
+        record for record in report.records(result, shape, beams) if record["batch"] == batch
+    ]
     measured = {record["engine"]: record for record in records if "per_second" in record}
     ours = said(measured, [name for name in measured if name.startswith("cpu-")])
-    others = [said(measured, [name for name in measured if report.LABELS[name].startswith(program)]) for program in PROGRAMS]
+    others = [
+        said(measured, [name for name in measured if report.LABELS[name].startswith(program)])
+        for program in PROGRAMS
+    ]
     return ours, "; ".join(filter(None, others))
 
 
 def said(measured: dict, names: list[str]) -> str:
     """The speed and the name of the fastest."""
     best = report.fastest(measured, names)
-    return f"{report.number(best['per_second'])} {report.LABELS[best['engine']].removeprefix('ours, cpu ')}" if best else ""
+    return (
+        f"{report.number(best['per_second'])} "
+        f"{report.LABELS[best['engine']].removeprefix('ours, cpu ')}"
+        if best
+        else ""
+    )
 
 
 def overviews(found: dict[str, dict]) -> str:
@@ -55,10 +69,17 @@ def overviews(found: dict[str, dict]) -> str:
 
 def overview(name: str, result: dict) -> str:
     versions = {package: result["versions"].get(package, "not installed") for package in PACKAGES}
-    packages = ", ".join(f"{package} {version}" for package, version in versions.items() if version != "not installed")
+    packages = ", ".join(
+        f"{package} {version}"
+        for package, version in versions.items()
+        if version != "not installed"
+    )
     arranged = any("arrangement" in record for record in result["cells"])
     threads = "in its fastest arrangement of threads" if arranged else "with all threads"
-    setting = f"{kind(result)}: {result['options']['threads']} threads, {report.machine(result)}, each engine {threads}."
+    setting = (
+        f"{kind(result)}: {result['options']['threads']} threads, {report.machine(result)}, each "
+        f"engine {threads}."
+    )
     parts = [
         f"{setting}\n{packages}.",
         report.overview(result),
@@ -77,7 +98,9 @@ def kind(result: dict) -> str:
 def filled(page: str, text: str) -> str:
     """`page` with `text` between the marks. ValueError where it does not have them once."""
     begin, end = map(re.escape, MARKS)
-    changed, count = re.subn(f"{begin}.*?{end}", lambda _: f"{MARKS[0]}\n{text}\n{MARKS[1]}", page, flags=re.DOTALL)
+    changed, count = re.subn(
+        f"{begin}.*?{end}", lambda _: f"{MARKS[0]}\n{text}\n{MARKS[1]}", page, flags=re.DOTALL
+    )
     if count != 1:
         raise ValueError(f"the page has {MARKS[0]} with its end {count} times, expected once")
     return changed

@@ -1,5 +1,6 @@
-"""A bound for greedy decoding on a GPU: the model's products and attention over caches of fixed size, written out in plain
-torch and replayed as one CUDA graph for each step. Nothing else is done: all rows are full, and none ends before the others.
+"""A bound for greedy decoding on a GPU: the model's products and attention over caches of fixed
+size, written out in plain torch and replayed as one CUDA graph for each step. Nothing else is done:
+all rows are full, and none ends before the others.
 
 Shapes: B rows, T tokens read at once, H heads, D hidden_size.
 """
@@ -28,34 +29,50 @@ def captured(function, device):
 
 
 class GraphDecoder:
-    """One of our models, with learned or sinusoidal positions, for `rows` inputs of `length` tokens and `new_tokens` after
-    each. All memory is taken once."""
+    """One of our models, with learned or sinusoidal positions, for `rows` inputs of `length` tokens
+    and `new_tokens` after each. All memory is taken once."""
 
     @torch.no_grad()
     def __init__(self, model, rows, length, new_tokens):
-        self.model, self.decoder, self.is_encoder_decoder = model, model.get_decoder(), model.config.is_encoder_decoder
+        self.model, self.decoder, self.is_encoder_decoder = (
+            model,
+            model.get_decoder(),
+            model.config.is_encoder_decoder,
+        )
         self.new_tokens, self.prompt = new_tokens, 1 if self.is_encoder_decoder else length
         slots = self.prompt + new_tokens
         zeros = partial(torch.zeros, device=model.device)
         self.order = torch.arange(slots, device=model.device)
         self.positions = self.position_table(slots)
-        self.source, self.tokens = zeros(rows, length, dtype=torch.long), zeros(rows, slots, dtype=torch.long)
+        self.source, self.tokens = (
+            zeros(rows, length, dtype=torch.long),
+            zeros(rows, slots, dtype=torch.long),
+        )
         if self.is_encoder_decoder:
             self.tokens[:, 0] = model.config.decoder_start_token_id
         self.last = zeros(1, dtype=torch.long)  # the place of the token that a step reads
         self.projections, self.caches, self.cross = [], [], []
         for attention in (layer.self_attn for layer in self.decoder.layers):
-            heads, widths = model.config.num_attention_heads, (attention.head_dim, attention.value_head_dim)
-            self.caches.append([zeros(rows, heads, slots, width, dtype=model.dtype) for width in widths])
+            heads, widths = (
+                model.config.num_attention_heads,
+                (attention.head_dim, attention.value_head_dim),
+            )
+            self.caches.append(
+                [zeros(rows, heads, slots, width, dtype=model.dtype) for width in widths]
+            )
             parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-            self.projections.append([torch.cat([getattr(part, name) for part in parts]) for name in ("weight", "bias")])
+            self.projections.append(
+                [torch.cat([getattr(part, name) for part in parts]) for name in ("weight", "bias")]
+            )
         self.start = captured(self.read_prompt, model.device)
         self.step = captured(self.read_last, model.device)
 
     def position_table(self, slots):
         if self.model.config.position_embedding_type == "learned":
             return self.decoder.embeddings.embed_positions.weight
-        return sinusoidal_positions(self.order[None], self.model.config.hidden_size, self.model.dtype)[0]
+        return sinusoidal_positions(
+            self.order[None], self.model.config.hidden_size, self.model.dtype
+        )[0]
 
     @torch.no_grad()
     def generate(self, ids: torch.Tensor) -> torch.Tensor:
@@ -69,7 +86,9 @@ class GraphDecoder:
     def read_prompt(self):
         if self.is_encoder_decoder:
             states = self.model.get_encoder()(self.source).last_hidden_state
-            self.cross = [self.keys_and_values(layer.cross_attn, states) for layer in self.decoder.layers]
+            self.cross = [
+                self.keys_and_values(layer.cross_attn, states) for layer in self.decoder.layers
+            ]
         self.read(self.order[: self.prompt])
         self.last.fill_(self.prompt)
 
@@ -78,11 +97,17 @@ class GraphDecoder:
         self.last.add_(1)
 
     def keys_and_values(self, attention, states):
-        projected = (attention.k_proj, attention.head_dim), (attention.v_proj, attention.value_head_dim)
-        return [split_heads(projection(states), width).contiguous() for projection, width in projected]
+        projected = (
+            (attention.k_proj, attention.head_dim),
+            (attention.v_proj, attention.value_head_dim),
+        )
+        return [
+            split_heads(projection(states), width).contiguous() for projection, width in projected
+        ]
 
     def read(self, places):
-        """Reads the tokens at `places` (T,) of each row, and puts the likeliest one after the last of them."""
+        """Reads the tokens at `places` (T,) of each row, and puts the likeliest one after the last
+        of them."""
         embeddings = self.decoder.embeddings
         states = embeddings.embed_tokens(self.tokens[:, places]) * embeddings.scale
         states = embeddings.norm(states + self.positions[places])
@@ -98,7 +123,10 @@ class GraphDecoder:
         self.tokens.index_copy_(1, places[-1:] + 1, logits.argmax(dim=-1, keepdim=True))
 
     def self_attention(self, attention, number, places, visible, states):
-        widths = [projection.out_features for projection in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        widths = [
+            projection.out_features
+            for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+        ]
         query, *new = functional.linear(states, *self.projections[number]).split(widths, dim=-1)
         cache = self.caches[number]
         for kept, part in zip(cache, new, strict=True):
@@ -112,5 +140,7 @@ class GraphDecoder:
 def attend(attention, query, key, value, mask):
     """query (B, T, H * d), key and value (B, H, slots, d) -> (B, T, D)."""
     query = split_heads(query, attention.head_dim)
-    found = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=attention.scaling)
+    found = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=attention.scaling
+    )
     return attention.o_proj(found.transpose(1, 2).flatten(2))

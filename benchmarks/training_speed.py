@@ -1,10 +1,13 @@
-"""Training speed, measured: `python benchmarks/training_speed.py --data DIR` with the text of the recipe multi30k-en-de in DIR.
+"""Training speed, measured: `python benchmarks/training_speed.py --data DIR` with the text of the
+recipe multi30k-en-de in DIR.
 
-Our model under its recipe, and transformers' MarianMTModel of the same shape, vocabulary and data under plain
-`Seq2SeqTrainer`, three times: with its default, random batches; with `train_sampling_strategy="group_by_length"`; and with the
-batches of our recipe, over which what is left is the gain of the model and its loss. The first two run at several batch sizes,
-since speed depends on that, and the fastest one counts. All take turns, round by round; each trains some updates, the first of
-which is not counted. What is compared is tokens of source and target that are not padding, a second.
+Our model under its recipe, and transformers' MarianMTModel of the same shape, vocabulary and data
+under plain `Seq2SeqTrainer`, three times: with its default, random batches; with
+`train_sampling_strategy="group_by_length"`; and with the batches of our recipe, over which what is
+left is the gain of the model and its loss. The first two run at several batch sizes, since speed
+depends on that, and the fastest one counts. All take turns, round by round; each trains some
+updates, the first of which is not counted. What is compared is tokens of source and target that are
+not padding, a second.
 """
 
 import argparse
@@ -40,7 +43,8 @@ from vanilla_transformer_export.arguments import key_value
 PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datasets")
 STRATEGIES = ("random", "group_by_length")  # of the Trainer
 OUR_BATCHES = "our batches"
-BATCH_SIZES = (8, 64, 512)  # sentences: the Trainer's default, a common one, and about what the recipe's updates hold
+# sentences: the Trainer's default, a common one, and about what the recipe's updates hold
+BATCH_SIZES = (8, 64, 512)
 TOKENS = 40_000  # in a round, about
 
 
@@ -73,7 +77,9 @@ def measured(trainer, pad_token_id) -> float:
 
 def ours(recipe, prepared, folder):
     tokenizer, model, rows = prepared
-    return quiet_trainer(recipe, folder, tokenizer, model, rows, max_steps=updates_of(recipe), disable_tqdm=True)
+    return quiet_trainer(
+        recipe, folder, tokenizer, model, rows, max_steps=updates_of(recipe), disable_tqdm=True
+    )
 
 
 def updates_of(recipe):
@@ -84,11 +90,13 @@ def marian_of(config) -> MarianMTModel:
     """Of the same shape. Its labels begin with the padding token."""
     return MarianMTModel(
         MarianConfig(
-            vocab_size=config.vocab_size, d_model=config.hidden_size, encoder_layers=config.encoder_layers,
-            decoder_layers=config.decoder_layers, encoder_attention_heads=config.num_attention_heads,
-            decoder_attention_heads=config.num_attention_heads, encoder_ffn_dim=config.intermediate_size,
-            decoder_ffn_dim=config.intermediate_size, activation_function=config.hidden_act, dropout=config.dropout,
-            scale_embedding=True, pad_token_id=config.pad_token_id, eos_token_id=config.eos_token_id,
+            vocab_size=config.vocab_size, d_model=config.hidden_size,
+            encoder_layers=config.encoder_layers, decoder_layers=config.decoder_layers,
+            encoder_attention_heads=config.num_attention_heads,
+            decoder_attention_heads=config.num_attention_heads,
+            encoder_ffn_dim=config.intermediate_size, decoder_ffn_dim=config.intermediate_size,
+            activation_function=config.hidden_act, dropout=config.dropout, scale_embedding=True,
+            pad_token_id=config.pad_token_id, eos_token_id=config.eos_token_id,
             decoder_start_token_id=config.pad_token_id,
         )
     )  # fmt: skip
@@ -101,7 +109,12 @@ def trained(model):
 def plain(model, tokenizer, rows, folder, **settings):
     """As one would train `model` without this package."""
     arguments = Seq2SeqTrainingArguments(
-        output_dir=str(folder), label_smoothing_factor=0.1, save_strategy="no", report_to="none", disable_tqdm=True, **settings
+        output_dir=str(folder),
+        label_smoothing_factor=0.1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        **settings,
     )
     collator = collate_batches(DataCollatorForSeq2Seq(tokenizer, model))
     return Seq2SeqTrainer(model=model, args=arguments, train_dataset=rows, data_collator=collator)
@@ -111,7 +124,11 @@ def with_strategy(model, prepared, folder, strategy, batch_size):
     tokenizer, _, rows = prepared
     per_sentence = sum(map(len, rows["train"]["input_ids"])) / len(rows["train"])
     updates = 1 + max(2, round(TOKENS / (2 * batch_size * per_sentence)))
-    settings = {"per_device_train_batch_size": batch_size, "train_sampling_strategy": strategy, "max_steps": updates}
+    settings = {
+        "per_device_train_batch_size": batch_size,
+        "train_sampling_strategy": strategy,
+        "max_steps": updates,
+    }
     return plain(model, tokenizer, rows["train"], folder, **settings)
 
 
@@ -119,16 +136,30 @@ def with_our_batches(model, prepared, folder, recipe):
     tokenizer, _, rows = prepared
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     settings = {name: getattr(training_arguments(recipe, folder), name) for name in names}
-    found = training_dataset(rows["train"], recipe, augmentation_of(recipe, tokenizer, rows["train"]))
-    return plain(model, tokenizer, found, folder, max_steps=updates_of(recipe), remove_unused_columns=False, **settings)
+    found = training_dataset(
+        rows["train"], recipe, augmentation_of(recipe, tokenizer, rows["train"])
+    )
+    return plain(
+        model,
+        tokenizer,
+        found,
+        folder,
+        max_steps=updates_of(recipe),
+        remove_unused_columns=False,
+        **settings,
+    )
 
 
 def makers_of(recipe, prepared, marian, folder) -> dict[tuple, Callable[[], Seq2SeqTrainer]]:
     """By (model, batches), and batch size where there are several."""
     found = {("ours", OUR_BATCHES): partial(ours, recipe, prepared, folder)}
     for strategy, size in product(STRATEGIES, BATCH_SIZES):
-        found["MarianMTModel", strategy, size] = partial(with_strategy, marian, prepared, folder, strategy, size)
-    found["MarianMTModel", OUR_BATCHES] = partial(with_our_batches, marian, prepared, folder, recipe)
+        found["MarianMTModel", strategy, size] = partial(
+            with_strategy, marian, prepared, folder, strategy, size
+        )
+    found["MarianMTModel", OUR_BATCHES] = partial(
+        with_our_batches, marian, prepared, folder, recipe
+    )
     return found
 
 
@@ -136,7 +167,9 @@ def ratio(found: dict[tuple, list[float]], kind: str) -> dict:
     """Ours over the fastest MarianMTModel with batches of that kind, round by round."""
     others = [key for key in found if key[:2] == ("MarianMTModel", kind)]
     best = max(others, key=lambda key: statistics.median(found[key]))
-    ratios = [one / other for one, other in zip(found["ours", OUR_BATCHES], found[best], strict=True)]
+    ratios = [
+        one / other for one, other in zip(found["ours", OUR_BATCHES], found[best], strict=True)
+    ]
     return {"over": name_of(best), **spread(ratios)}
 
 

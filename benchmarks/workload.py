@@ -1,40 +1,65 @@
-"""What is measured: the models, from a seed, in the files each engine reads. Runs in a process of its own."""
+"""What is measured: the models, from a seed, in the files each engine reads. Runs in a process of
+its own."""
 
 import time
 from pathlib import Path
 
 import numpy as np
 
-# Zero rows of a tied embedding have the logit 0, which is never the largest of thousands: no row ends early, and no engine
-# needs a rule against the end token.
+# Zero rows of a tied embedding have the logit 0, which is never the largest of thousands: no row
+# ends early, and no engine needs a rule against the end token.
 SEQ2SEQ = dict(
-    vocab_size=32000, d_model=512, encoder_layers=6, decoder_layers=6, encoder_ffn_dim=2048, decoder_ffn_dim=2048,
-    encoder_attention_heads=8, decoder_attention_heads=8, activation_function="relu", scale_embedding=True,
-    max_position_embeddings=2560, pad_token_id=31999, decoder_start_token_id=31999, eos_token_id=None,
-    forced_eos_token_id=None,
+    vocab_size=32000, d_model=512, encoder_layers=6, decoder_layers=6, encoder_ffn_dim=2048,
+    decoder_ffn_dim=2048, encoder_attention_heads=8, decoder_attention_heads=8,
+    activation_function="relu", scale_embedding=True, max_position_embeddings=2560,
+    pad_token_id=31999, decoder_start_token_id=31999, eos_token_id=None, forced_eos_token_id=None,
 )  # fmt: skip
-GPT2 = dict(vocab_size=50257, n_layer=12, n_embd=768, n_head=12, bos_token_id=None, eos_token_id=None)
+GPT2 = dict(
+    vocab_size=50257, n_layer=12, n_embd=768, n_head=12, bos_token_id=None, eos_token_id=None
+)
 BERT = dict(
-    vocab_size=30522, num_hidden_layers=12, hidden_size=768, num_attention_heads=12, intermediate_size=3072,
-    max_position_embeddings=2048,
+    vocab_size=30522, num_hidden_layers=12, hidden_size=768, num_attention_heads=12,
+    intermediate_size=3072, max_position_embeddings=2048,
 )  # fmt: skip
 # kind: (class of transformers, fields, fields over them for --quick)
 MODELS = {
     "seq2seq": (
         "MarianMTModel",
         SEQ2SEQ,
-        dict(vocab_size=499, d_model=64, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=128, decoder_ffn_dim=128)
-        | dict(encoder_attention_heads=4, decoder_attention_heads=4, pad_token_id=498, decoder_start_token_id=498),
+        dict(
+            vocab_size=499,
+            d_model=64,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_ffn_dim=128,
+            decoder_ffn_dim=128,
+        )
+        | dict(
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            pad_token_id=498,
+            decoder_start_token_id=498,
+        ),
     ),
     "gpt2": ("GPT2LMHeadModel", GPT2, dict(vocab_size=499, n_layer=2, n_embd=64, n_head=4)),
     "bert": (
         "BertModel",
         BERT,
-        dict(vocab_size=499, num_hidden_layers=2, hidden_size=64, num_attention_heads=4, intermediate_size=128),
+        dict(
+            vocab_size=499,
+            num_hidden_layers=2,
+            hidden_size=64,
+            num_attention_heads=4,
+            intermediate_size=128,
+        ),
     ),
 }
 FAMILY = {"seq2seq": "marian", "gpt2": "gpt2", "bert": "bert"}
-OURS = {"seq2seq": "VanillaSeq2SeqForConditionalGeneration", "gpt2": "VanillaDecoderForCausalLM", "bert": "VanillaEncoderModel"}
+OURS = {
+    "seq2seq": "VanillaSeq2SeqForConditionalGeneration",
+    "gpt2": "VanillaDecoderForCausalLM",
+    "bert": "VanillaEncoderModel",
+}
 FIRST_TOKEN = 3  # of those that inputs are drawn from
 
 
@@ -43,7 +68,8 @@ def fields(kind: str, quick: bool) -> dict:
 
 
 def make_checkpoints(kind: str, quick: bool, root: Path) -> dict:
-    """The model with seeded weights as a checkpoint of transformers and, converted, as ours: the number of its parameters."""
+    """The model with seeded weights as a checkpoint of transformers and, converted, as ours: the
+    number of its parameters."""
     import torch
     import transformers
 
@@ -51,10 +77,13 @@ def make_checkpoints(kind: str, quick: bool, root: Path) -> dict:
 
     transformers.set_seed(0)
     name = MODELS[kind][0]
-    model = getattr(transformers, name)(getattr(transformers, name).config_class(**fields(kind, quick)))
+    model = getattr(transformers, name)(
+        getattr(transformers, name).config_class(**fields(kind, quick))
+    )
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.requires_grad and parameter.dim() == 2:  # wide enough that inputs matter to what is generated
+            # wide enough that inputs matter to what is generated
+            if parameter.requires_grad and parameter.dim() == 2:
                 parameter.normal_(std=min(parameter.shape) ** -0.5)
         table = model.get_input_embeddings().weight
         table[:FIRST_TOKEN] = 0
@@ -66,10 +95,13 @@ def make_checkpoints(kind: str, quick: bool, root: Path) -> dict:
 
 
 def write_text(root: Path, vocabulary: int) -> None:
-    """Lines for calibration, `root / "text"`, of numbers of tokens, and a tokenizer that reads them."""
+    """Lines for calibration, `root / "text"`, of numbers of tokens, and a tokenizer that reads
+    them."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    tokenizer = Tokenizer(models.WordLevel({str(token): token for token in range(vocabulary)}, unk_token="0"))
+    tokenizer = Tokenizer(
+        models.WordLevel({str(token): token for token in range(vocabulary)}, unk_token="0")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(root / "vanilla/tokenizer.json"))
     rows = np.random.default_rng(1).integers(FIRST_TOKEN, vocabulary - 1, (64, 32))
@@ -93,7 +125,13 @@ def prepare(engine: str, kind: str, root: Path) -> dict:
     else:
         from vanilla_transformer_export import export
 
-        export(root / "vanilla", root / engine, cases=1, target=group, **export_settings(dtype, root / "text"))
+        export(
+            root / "vanilla",
+            root / engine,
+            cases=1,
+            target=group,
+            **export_settings(dtype, root / "text"),
+        )
     return {"seconds": time.perf_counter() - start, "bytes": size(root / engine)}
 
 
@@ -126,7 +164,8 @@ def convert_ctranslate2(kind, checkpoint, out, dtype):
     class Converter(TransformersConverter):
         def load_model(self, model_class, path, **kwargs):
             model = super().load_model(model_class, path, **kwargs)
-            model.config.position_embedding_type = "absolute"  # transformers 5 has no such field, the converter asks for it
+            # transformers 5 has no such field, the converter asks for it
+            model.config.position_embedding_type = "absolute"
             self.vocabulary = model.config.vocab_size
             return model
 
@@ -137,19 +176,29 @@ def convert_ctranslate2(kind, checkpoint, out, dtype):
 
 
 def bytes_per_step(directory: Path) -> int:
-    """Bytes of weights that the decoder graph of an export reads for each token: all, but of an embedding only some rows."""
+    """Bytes of weights that the decoder graph of an export reads for each token: all, but of an
+    embedding only some rows."""
     import onnx
 
     from vanilla_transformer_export.runtime.artifact import read_artifact
 
     files = read_artifact(directory).manifest["graphs"]
     graph = onnx.load(directory / files["decoder"]).graph
-    read = {name for node in graph.node for name in (node.input[1:] if "Gather" in node.op_type else node.input)}
-    return sum(onnx.numpy_helper.to_array(weight).nbytes for weight in graph.initializer if weight.name in read)
+    read = {
+        name
+        for node in graph.node
+        for name in (node.input[1:] if "Gather" in node.op_type else node.input)
+    }
+    return sum(
+        onnx.numpy_helper.to_array(weight).nbytes
+        for weight in graph.initializer
+        if weight.name in read
+    )
 
 
 def read_bandwidth(count: int, threads: int, repeats: int) -> dict:
-    """Bytes per second at which `threads` threads read a buffer of `count` bytes, by the fastest of several readers."""
+    """Bytes per second at which `threads` threads read a buffer of `count` bytes, by the fastest of
+    several readers."""
     import torch
 
     torch.set_num_threads(threads)

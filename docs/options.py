@@ -1,5 +1,6 @@
-"""Writes what follows from the generation options, and from the settings of a server: `.venv/bin/python docs/options.py`. The
-tables in docs/runtime.md and docs/serving.md, and the lines in the docstring of `Runtime.generate`."""
+"""Writes what follows from the generation options, and from the settings of a server:
+`.venv/bin/python docs/options.py`. The tables in docs/runtime.md and docs/serving.md, and the lines
+in the docstring of `Runtime.generate`."""
 
 from pathlib import Path
 
@@ -22,7 +23,8 @@ def with_table(text: str, name: str, table: str) -> str:
 
 
 def with_docstring(code: str) -> str:
-    """The module with the lines of today in the docstring: they begin with the first option and end before `Raises`."""
+    """The module with the lines of today in the docstring: they begin with the first option and end
+    before `Raises`."""
     first, *_ = options_text(INDENT).splitlines()
     start = code.index(f"\n{first.partition(':')[0]}:") + 1
     end = code.index("\n\n        Raises", start)
@@ -33,4 +35,6 @@ if __name__ == "__main__":
     CODE.write_text(with_docstring(CODE.read_text(encoding="utf-8")), encoding="utf-8")
     for page, (name, table) in TABLES.items():
         path = FOLDER / page
-        path.write_text(with_table(path.read_text(encoding="utf-8"), name, table()), encoding="utf-8")
+        path.write_text(
+            with_table(path.read_text(encoding="utf-8"), name, table()), encoding="utf-8"
+        )

@@ -1,4 +1,5 @@
-"""Classifies texts with an export of a sequence classifier, with numpy, tokenizers and onnxruntime only.
+"""Classifies texts with an export of a sequence classifier, with numpy, tokenizers and onnxruntime
+only.
 
 vanilla-transformer export model_cards/vanilla-encoder-tiny-trec questions
 python examples/classify.py questions "Who wrote Hamlet ?"

@@ -19,7 +19,11 @@ TOLERANCE = 1e-4
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("checkpoint", nargs="?", help="directory or Hub id of a BERT; a tiny random one if not given")
+    parser.add_argument(
+        "checkpoint",
+        nargs="?",
+        help="directory or Hub id of a BERT; a tiny random one if not given",
+    )
     parser.add_argument("--output", type=Path, required=True, help="checkpoint to write")
     args = parser.parse_args(argv)
 
@@ -27,7 +31,10 @@ def main(argv=None):
     facts = convert(checkpoint, args.output)
     print(f"{checkpoint} is now a {facts['architecture']} in {args.output}")
 
-    theirs, ours = AutoModel.from_pretrained(checkpoint).eval(), AutoModel.from_pretrained(args.output).eval()
+    theirs, ours = (
+        AutoModel.from_pretrained(checkpoint).eval(),
+        AutoModel.from_pretrained(args.output).eval(),
+    )
     input_ids = torch.randint(5, ours.config.vocab_size, (2, 16))
     attention_mask = torch.ones_like(input_ids)
     attention_mask[1, 10:] = 0  # the second row is shorter
@@ -41,7 +48,12 @@ def main(argv=None):
 
 
 def tiny_bert(path: Path) -> Path:
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     BertModel(BertConfig(vocab_size=1000, **sizes)).save_pretrained(path)
     return path
 

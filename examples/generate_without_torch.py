@@ -2,7 +2,8 @@
 
     python examples/generate_without_torch.py CHECKPOINT EXPORT "A dog runs." --num-beams 4
 
-The export is made by the command, in a process of its own, which needs torch. It is made once: where EXPORT exists, it is used.
+The export is made by the command, in a process of its own, which needs torch. It is made once:
+where EXPORT exists, it is used.
 """
 
 import argparse
@@ -18,11 +19,20 @@ def main(argv=None):
     parser.add_argument("checkpoint", help="directory or Hub id")
     parser.add_argument("export", type=Path, help="directory of the export")
     parser.add_argument("text", nargs="+", help="what to translate or continue")
-    parser.add_argument("--num-beams", type=int, help="1 is greedy; the checkpoint's own setting if not given")
+    parser.add_argument(
+        "--num-beams", type=int, help="1 is greedy; the checkpoint's own setting if not given"
+    )
     args = parser.parse_args(argv)
 
     if not args.export.exists():
-        command = [sys.executable, "-m", "vanilla_transformer_export", "export", args.checkpoint, str(args.export)]
+        command = [
+            sys.executable,
+            "-m",
+            "vanilla_transformer_export",
+            "export",
+            args.checkpoint,
+            str(args.export),
+        ]
         subprocess.run([*command, "--target", "cpu", "--dtype", "int8"], check=True)
 
     runtime = TextRuntime(args.export)

@@ -1,4 +1,5 @@
-"""Trains a small translator on parallel text, one sentence a line, and translates the first sentences with it.
+"""Trains a small translator on parallel text, one sentence a line, and translates the first
+sentences with it.
 
     python examples/train_translator.py train.en train.de --output my-model
 
@@ -19,10 +20,19 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", type=Path, help="text file, .gz or plain")
     parser.add_argument("target", type=Path, help="its translations, line by line")
-    parser.add_argument("--output", type=Path, required=True, help="checkpoint to write; OUTPUT-run holds the state of the run")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        help="checkpoint to write; OUTPUT-run holds the state of the run",
+    )
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--vocab-size", type=int, default=8000, help="subwords of the new tokenizer")
-    parser.add_argument("--hidden-size", type=int, default=128, help="width of the model, a multiple of 4")
+    parser.add_argument(
+        "--vocab-size", type=int, default=8000, help="subwords of the new tokenizer"
+    )
+    parser.add_argument(
+        "--hidden-size", type=int, default=128, help="width of the model, a multiple of 4"
+    )
     args = parser.parse_args(argv)
 
     changes = {
@@ -30,7 +40,8 @@ def main(argv=None):
         "tokenizer.vocab_size": args.vocab_size,
         "model.hidden_size": args.hidden_size,
         "training.num_train_epochs": args.epochs,
-        "training.eval_strategy": "no",  # "epoch" with "data.validation": [source, target] measures BLEU while it trains
+        # "epoch" with "data.validation": [source, target] measures BLEU while it trains
+        "training.eval_strategy": "no",
     }
     train(read_recipe("translation", changes), args.output)
 

@@ -1,4 +1,5 @@
-"""Checkpoints to ONNX: `export`, `verify` and `evaluate`, with torch. ONNX to tokens: `Runtime` and `TextRuntime`, without."""
+"""Checkpoints to ONNX: `export`, `verify` and `evaluate`, with torch. ONNX to tokens: `Runtime` and
+`TextRuntime`, without."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -49,15 +50,20 @@ def __getattr__(name: str) -> object:
         except PackageNotFoundError:
             return UNINSTALLED
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}, expected one of {', '.join(__all__)}")
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}, expected one of {', '.join(__all__)}"
+        )
     module, extra = _HOMES[name]
     try:
         return getattr(importlib.import_module(f".{module}", __name__), name)
     except ImportError as error:
-        if error.name is None or error.name.startswith(__name__):  # which says what to do itself, or is no missing package
+        # which says what to do itself, or is no missing package
+        if error.name is None or error.name.startswith(__name__):
             raise
         remedy = f"pip install 'vanilla-transformer[{extra}]'"
-        raise ImportError(f"{name} needs {error.name}, which is not installed: {remedy}", name=error.name) from None
+        raise ImportError(
+            f"{name} needs {error.name}, which is not installed: {remedy}", name=error.name
+        ) from None
 
 
 def __dir__() -> list[str]:

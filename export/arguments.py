@@ -1,4 +1,5 @@
-"""How the command line reads its words: what kinds of values there are, and a parser whose errors are one line."""
+"""How the command line reads its words: what kinds of values there are, and a parser whose errors
+are one line."""
 
 import argparse
 import dataclasses
@@ -14,7 +15,8 @@ from .errors import UsageError, did_you_mean
 from .program import flush_output
 
 FLAG = re.compile(r"--\w[\w-]*")
-LITERALS = {"True": True, "False": False, "None": None}  # as Python writes what JSON writes in small letters
+# as Python writes what JSON writes in small letters
+LITERALS = {"True": True, "False": False, "None": None}
 MAX_INT64 = 2**63 - 1
 SHOWN = 40  # characters of a wrong value in an error
 
@@ -33,7 +35,8 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """Exit as argparse does. Flush help and version first: standard output may be a closed pipe."""
+        """Exit as argparse does. Flush help and version first: standard output may be a closed
+        pipe."""
         flush_output()
         super().exit(status, message)
 
@@ -41,7 +44,8 @@ class Parser(argparse.ArgumentParser):
         """Return the arguments that `words` are.
 
         Raises:
-            UsageError: for an unknown flag, with the nearest one or all that are known, and as argparse does.
+            UsageError: for an unknown flag, with the nearest one or all that are known, and as
+                argparse does.
         """
         end = words.index("--") if "--" in words else len(words)  # after it, nothing is a flag
         for word in words[:end]:
@@ -52,7 +56,10 @@ class Parser(argparse.ArgumentParser):
         """Raise UsageError for an unknown flag: argparse would first miss the right one."""
         if FLAG.fullmatch(word) and word not in self._option_string_actions:
             known = self._option_string_actions
-            self.error(f"no flag {word!r}" + (did_you_mean(word, known) or f", expected one of {', '.join(known)}"))
+            self.error(
+                f"no flag {word!r}"
+                + (did_you_mean(word, known) or f", expected one of {', '.join(known)}")
+            )
 
 
 def add_field(group: argparse._ArgumentGroup, field: dataclasses.Field) -> None:
@@ -63,7 +70,9 @@ def add_field(group: argparse._ArgumentGroup, field: dataclasses.Field) -> None:
     if field.type is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, help=help)
     else:
-        group.add_argument(flag, type=of_kind(field.metadata["kind"]), metavar=metavar(field.type), help=help)
+        group.add_argument(
+            flag, type=of_kind(field.metadata["kind"]), metavar=metavar(field.type), help=help
+        )
 
 
 def metavar(field_type: Any) -> str:
@@ -73,7 +82,9 @@ def metavar(field_type: Any) -> str:
 
 def add_set(parser: Parser, help: str) -> None:
     """`--set KEY=VALUE`, any number of times: `args.set` is a list of pairs."""
-    parser.add_argument("--set", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=help)
+    parser.add_argument(
+        "--set", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=help
+    )
 
 
 def add_output(parser: Parser, help: str) -> None:
@@ -93,7 +104,9 @@ def output_of(args: argparse.Namespace) -> Path:
             raise UsageError("no output, expected OUTPUT or --output OUTPUT")
         case (output, None) | (None, output):
             return output
-    raise UsageError(f"two outputs, {args.positional_output} and --output {args.output}: expected one of them")
+    raise UsageError(
+        f"two outputs, {args.positional_output} and --output {args.output}: expected one of them"
+    )
 
 
 def one_of(what: str, known: Iterable[str]) -> Callable[[str], str]:
@@ -109,13 +122,15 @@ def one_of(what: str, known: Iterable[str]) -> Callable[[str], str]:
 
 
 def one_or_more_of(what: str, known: Iterable[str]) -> Callable[[str], str | list[str]]:
-    """The type of an argument that is one of the names `known`, or a list of several with commas between."""
+    """The type of an argument that is one of the names `known`, or a list of several with commas
+    between."""
     one = one_of(what, known)
     return lambda text: [one(name) for name in text.split(",")] if "," in text else one(text)
 
 
 def of_kind(kind: Any) -> Callable[[str], Any]:
-    """The type of an argument in JSON for which `kind.holds`; `kind.expected` are the words for what does."""
+    """The type of an argument in JSON for which `kind.holds`; `kind.expected` are the words for
+    what does."""
 
     def checked(text: str) -> Any:
         given = value(unicode(text))
@@ -141,7 +156,9 @@ def value(text: str) -> Any:
     except json.JSONDecodeError:
         return text
     except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
-        raise argparse.ArgumentTypeError(f"expected a value in JSON or text, got {text[:SHOWN]!r}...: {error}") from None
+        raise argparse.ArgumentTypeError(
+            f"expected a value in JSON or text, got {text[:SHOWN]!r}...: {error}"
+        ) from None
 
 
 def unicode(text: str) -> str:
@@ -149,12 +166,15 @@ def unicode(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise argparse.ArgumentTypeError(f"expected UTF-8 text, got {os.fsencode(text)!r}") from None
+        raise argparse.ArgumentTypeError(
+            f"expected UTF-8 text, got {os.fsencode(text)!r}"
+        ) from None
     return text
 
 
 def source(text: str) -> str:
-    """A directory or Hub id; an empty one, as of a variable that is not set, would be the working directory."""
+    """A directory or Hub id; an empty one, as of a variable that is not set, would be the working
+    directory."""
     if not text:
         raise argparse.ArgumentTypeError("expected a path, got ''")
     return text
@@ -176,7 +196,11 @@ def whole(text: str, least: int) -> int:
     try:
         number = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {text[:SHOWN]!r}") from None
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number of at least {least}, got {text[:SHOWN]!r}"
+        ) from None
     if not least <= number <= MAX_INT64:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least} and below 2**63, got {text[:SHOWN]}")
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number of at least {least} and below 2**63, got {text[:SHOWN]}"
+        )
     return number

@@ -1,5 +1,5 @@
-"""The `vanilla-transformer` command. Each verb declares its arguments beside its function, which has no logic of its own and
-imports what it needs when it runs."""
+"""The `vanilla-transformer` command. Each verb declares its arguments beside its function, which
+has no logic of its own and imports what it needs when it runs."""
 
 import argparse
 import contextlib
@@ -55,7 +55,8 @@ VERBS: dict[str, Verb] = {}
 
 
 def verb(help: str, declare: Callable[[Parser], None], extras: str):
-    """Makes a function of the parsed arguments the verb of its name, with the arguments that `declare` adds to a parser."""
+    """Makes a function of the parsed arguments the verb of its name, with the arguments that
+    `declare` adds to a parser."""
 
     def register(run):
         VERBS[run.__name__.replace("_", "-")] = Verb(run, declare, help, extras)
@@ -64,17 +65,35 @@ def verb(help: str, declare: Callable[[Parser], None], extras: str):
     return register
 
 
-# ---------------------------------------------------------------------------------------------------- train and average
+# -------------------------------------------------------------------------------- train and average
 
 
 def train_arguments(parser: Parser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe's name (a wrong one lists them) or its .toml file")
-    parser.add_argument("--data", type=path, metavar="DIR", help="directory of the recipe's text files")
-    parser.add_argument("--output", type=path, required=True, help="checkpoint to write; OUTPUT-run holds the state")
+    parser.add_argument(
+        "recipe",
+        metavar="RECIPE",
+        help="a recipe's name (a wrong one lists them) or its .toml file",
+    )
+    parser.add_argument(
+        "--data", type=path, metavar="DIR", help="directory of the recipe's text files"
+    )
+    parser.add_argument(
+        "--output", type=path, required=True, help="checkpoint to write; OUTPUT-run holds the state"
+    )
     add_set(parser, "change the recipe: training.learning_rate=1e-3, model.dropout=0.2 ...")
-    parser.add_argument("--dry-run", action="store_true", help="print sizes, time and memory of a few updates; write nothing")
-    parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is a checkpoint of ours")
-    parser.add_argument("--restart", action="store_true", help="begin anew: move OUTPUT-run, if it is there, to a free name")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print sizes, time and memory of a few updates; write nothing",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="replace OUTPUT if it is a checkpoint of ours"
+    )
+    parser.add_argument(
+        "--restart",
+        action="store_true",
+        help="begin anew: move OUTPUT-run, if it is there, to a free name",
+    )
 
 
 @verb("train a model with a recipe", train_arguments, extras="train,cpu")
@@ -83,7 +102,11 @@ def train(args: argparse.Namespace) -> None:
 
     from vanilla_transformer.training.recipe import read_recipe
 
-    changes = dict(args.set) if args.data is None else {"data.directory": str(args.data), **dict(args.set)}
+    changes = (
+        dict(args.set)
+        if args.data is None
+        else {"data.directory": str(args.data), **dict(args.set)}
+    )
     recipe = read_recipe(args.recipe, changes)
     if args.dry_run:
         from vanilla_transformer.training.dry_run import dry_run
@@ -100,7 +123,9 @@ def train(args: argparse.Namespace) -> None:
 
 
 def average_arguments(parser: Parser) -> None:
-    parser.add_argument("checkpoints", nargs="+", type=source, metavar="CHECKPOINT", help="checkpoints of one model")
+    parser.add_argument(
+        "checkpoints", nargs="+", type=source, metavar="CHECKPOINT", help="checkpoints of one model"
+    )
     add_variant(parser)
     parser.add_argument("--output", type=path, required=True, help="checkpoint to write")
     parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
@@ -113,7 +138,7 @@ def average(args: argparse.Namespace) -> None:
     average(args.checkpoints, args.output, args.force, args.variant)
 
 
-# ---------------------------------------------------------------------------------------------------------- checkpoints
+# -------------------------------------------------------------------------------------- checkpoints
 
 
 def convert_arguments(parser: Parser) -> None:
@@ -125,10 +150,18 @@ def convert_arguments(parser: Parser) -> None:
     back = [family.model_type for family in families if family.converts_back]
     to_help = f"convert one of our checkpoints to this family: {', '.join(back)}"
     parser.add_argument("--to", type=one_of("family", back), metavar="FAMILY", help=to_help)
-    parser.add_argument("--dry-run", action="store_true", help="print which tensor becomes which; write nothing")
-    parser.add_argument("--embeddings", type=path, metavar="FILE", help="has embed_tokens; a state dict of torch needs it")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print which tensor becomes which; write nothing"
+    )
+    parser.add_argument(
+        "--embeddings",
+        type=path,
+        metavar="FILE",
+        help="has embed_tokens; a state dict of torch needs it",
+    )
     set_help = (
-        "field of SOURCE's config.json: model_type=bert, architectures=BertModel ...; of a state dict num_attention_heads"
+        "field of SOURCE's config.json: model_type=bert, architectures=BertModel ...; of a state "
+        "dict num_attention_heads"
     )
     add_set(parser, set_help)
     add_leave_out(parser)
@@ -137,22 +170,35 @@ def convert_arguments(parser: Parser) -> None:
 
 
 def add_variant(parser: Parser) -> None:
-    variant_help = "variant of the weights, as in from_pretrained: fp16 reads model.fp16.safetensors"
+    variant_help = (
+        "variant of the weights, as in from_pretrained: fp16 reads model.fp16.safetensors"
+    )
     parser.add_argument("--variant", type=source, metavar="NAME", help=variant_help)
 
 
 def add_leave_out(parser: Parser) -> None:
-    leave_out_help = "names of tensors to leave out, with * and ? as in a shell: 'cls.chain.*'; may be repeated"
-    parser.add_argument("--leave-out", type=unicode, action="append", default=[], metavar="PATTERN", help=leave_out_help)
+    leave_out_help = (
+        "names of tensors to leave out, with * and ? as in a shell: 'cls.chain.*'; may be repeated"
+    )
+    parser.add_argument(
+        "--leave-out",
+        type=unicode,
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help=leave_out_help,
+    )
 
 
 def converters() -> tuple:
-    """The registered families. Their file is run by its path: to import the package that it is in would import torch."""
+    """The registered families. Their file is run by its path: to import the package that it is in
+    would import torch."""
     from importlib.util import find_spec
     from runpy import run_path
 
     package = find_spec("vanilla_transformer")
-    assert package is not None and package.submodule_search_locations is not None  # it is installed with this one
+    # it is installed with this one
+    assert package is not None and package.submodule_search_locations is not None
     return run_path(f"{package.submodule_search_locations[0]}/conversion/registry.py")["REGISTERED"]
 
 
@@ -164,8 +210,13 @@ def convert(args: argparse.Namespace) -> None:
     if is_file:
         conversion.check_state_dict(Path(args.source))
     check_convert_flags(args, is_file)
-    if args.dry_run and (args.positional_output is None or args.output is None):  # one is of no use, two are wrong
-        say(conversion.plan_conversion(args.source, args.to, dict(args.set), args.leave_out, args.variant))
+    # one is of no use, two are wrong
+    if args.dry_run and (args.positional_output is None or args.output is None):
+        say(
+            conversion.plan_conversion(
+                args.source, args.to, dict(args.set), args.leave_out, args.variant
+            )
+        )
         return
     output = output_of(args)
     if is_file:
@@ -173,12 +224,15 @@ def convert(args: argparse.Namespace) -> None:
         conversion.check_fields(fields)
         facts = conversion.convert_torch(args.source, output, args.embeddings, args.force, **fields)
     else:
-        facts = conversion.convert(args.source, output, args.to, args.force, dict(args.set), args.leave_out, args.variant)
+        facts = conversion.convert(
+            args.source, output, args.to, args.force, dict(args.set), args.leave_out, args.variant
+        )
     say(json.dumps(facts))
 
 
 def check_convert_flags(args: argparse.Namespace, is_file: bool) -> None:
-    """Raise UsageError for a flag that a checkpoint directory has no use for, or the file of a state dict."""
+    """Raise UsageError for a flag that a checkpoint directory has no use for, or the file of a
+    state dict."""
     names = ("to", "dry_run", "leave_out", "variant") if is_file else ("embeddings",)
     expected, found = ("a checkpoint directory or Hub id", "the file of a state dict")
     for name in names:
@@ -205,17 +259,28 @@ def info(args: argparse.Namespace) -> None:
 
 def attention_arguments(parser: Parser) -> None:
     parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
-    parser.add_argument("source", type=unicode, metavar="SOURCE", help="a text, or the file of an image")
+    parser.add_argument(
+        "source", type=unicode, metavar="SOURCE", help="a text, or the file of an image"
+    )
     target_help = "its translation; that of the model if not given"
     parser.add_argument("target", type=unicode, nargs="?", metavar="TARGET", help=target_help)
     kind_help = "of models that have all three: encoder, decoder or cross (if not given)"
     parser.add_argument("--kind", type=one_of("kind of attention", ATTENTION_KINDS), help=kind_help)
     parser.add_argument("--layer", type=natural, metavar="N", help="from 0 on; all if not given")
     parser.add_argument(
-        "--head", type=natural, metavar="N", help="from 0 on; all if not given; with a layer, one map with its tokens"
+        "--head",
+        type=natural,
+        metavar="N",
+        help="from 0 on; all if not given; with a layer, one map with its tokens",
     )
     add_variant(parser)
-    parser.add_argument("--output", type=path, required=True, metavar="FILE", help="figure to write: .png, .svg, .pdf ...")
+    parser.add_argument(
+        "--output",
+        type=path,
+        required=True,
+        metavar="FILE",
+        help="figure to write: .png, .svg, .pdf ...",
+    )
     parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
 
 
@@ -225,10 +290,12 @@ def attention(args: argparse.Namespace) -> None:
 
     texts = [args.source] if args.target is None else [args.source, args.target]
     selected = {"layer": args.layer, "head": args.head, "kind": args.kind}
-    save_attention_maps(args.checkpoint, args.output, *texts, **selected, force=args.force, variant=args.variant)
+    save_attention_maps(
+        args.checkpoint, args.output, *texts, **selected, force=args.force, variant=args.variant
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ export and verify
+# -------------------------------------------------------------------------------- export and verify
 
 
 def export_arguments(parser: Parser) -> None:
@@ -240,29 +307,60 @@ def export_arguments(parser: Parser) -> None:
     add_output(parser, "export directory to write")
     target_help = ", ".join(f"{target.name} ({target.help})" for target in targets())
     target_type = one_of("target", [target.name for target in targets()])
-    parser.add_argument("--target", type=target_type, default=default_target(), help=f"{target_help}; default: %(default)s")
+    parser.add_argument(
+        "--target",
+        type=target_type,
+        default=default_target(),
+        help=f"{target_help}; default: %(default)s",
+    )
     dtypes = dict.fromkeys(dtype for target in targets() for dtype in target.dtypes)
     several = " and ".join(target.name for target in targets() if target.is_standard)
-    dtype_help = f"of the weights: {known_targets()}; if not given fp32, on GPUs fp16, or bf16 where float16 overflows"
+    dtype_help = (
+        f"of the weights: {known_targets()}; if not given fp32, on GPUs fp16, or bf16 where "
+        "float16 overflows"
+    )
     dtype_help += f"; {several}: also several in one directory, as fp32,int8"
     parser.add_argument("--dtype", type=one_or_more_of("dtype", dtypes), help=dtype_help)
-    opsets = [f"{target.name} {min(target.opsets)} to {max(target.opsets)}" for target in targets() if len(target.opsets) > 1]
+    opsets = [
+        f"{target.name} {min(target.opsets)} to {max(target.opsets)}"
+        for target in targets()
+        if len(target.opsets) > 1
+    ]
     opset_help = f"of the graphs: {', '.join(opsets)}; the lowest if not given"
     parser.add_argument("--opset", type=positive, metavar="N", help=opset_help)
-    size_help = "of images: the model's own (trained) or any (free); by the model's config if not given"
+    size_help = (
+        "of images: the model's own (trained) or any (free); by the model's config if not given"
+    )
     parser.add_argument("--image-size", type=one_of("image size", IMAGE_SIZES), help=size_help)
     shortlist_help = "text: only its tokens, and the special ones, can be generated"
     parser.add_argument("--shortlist", type=path, metavar="FILE", help=shortlist_help)
-    calibrate_help = "text: int8 products of the cpu target get one scale for all rows, by what they read of it; faster"
+    calibrate_help = (
+        "text: int8 products of the cpu target get one scale for all rows, by what they read of "
+        "it; faster"
+    )
     parser.add_argument("--calibrate", type=path, metavar="FILE", help=calibrate_help)
-    generate_help = "one graph that takes ids and returns sequences, of a model that generates: greedy, sample or beam search"
-    parser.add_argument("--generate", type=one_of("mode", MODES), metavar="MODE", help=generate_help)
-    keep_help = "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if not given"
+    generate_help = (
+        "one graph that takes ids and returns sequences, of a model that generates: greedy, sample "
+        "or beam search"
+    )
+    parser.add_argument(
+        "--generate", type=one_of("mode", MODES), metavar="MODE", help=generate_help
+    )
+    keep_help = (
+        "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if "
+        "not given"
+    )
     parser.add_argument("--keep", type=path, metavar="DIR", help=keep_help)
-    add_set(parser, "field of the config.json of a CHECKPOINT of another family: architectures=BertModel ...")
+    add_set(
+        parser,
+        "field of the config.json of a CHECKPOINT of another family: architectures=BertModel ...",
+    )
     add_leave_out(parser)
     add_variant(parser)
-    triton_help = "also write a model of Triton there, its folder in a model repository; without generation, or with --generate"
+    triton_help = (
+        "also write a model of Triton there, its folder in a model repository; without generation, "
+        "or with --generate"
+    )
     parser.add_argument("--triton", type=path, metavar="DIR", help=triton_help)
     parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
 
@@ -277,16 +375,33 @@ def export(args: argparse.Namespace) -> None:
 
     for each in [output] if args.triton is None else [output, args.triton]:
         output_path(each, [text for text in (args.shortlist, args.calibrate) if text is not None])
-    names = ("target", "dtype", "shortlist", "calibrate", "generate", "opset", "keep", "image_size", "triton")
+    names = (
+        "target",
+        "dtype",
+        "shortlist",
+        "calibrate",
+        "generate",
+        "opset",
+        "keep",
+        "image_size",
+        "triton",
+    )
     settings = {name: getattr(args, name) for name in names}
     settings |= {"config": dict(args.set), "leave_out": args.leave_out, "variant": args.variant}
     manifest = export(args.checkpoint, output, args.force, **settings)
-    files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}
-    others = {f"parity of {dtype}": facts["parity"] for dtype, facts in manifest.get("other_dtypes", {}).items()}
+    files = {
+        name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")
+    }
+    others = {
+        f"parity of {dtype}": facts["parity"]
+        for dtype, facts in manifest.get("other_dtypes", {}).items()
+    }
     if "parity_reason" in manifest:
         others["parity_reason"] = manifest["parity_reason"]
     if "calibration" in manifest:
-        others["calibration"] = {name: fact for name, fact in manifest["calibration"].items() if name != "left_out"}
+        others["calibration"] = {
+            name: fact for name, fact in manifest["calibration"].items() if name != "left_out"
+        }
     say(json.dumps({"out": str(output), "files": files, "parity": manifest["parity"], **others}))
 
 
@@ -294,9 +409,15 @@ def verify_arguments(parser: Parser) -> None:
     parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
     parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
     parser.add_argument(
-        "--cases", type=positive, default=60, metavar="N", help="random batches to compare; default: %(default)s"
+        "--cases",
+        type=positive,
+        default=60,
+        metavar="N",
+        help="random batches to compare; default: %(default)s",
     )
-    parser.add_argument("--seed", type=natural, default=0, metavar="N", help="of the batches; default: %(default)s")
+    parser.add_argument(
+        "--seed", type=natural, default=0, metavar="N", help="of the batches; default: %(default)s"
+    )
     add_variant(parser)
     add_metric_arguments(parser)
 
@@ -313,7 +434,9 @@ def verify(args: argparse.Namespace) -> None:
 
     model = load_checkpoint(args.checkpoint, args.variant)
     dtypes = read_artifact(args.export).dtypes
-    reports = {dtype: verify(args.export, model, args.cases, args.seed, dtype=dtype) for dtype in dtypes}
+    reports = {
+        dtype: verify(args.export, model, args.cases, args.seed, dtype=dtype) for dtype in dtypes
+    }
     for dtype, report in reports.items():
         say(f"{dtype}: {report}" if len(dtypes) > 1 else report)
         if settings := metric_settings(args):
@@ -325,7 +448,7 @@ def verify(args: argparse.Namespace) -> None:
         sys.exit("\n".join(failures))
 
 
-# ---------------------------------------------------------------------------------------------------- generate and evaluate
+# ---------------------------------------------------------------------------- generate and evaluate
 
 
 def generate_arguments(parser: Parser) -> None:
@@ -333,27 +456,48 @@ def generate_arguments(parser: Parser) -> None:
     text_help = "texts; without any, the lines of standard input"
     parser.add_argument("text", type=unicode, nargs="*", metavar="TEXT", help=text_help)
     parser.add_argument(
-        "--threads", type=positive, metavar="N", help="processor threads; all this process may use if not given"
+        "--threads",
+        type=positive,
+        metavar="N",
+        help="processor threads; all this process may use if not given",
     )
     add_lanes(parser)
     device_help = f"{', '.join(DEVICES)}; that of the target if not given"
     parser.add_argument("--device", type=one_of("device", DEVICES), help=device_help)
-    parser.add_argument("--dtype", help="which of the export's, if it has several; the first if not given")
+    parser.add_argument(
+        "--dtype", help="which of the export's, if it has several; the first if not given"
+    )
     cache_help = "where tensorrt keeps what it compiled; nowhere if not given"
     parser.add_argument("--engine-cache", type=path, metavar="DIR", help=cache_help)
     add_language_arguments(parser)
     stream_help = "one text after the other, each as it is generated; without beams"
     parser.add_argument("--stream", action="store_true", help=stream_help)
 
-    files = add_lines(parser, "a file with a text a line, plain, .gz, .bz2 or .xz; a line without words gives an empty one")
+    files = add_lines(
+        parser,
+        "a file with a text a line, plain, .gz, .bz2 or .xz; a line without words gives an "
+        "empty one",
+    )
     prefix_help = "file: what the translation of each line begins with; for seq2seq"
     files.add_argument("--target-prefix", type=path, metavar="FILE", help=prefix_help)
     shape = files.add_mutually_exclusive_group()
-    shape.add_argument("--n-best", type=positive, metavar="N", help="so many results of each line: `line ||| text ||| score`")
-    shape.add_argument("--scores", action="store_true", help="after each result a tab and its score, of log probabilities")
+    shape.add_argument(
+        "--n-best",
+        type=positive,
+        metavar="N",
+        help="so many results of each line: `line ||| text ||| score`",
+    )
+    shape.add_argument(
+        "--scores",
+        action="store_true",
+        help="after each result a tab and its score, of log probabilities",
+    )
 
     add_generation_options(parser)
-    add_set(parser, "a generation option by its name, the value in JSON: top_p=0.9, eos_token_id=null ...")
+    add_set(
+        parser,
+        "a generation option by its name, the value in JSON: top_p=0.9, eos_token_id=null ...",
+    )
 
 
 @verb("translate or continue text with an export", generate_arguments, extras="cpu")
@@ -371,7 +515,9 @@ def generate(args: argparse.Namespace) -> None:
     languages = language_settings(args)
     if args.stream:
         for text in args.text or lines_of_standard_input():
-            for piece in runtime.stream(text, **languages, **options) if text.strip() or args.text else ():
+            for piece in (
+                runtime.stream(text, **languages, **options) if text.strip() or args.text else ()
+            ):
                 say(piece, end="")
             say("")
     elif args.text:
@@ -387,12 +533,18 @@ def generate(args: argparse.Namespace) -> None:
 
 
 def add_lanes(parser: Parser) -> None:
-    lanes_help = "batches beside each other, of many texts, that share the threads; as suits the model if not given"
+    lanes_help = (
+        "batches beside each other, of many texts, that share the threads; as suits the model if "
+        "not given"
+    )
     parser.add_argument("--lanes", type=positive, metavar="N", help=lanes_help)
 
 
 def add_language_arguments(parser: Parser) -> None:
-    source_help = "language of the texts, of multilingual models, as eng_Latn; that of the tokenizer if not given"
+    source_help = (
+        "language of the texts, of multilingual models, as eng_Latn; that of the tokenizer if not "
+        "given"
+    )
     parser.add_argument("--src-lang", type=unicode, metavar="LANG", help=source_help)
     target_help = "language of the translations; that of generation_config.json if not given"
     parser.add_argument("--tgt-lang", type=unicode, metavar="LANG", help=target_help)
@@ -428,29 +580,57 @@ def check_sources(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} needs --input and --output")
     for name in ("n_best", "scores"):
         if name in given and given & {"text", "stream"}:
-            raise UsageError(f"--{name.replace('_', '-')} is for lines, expected no texts and no --stream")
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for lines, expected no texts and no --stream"
+            )
 
 
 def lines_of_standard_input() -> Iterator[str]:
     from .runtime.lines import lines_of
 
     if sys.stdin is None or sys.stdin.closed:
-        raise ValueError("standard input is closed, expected a text on each line, or texts as arguments")
+        raise ValueError(
+            "standard input is closed, expected a text on each line, or texts as arguments"
+        )
     return lines_of(sys.stdin.buffer, "standard input")
 
 
 def predict_arguments(parser: Parser) -> None:
     parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
-    text_help = "texts, JSON objects of what has several parts, or paths of images; without any, the lines of standard input"
-    parser.add_argument("text", type=unicode, nargs="*", metavar="TEXT", help=text_help)
-    parser.add_argument("--task", metavar="NAME", help="what the head is for if not given; a wrong one lists those that fit")
-    add_set(parser, "an option of the task by its name, the value in JSON: top_k=3, aggregation_strategy=simple ...")
-    parser.add_argument(
-        "--threads", type=positive, metavar="N", help="processor threads; all this process may use if not given"
+    text_help = (
+        "texts, JSON objects of what has several parts, or paths of images; without any, the lines "
+        "of standard input"
     )
-    parser.add_argument("--device", type=one_of("device", DEVICES), help=f"{', '.join(DEVICES)}; the target's if not given")
-    parser.add_argument("--dtype", help="which of the export's, if it has several; the first if not given")
-    add_lines(parser, "a file with a text or JSON object a line, plain, .gz, .bz2 or .xz; a line without words gives null")
+    parser.add_argument("text", type=unicode, nargs="*", metavar="TEXT", help=text_help)
+    parser.add_argument(
+        "--task",
+        metavar="NAME",
+        help="what the head is for if not given; a wrong one lists those that fit",
+    )
+    add_set(
+        parser,
+        "an option of the task by its name, the value in JSON: top_k=3, "
+        "aggregation_strategy=simple ...",
+    )
+    parser.add_argument(
+        "--threads",
+        type=positive,
+        metavar="N",
+        help="processor threads; all this process may use if not given",
+    )
+    parser.add_argument(
+        "--device",
+        type=one_of("device", DEVICES),
+        help=f"{', '.join(DEVICES)}; the target's if not given",
+    )
+    parser.add_argument(
+        "--dtype", help="which of the export's, if it has several; the first if not given"
+    )
+    add_lines(
+        parser,
+        "a file with a text or JSON object a line, plain, .gz, .bz2 or .xz; a line without words "
+        "gives null",
+    )
 
 
 @verb("do what an export's head is for, and print it as JSON", predict_arguments, extras="cpu")
@@ -461,39 +641,67 @@ def predict(args: argparse.Namespace) -> None:
     from .runtime.predictions import Predictions, open_runtime
 
     runtime = open_runtime(args.export, args.threads, device=args.device, dtype=args.dtype)
-    predictions = Predictions(runtime, args.task, dict(args.set), args.batch_size, "argument" if args.text else "line")
+    predictions = Predictions(
+        runtime, args.task, dict(args.set), args.batch_size, "argument" if args.text else "line"
+    )
     if args.output is not None:
         generate_file(predictions, args.input, args.output, force=args.force)
         return
-    lines = read_lines(args.input) if args.input is not None else args.text or lines_of_standard_input()
+    lines = (
+        read_lines(args.input) if args.input is not None else args.text or lines_of_standard_input()
+    )
     for window in predictions.windows(lines):
         say("\n".join(window))
 
 
-# ------------------------------------------------------------------------------------------------------------ whole files
+# -------------------------------------------------------------------------------------- whole files
 
 
 def files_arguments(parser: Parser) -> None:
     parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
-    inputs_help = "text with one on each line, .jsonl or .parquet; the first two also .gz, .bz2 or .xz"
+    inputs_help = (
+        "text with one on each line, .jsonl or .parquet; the first two also .gz, .bz2 or .xz"
+    )
     parser.add_argument("inputs", nargs="+", type=path, metavar="IN", help=inputs_help)
-    output_help = "directory for a file of each IN with as many lines; the same call resumes one that was stopped"
+    output_help = (
+        "directory for a file of each IN with as many lines; the same call resumes one that was "
+        "stopped"
+    )
     parser.add_argument("--output", type=path, required=True, metavar="DIR", help=output_help)
     field_help = (
-        "of .jsonl and .parquet: where the text is, also nested as doc.text; if not given text, or what else the task reads"
+        "of .jsonl and .parquet: where the text is, also nested as doc.text; if not given text, or "
+        "what else the task reads"
     )
     parser.add_argument("--field", type=unicode, metavar="NAME", help=field_help)
-    output_field_help = "of .jsonl and .parquet: where the results go; if not given translation, prediction or embedding"
+    output_field_help = (
+        "of .jsonl and .parquet: where the results go; if not given translation, prediction or "
+        "embedding"
+    )
     parser.add_argument("--output-field", type=unicode, metavar="NAME", help=output_field_help)
-    shard_help = "lines read, run and kept together: what is lost at most when a run is stopped; default: %(default)s"
+    shard_help = (
+        "lines read, run and kept together: what is lost at most when a run is stopped; default: "
+        "%(default)s"
+    )
     parser.add_argument("--shard-lines", type=positive, default=4096, metavar="N", help=shard_help)
-    ray_help = "run on the Ray cluster of this address: auto, local or HOST:PORT; in this process if not given"
+    ray_help = (
+        "run on the Ray cluster of this address: auto, local or HOST:PORT; in this process if not "
+        "given"
+    )
     parser.add_argument("--ray", type=unicode, metavar="ADDRESS", help=ray_help)
     parser.add_argument(
-        "--threads", type=positive, metavar="N", help="processor threads; all this process may use if not given"
+        "--threads",
+        type=positive,
+        metavar="N",
+        help="processor threads; all this process may use if not given",
     )
-    parser.add_argument("--device", type=one_of("device", DEVICES), help=f"{', '.join(DEVICES)}; the target's if not given")
-    parser.add_argument("--dtype", help="which of the export's, if it has several; the first if not given")
+    parser.add_argument(
+        "--device",
+        type=one_of("device", DEVICES),
+        help=f"{', '.join(DEVICES)}; the target's if not given",
+    )
+    parser.add_argument(
+        "--dtype", help="which of the export's, if it has several; the first if not given"
+    )
 
 
 def translate_files_arguments(parser: Parser) -> None:
@@ -502,13 +710,24 @@ def translate_files_arguments(parser: Parser) -> None:
     add_language_arguments(parser)
     split_help = "translate each line as one sentence; otherwise its sentences one by one"
     parser.add_argument("--no-split", dest="split", action="store_false", help=split_help)
-    copy_help = "translate sentences without a letter, such as 12:30 or ***; otherwise they are copied"
-    parser.add_argument("--no-copy-letterless", dest="copy_letterless", action="store_false", help=copy_help)
+    copy_help = (
+        "translate sentences without a letter, such as 12:30 or ***; otherwise they are copied"
+    )
+    parser.add_argument(
+        "--no-copy-letterless", dest="copy_letterless", action="store_false", help=copy_help
+    )
     add_generation_options(parser, excluded=["num_return_sequences"])  # a line has one translation
-    add_set(parser, "a generation option by its name, the value in JSON: top_p=0.9, eos_token_id=null ...")
+    add_set(
+        parser,
+        "a generation option by its name, the value in JSON: top_p=0.9, eos_token_id=null ...",
+    )
 
 
-@verb("translate files of any length, and go on where that stopped", translate_files_arguments, extras="cpu,files")
+@verb(
+    "translate files of any length, and go on where that stopped",
+    translate_files_arguments,
+    extras="cpu,files",
+)
 def translate_files(args: argparse.Namespace) -> None:
     from .runtime.options import check
 
@@ -519,18 +738,33 @@ def translate_files(args: argparse.Namespace) -> None:
 
 def predict_files_arguments(parser: Parser) -> None:
     files_arguments(parser)
-    parser.add_argument("--task", metavar="NAME", help="what the head is for if not given; a wrong one lists those that fit")
-    add_set(parser, "an option of the task by its name, the value in JSON: top_k=3, aggregation_strategy=simple ...")
+    parser.add_argument(
+        "--task",
+        metavar="NAME",
+        help="what the head is for if not given; a wrong one lists those that fit",
+    )
+    add_set(
+        parser,
+        "an option of the task by its name, the value in JSON: top_k=3, "
+        "aggregation_strategy=simple ...",
+    )
 
 
-@verb("do what an export's head is for with files of any length", predict_files_arguments, extras="cpu,files")
+@verb(
+    "do what an export's head is for with files of any length",
+    predict_files_arguments,
+    extras="cpu,files",
+)
 def predict_files(args: argparse.Namespace) -> None:
     run_files(args, args.task, dict(args.set), "prediction")
 
 
 def embed_files_arguments(parser: Parser) -> None:
     files_arguments(parser)
-    add_set(parser, "an option of embed by its name, the value in JSON: prompt_name=query, truncate_dim=64 ...")
+    add_set(
+        parser,
+        "an option of embed by its name, the value in JSON: prompt_name=query, truncate_dim=64 ...",
+    )
 
 
 @verb("write the vectors of files of any length", embed_files_arguments, extras="cpu,files")
@@ -538,19 +772,29 @@ def embed_files(args: argparse.Namespace) -> None:
     run_files(args, "embed", dict(args.set), "embedding")
 
 
-def run_files(args: argparse.Namespace, task: str | None, options: dict[str, Any], result: str, **opened: Any) -> None:
+def run_files(
+    args: argparse.Namespace, task: str | None, options: dict[str, Any], result: str, **opened: Any
+) -> None:
     from .bulk.run import Bulk
     from .runtime.predictions import Predictions, open_runtime
 
-    runtime = open_runtime(args.export, args.threads, device=args.device, dtype=args.dtype, **opened)
-    bulk = Bulk(Predictions(runtime, task, options), result, args.field, args.shard_lines, args.output_field)
+    runtime = open_runtime(
+        args.export, args.threads, device=args.device, dtype=args.dtype, **opened
+    )
+    bulk = Bulk(
+        Predictions(runtime, task, options), result, args.field, args.shard_lines, args.output_field
+    )
     say(json.dumps(bulk.run(args.inputs, args.output, args.ray)))
 
 
 def evaluate_arguments(parser: Parser) -> None:
-    model_help = "checkpoint directory or Hub id (run by torch), or export directory (run by onnxruntime)"
+    model_help = (
+        "checkpoint directory or Hub id (run by torch), or export directory (run by onnxruntime)"
+    )
     parser.add_argument("model", type=source, metavar="MODEL", help=model_help)
-    parser.add_argument("--dtype", help="which of an export's, if it has several; the first if not given")
+    parser.add_argument(
+        "--dtype", help="which of an export's, if it has several; the first if not given"
+    )
     add_variant(parser)
     add_lanes(parser)
     add_language_arguments(parser)
@@ -566,15 +810,27 @@ def evaluate_arguments(parser: Parser) -> None:
 def evaluate(args: argparse.Namespace) -> None:
     from .evaluation import evaluate
 
-    options = {"batch_size": args.batch_size, "dtype": args.dtype, "lanes": args.lanes, **metric_settings(args)}
+    options = {
+        "batch_size": args.batch_size,
+        "dtype": args.dtype,
+        "lanes": args.lanes,
+        **metric_settings(args),
+    }
     options |= generation_options(args) | language_settings(args) | {"variant": args.variant}
     say(json.dumps(evaluate(args.model, **options)))
 
 
 def add_metric_arguments(parser: Parser) -> None:
     files = parser.add_argument_group("text to measure on")
-    files.add_argument("--source", type=path, metavar="FILE", help="for BLEU: one sentence a line, plain, .gz, .bz2 or .xz")
-    files.add_argument("--references", type=path, metavar="FILE", help="for BLEU: their translations, line by line")
+    files.add_argument(
+        "--source",
+        type=path,
+        metavar="FILE",
+        help="for BLEU: one sentence a line, plain, .gz, .bz2 or .xz",
+    )
+    files.add_argument(
+        "--references", type=path, metavar="FILE", help="for BLEU: their translations, line by line"
+    )
     tokenize_help = "of sacreBLEU: 13a (if not given), or none for text that is in tokens already"
     files.add_argument("--bleu-tokenize", metavar="NAME", help=tokenize_help)
     text_help = "for (pseudo-)perplexity: any text; for accuracy: one text a line"
@@ -582,7 +838,11 @@ def add_metric_arguments(parser: Parser) -> None:
     labels_help = "for accuracy: the name or id of each text's label, line by line"
     files.add_argument("--labels", type=path, metavar="FILE", help=labels_help)
     files.add_argument(
-        "--batch-size", type=positive, default=32, metavar="N", help="sentences run together; default: %(default)s"
+        "--batch-size",
+        type=positive,
+        default=32,
+        metavar="N",
+        help="sentences run together; default: %(default)s",
     )
 
 
@@ -596,7 +856,9 @@ def add_generation_options(parser: Parser, excluded: Collection[str] = ()) -> No
     """A flag for each field of `Options`."""
     from .runtime.options import Options
 
-    group = parser.add_argument_group("generation", "generation_config.json of the checkpoint replaces these defaults.")
+    group = parser.add_argument_group(
+        "generation", "generation_config.json of the checkpoint replaces these defaults."
+    )
     for field in dataclasses.fields(Options):
         if field.name not in excluded:
             add_field(group, field)
@@ -610,13 +872,15 @@ def generation_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-# ---------------------------------------------------------------------------------------------------------------- serve
+# -------------------------------------------------------------------------------------------- serve
 
 
 def serve_arguments(parser: Parser) -> None:
     from .serving.settings import add_settings
 
-    exports_help = "export directories; NAME=PATH gives the model another name than that of its directory"
+    exports_help = (
+        "export directories; NAME=PATH gives the model another name than that of its directory"
+    )
     parser.add_argument("exports", nargs="+", type=source, metavar="EXPORT", help=exports_help)
     add_settings(parser)
 
@@ -641,7 +905,7 @@ def serve(args: argparse.Namespace) -> None:
         serve(found, settings, token, tell, process)
 
 
-# --------------------------------------------------------------------------------------------------------------- doctor
+# ------------------------------------------------------------------------------------------- doctor
 
 
 def doctor_arguments(parser: Parser) -> None:
@@ -657,13 +921,14 @@ def doctor(args: argparse.Namespace) -> None:
     say(json.dumps(found) if args.json else report(found))
 
 
-# ---------------------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command with `argv`, by default that of the process, and ends the process where something is wrong: with code 2
-    for wrong usage, 1 for any other error, 130 and 143 for interrupts, and one line on standard error. If the reader of
-    standard output has gone, the process ends quietly with code 0."""
+    """Runs the command with `argv`, by default that of the process, and ends the process where
+    something is wrong: with code 2 for wrong usage, 1 for any other error, 130 and 143 for
+    interrupts, and one line on standard error. If the reader of standard output has gone, the
+    process ends quietly with code 0."""
     open_standard_streams()
     try:
         with terminated_as_interrupted(), warnings_in_one_line():
@@ -711,7 +976,9 @@ def main_parser() -> Parser:
         prog=PROGRAM,
         usage="%(prog)s [-h] [--version] VERB ...",
         description=package["Summary"],
-        epilog="\n".join(["verbs:", *lines, "", f"`{PROGRAM} VERB --help` lists the arguments of a verb."]),
+        epilog="\n".join(
+            ["verbs:", *lines, "", f"`{PROGRAM} VERB --help` lists the arguments of a verb."]
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {package['Version']}")

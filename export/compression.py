@@ -1,4 +1,5 @@
-"""Compressed files of lines: decompress what the standard library can, and reject the rest by its name or first bytes."""
+"""Compressed files of lines: decompress what the standard library can, and reject the rest by its
+name or first bytes."""
 
 import contextlib
 import gzip
@@ -13,7 +14,8 @@ from .lfs import check_no_pointer
 
 
 class Compression(NamedTuple):
-    """A format, the first bytes of its files, and the module of the standard library that reads it, if there is one."""
+    """A format, the first bytes of its files, and the module of the standard library that reads it,
+    if there is one."""
 
     name: str
     magic: re.Pattern[bytes] | None = None
@@ -36,7 +38,9 @@ COMPRESSIONS = {
     ".tar": Compression("tar"),
     ".tgz": Compression("tar and gzip"),
 }
-READABLE = tuple(suffix for suffix, compression in COMPRESSIONS.items() if compression.module is not None)
+READABLE = tuple(
+    suffix for suffix, compression in COMPRESSIONS.items() if compression.module is not None
+)
 HEAD = 64  # bytes
 
 
@@ -65,10 +69,12 @@ def module_of(name: str) -> Any:
 
 
 def check_lines(path: Path) -> None:
-    """Check the compression of a file of lines. Pipes are not checked: their bytes can be read only once.
+    """Check the compression of a file of lines. Pipes are not checked: their bytes can be read only
+    once.
 
     Raises:
-        ValueError: for a compression that cannot be read or that the name does not tell, and for a git-lfs pointer.
+        ValueError: for a compression that cannot be read or that the name does not tell, and for a
+            git-lfs pointer.
     """
     if not path.is_file():
         return
@@ -80,7 +86,11 @@ def check_lines(path: Path) -> None:
         if has_suffix and module is None:
             raise ValueError(f"{path} is a {name} file, expected plain text, {', '.join(READABLE)}")
         if not has_suffix and magic is not None and magic.match(head):
-            expected = f"a name that ends with {suffix}" if module else f"plain text, {', '.join(READABLE)}"
+            expected = (
+                f"a name that ends with {suffix}"
+                if module
+                else f"plain text, {', '.join(READABLE)}"
+            )
             raise ValueError(f"{path} has the first bytes of a {name} file, expected {expected}")
 
 
@@ -98,7 +108,11 @@ def decompression_errors(name: str) -> Iterator[None]:
 
 
 def is_damage(error: Exception) -> bool:
-    """True if `error` is what gzip, bz2 or lzma raises for a damaged file. bz2 raises an OSError without a number."""
-    if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile) or type(error).__name__ == "LZMAError":
+    """True if `error` is what gzip, bz2 or lzma raises for a damaged file. bz2 raises an OSError
+    without a number."""
+    if (
+        isinstance(error, EOFError | zlib.error | gzip.BadGzipFile)
+        or type(error).__name__ == "LZMAError"
+    ):
         return True
     return type(error) is OSError and error.errno is None

@@ -1,6 +1,7 @@
 """The classes of errors, and suggestions for misspelt names.
 
-A class or a field says what an error is about, so that no caller reads its message. Each class can be pickled."""
+A class or a field says what an error is about, so that no caller reads its message. Each class can
+be pickled."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,7 +10,8 @@ TOKENIZER_FAILED = "tokenizer_failed"  # the code of requests that `tokenizers` 
 
 
 class UsageError(ValueError):
-    """An option with a wrong name, type or value. Errors in files, and errors while running, are of other classes.
+    """An option with a wrong name, type or value. Errors in files, and errors while running, are of
+    other classes.
 
     Args:
         message: the value seen and the value expected.
@@ -24,7 +26,8 @@ class UsageError(ValueError):
 
 
 class TooLong(ValueError):
-    """An input with more tokens, rows or characters than can be read at once, however idle the server is."""
+    """An input with more tokens, rows or characters than can be read at once, however idle the
+    server is."""
 
 
 class TokenizerError(ValueError):

@@ -56,8 +56,12 @@ if TYPE_CHECKING:
 
     from vanilla_transformer.conversion.tokenizers import FoundTokenizer
 
-NO_TORCH = "torch is not installed: `vanilla-transformer verify` compares an export with its checkpoint where it is"
-PACKAGES = ("vanilla-transformer", "torch", "transformers", "onnx")  # whose versions the manifest has
+NO_TORCH = (
+    "torch is not installed: `vanilla-transformer verify` compares an export with its checkpoint "
+    "where it is"
+)
+# whose versions the manifest has
+PACKAGES = ("vanilla-transformer", "torch", "transformers", "onnx")
 
 
 def export(
@@ -78,46 +82,59 @@ def export(
     leave_out: Iterable[str] = (),
     variant: str | None = None,
 ) -> dict[str, Any]:
-    """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch on `cases` random inputs, and
-    returns the manifest. A checkpoint of a family in `conversion.FAMILIES` is converted on the way.
+    """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch on
+    `cases` random inputs, and returns the manifest. A checkpoint of a family in
+    `conversion.FAMILIES` is converted on the way.
 
-    Where torch is not installed, nothing is converted or compared: the manifest says why, and a warning does.
+    Where torch is not installed, nothing is converted or compared: the manifest says why, and a
+    warning does.
 
     Args:
-        target: `"portable"` (standard operators, the default), `"cpu"` or `"cuda"` (onnxruntime's own ones, see `targets`).
-        dtype: of the weights: `"fp32"`; `"int8"`, one scale for each column; for the cpu target also `"int4"`, one for each
-            block of 32 in a column. Quantized products are computed in int8. For the cuda target `"fp32"`, `"fp16"` and
-            `"bf16"`, in which all but norms, positions and logits is computed too; or `"int8"` and `"int4"`, one scale for
-            each block of 32 in a column, which are computed in half precision. By default `"fp32"`; for cuda `"fp16"`, or
-            `"bf16"` where the model has numbers that float16 cannot hold. For the portable target also several, which stand
-            in one directory, the first of them by default.
-        shortlist: the only tokens that can be generated, beside the special ones; all by default. The projection to the
-            vocabulary computes no others. A path is that of a text, whose tokens they are.
-        opset: of the graphs, where the target has a choice: 18 (the default) to 23 for the portable one.
+        target: `"portable"` (standard operators, the default), `"cpu"` or `"cuda"` (onnxruntime's
+            own ones, see `targets`).
+        dtype: of the weights: `"fp32"`; `"int8"`, one scale for each column; for the cpu target
+            also `"int4"`, one for each block of 32 in a column. Quantized products are computed in
+            int8. For the cuda target `"fp32"`, `"fp16"` and `"bf16"`, in which all but norms,
+            positions and logits is computed too; or `"int8"` and `"int4"`, one scale for each block
+            of 32 in a column, which are computed in half precision. By default `"fp32"`; for cuda
+            `"fp16"`, or `"bf16"` where the model has numbers that float16 cannot hold. For the
+            portable target also several, which stand in one directory, the first of them by
+            default.
+        shortlist: the only tokens that can be generated, beside the special ones; all by default.
+            The projection to the vocabulary computes no others. A path is that of a text, whose
+            tokens they are.
+        opset: of the graphs, where the target has a choice: 18 (the default) to 23 for the portable
+            one.
         keep: directory for the converted checkpoint, which is temporary by default.
-        image_size: of a model of images: `"trained"` for graphs that read images of `config.image_size` only, `"free"` for any
-            size, with interpolated positions; by default as `config.interpolate_pos_encoding` says.
-        triton: directory for the graph as a model of Triton Inference Server, see `triton`; of a model that only reads whole
-            sequences or images, or with `generate`.
-        calibrate: a text, a line each, on which the ranges are found of what int8 products of the cpu target read: faster than
-            a scale for each row, see `calibration`.
-        generate: `"greedy"`, `"sample"` or `"beam"` for one graph, of a model that generates, that takes ids and returns
-            sequences by that search, see `generation`, in place of the graphs that a runtime drives.
-        config: fields that replace those in the config.json of a checkpoint of another family, see `conversion.convert`.
-        leave_out: patterns of names of tensors of such a checkpoint that are not converted, see `conversion.convert`.
-        variant: as in transformers' `from_pretrained`: "fp16" reads the weights in model.fp16.safetensors.
+        image_size: of a model of images: `"trained"` for graphs that read images of
+            `config.image_size` only, `"free"` for any size, with interpolated positions; by default
+            as `config.interpolate_pos_encoding` says.
+        triton: directory for the graph as a model of Triton Inference Server, see `triton`; of a
+            model that only reads whole sequences or images, or with `generate`.
+        calibrate: a text, a line each, on which the ranges are found of what int8 products of the
+            cpu target read: faster than a scale for each row, see `calibration`.
+        generate: `"greedy"`, `"sample"` or `"beam"` for one graph, of a model that generates, that
+            takes ids and returns sequences by that search, see `generation`, in place of the graphs
+            that a runtime drives.
+        config: fields that replace those in the config.json of a checkpoint of another family, see
+            `conversion.convert`.
+        leave_out: patterns of names of tensors of such a checkpoint that are not converted, see
+            `conversion.convert`.
+        variant: as in transformers' `from_pretrained`: "fp16" reads the weights in
+            model.fp16.safetensors.
 
     Raises:
         FileExistsError: if `out` or `triton` cannot be written, see `files.new_directory`.
-        ImportError: where torch is not installed, for a checkpoint of another family, for `calibrate`, and for a tokenizer
-            without tokenizer.json.
-        UsageError: for a target, dtype, opset or image size that is unknown, for several dtypes where there can be one, for
-            `keep`, `config` or `leave_out` where nothing is converted, for an image size where there are no images, for
-            `calibrate` where there are no such products, for a way to `generate` that there is not, and if one of `out` and
-            `triton` is inside the other.
-        FileNotFoundError, OSError, ValueError: as `load_checkpoint` and `calibration.calibrate`; ValueError for
-            a target or dtype that cannot hold the model, and if the graphs do not give what torch gives. Half precision is
-            compared where there is a GPU.
+        ImportError: where torch is not installed, for a checkpoint of another family, for
+            `calibrate`, and for a tokenizer without tokenizer.json.
+        UsageError: for a target, dtype, opset or image size that is unknown, for several dtypes
+            where there can be one, for `keep`, `config` or `leave_out` where nothing is converted,
+            for an image size where there are no images, for `calibrate` where there are no such
+            products, for a way to `generate` that there is not, and if one of `out` and `triton` is
+            inside the other.
+        FileNotFoundError, OSError, ValueError: as `load_checkpoint` and `calibration.calibrate`;
+            ValueError for a target or dtype that cannot hold the model, and if the graphs do not
+            give what torch gives. Half precision is compared where there is a GPU.
     """
     to = checked_target(default_target() if target is None else target)
     dtypes = checked_dtypes(to, dtype)
@@ -134,7 +151,9 @@ def export(
     with contextlib.ExitStack() as outputs:
         inputs = [checkpoint, *texts]
         directory = outputs.enter_context(new_directory(out, force, inputs))
-        model_directory = None if triton is None else outputs.enter_context(new_directory(triton, force, inputs))
+        model_directory = (
+            None if triton is None else outputs.enter_context(new_directory(triton, force, inputs))
+        )
         ours = outputs.enter_context(converted(checkpoint, keep, config, leave_out, variant))
         source = Source.load(checkpoint, ours, shortlist, image_size, calibrate)
         if model_directory is not None and generate is None:
@@ -154,8 +173,9 @@ def export(
 def save_generator(
     source: "Source", made: "Graphs", directories: tuple[Path, Path | None], mode: str, cases: int
 ) -> dict[str, Any]:
-    """Writes the one graph of `mode` that the graphs of an export make, which are compared with torch first. The `directories`
-    are that of the export, and that of the model of Triton, if there is to be one."""
+    """Writes the one graph of `mode` that the graphs of an export make, which are compared with
+    torch first. The `directories` are that of the export, and that of the model of Triton, if there
+    is to be one."""
     from .generation.writing import write_generator
 
     directory, model_directory = directories
@@ -164,10 +184,14 @@ def save_generator(
         facts = write_companions(source, made, Path(parts))
         check_parity(source, made, Path(parts), facts, cases)
         card = checkpoint_directory(source.checkpoint, (CONFIG,)) / CARD
-        write_generator_card(directory, base_name(source.checkpoint), card, made.target, made.dtypes, mode)
+        write_generator_card(
+            directory, base_name(source.checkpoint), card, made.target, made.dtypes, mode
+        )
         manifest, spec = write_generator(Path(parts), directory, made.target, mode, cases)
     if model_directory is not None:
-        write_triton_model(spec, directory, model_directory, made.target.devices((ROLE,), made.dtypes[0]))
+        write_triton_model(
+            spec, directory, model_directory, made.target.devices((ROLE,), made.dtypes[0])
+        )
     return manifest
 
 
@@ -177,27 +201,40 @@ def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> Non
         return
     places = [Path(os.path.realpath(path)) for path in (out, triton)]
     if os.path.commonpath(places) in map(str, places):
-        raise UsageError(f"the output {out} and the model of Triton {triton} hold each other, expected two places")
+        raise UsageError(
+            f"the output {out} and the model of Triton {triton} hold each other, expected "
+            f"two places"
+        )
 
 
-def check_calibrated(text: str | os.PathLike | None, target: Target, dtypes: list[str | None]) -> None:
-    """Raise UsageError if there is a `text` and no matrix multiplications in integers, and ImportError without torch."""
+def check_calibrated(
+    text: str | os.PathLike | None, target: Target, dtypes: list[str | None]
+) -> None:
+    """Raise UsageError if there is a `text` and no matrix multiplications in integers, and
+    ImportError without torch."""
     if text is None:
         return
     if len(dtypes) == 1 and dtypes[0] in target.integer_dtypes:
         if not HAS_TORCH:
             raise torch_missing("calibrate runs the model, which")
         return
-    found = f"calibrate is {os.fspath(text)!r} for the target {target.name!r} with dtype {dtypes[0]!r}"
-    fits = [f"{known.name!r} with {dtype!r}" for known in targets() for dtype in known.integer_dtypes]
+    found = (
+        f"calibrate is {os.fspath(text)!r} for the target {target.name!r} with dtype {dtypes[0]!r}"
+    )
+    fits = [
+        f"{known.name!r} with {dtype!r}" for known in targets() for dtype in known.integer_dtypes
+    ]
     raise UsageError(f"{found}, expected {', '.join(fits)}")
 
 
 def check_whole_sequences(source: "Source") -> None:
-    """Raises ValueError for a model whose graphs continue sequences, in steps that Triton does not take by itself."""
+    """Raises ValueError for a model whose graphs continue sequences, in steps that Triton does not
+    take by itself."""
     if source.generates:
         found = f"{source.checkpoint} is a {source.architecture}"
-        raise ValueError(f"{found}, expected for Triton a model that does not generate, or the option generate")
+        raise ValueError(
+            f"{found}, expected for Triton a model that does not generate, or the option generate"
+        )
 
 
 def checked_target(name: str) -> Target:
@@ -212,9 +249,14 @@ def checked_dtypes(target: Target, dtype: str | Sequence[str] | None) -> list[st
     dtypes: list[str | None] = [dtype] if dtype is None or isinstance(dtype, str) else list(dtype)
     for each in dtypes or [""]:
         if ("fp32" if each is None else each) not in target.dtypes:
-            raise UsageError(f"no target {target.name!r} with dtype {each!r}, expected one of: {known_targets()}")
+            raise UsageError(
+                f"no target {target.name!r} with dtype {each!r}, expected one of: {known_targets()}"
+            )
     if len(dtypes) > 1 and not target.is_standard:
-        raise UsageError(f"several dtypes, {dtypes}, are for the target {default_target()!r}, expected one for {target.name!r}")
+        raise UsageError(
+            f"several dtypes, {dtypes}, are for the target {default_target()!r}, expected one for "
+            f"{target.name!r}"
+        )
     if len(set(dtypes)) < len(dtypes):
         raise UsageError(f"dtypes are {dtypes}, expected each once")
     return dtypes
@@ -232,17 +274,24 @@ def checked_opset(target: Target, opset: int | None) -> int:
 def check_exportable(checkpoint: str | os.PathLike, config: Any, architecture: str) -> None:
     """Raise ValueError for a model that no graph here can hold."""
     if architecture not in EXPORTABLE:
-        raise ValueError(f"{checkpoint} is a {architecture}, expected one of {', '.join(EXPORTABLE)}")
+        raise ValueError(
+            f"{checkpoint} is a {architecture}, expected one of {', '.join(EXPORTABLE)}"
+        )
     if getattr(config, "add_cross_attention", False):
-        raise ValueError(f"{checkpoint} has add_cross_attention=True, which no graph here can hold: expected False")
+        raise ValueError(
+            f"{checkpoint} has add_cross_attention=True, which no graph here can hold: "
+            f"expected False"
+        )
 
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint that is to be exported, as the user named it: its directory as one of ours, and what its files say.
+    """A checkpoint that is to be exported, as the user named it: its directory as one of ours, and
+    what its files say.
 
     Args:
-        generation: the content of generation_config.json; nothing for a model that does not generate.
+        generation: the content of generation_config.json; nothing for a model that does not
+            generate.
         model: in torch, to compare with; `None` where torch is not installed.
         shortlist: the only tokens that are generated; all if `None`.
         tokenizer: the tokenizer, if the checkpoint has no tokenizer.json.
@@ -280,10 +329,15 @@ class Source:
         generation = generation_settings(ours, config, model)
         if image_size is not None:
             if architecture not in READS_IMAGES:
-                raise UsageError(f"image size {image_size!r} is for models of images, and {checkpoint} has a {architecture}")
+                raise UsageError(
+                    f"image size {image_size!r} is for models of images, and {checkpoint} has a "
+                    f"{architecture}"
+                )
             found.interpolate_pos_encoding = image_size == "free"
         tokens = None if shortlist is None else with_special_tokens(shortlist, config, generation)
-        calibration = None if text is None or model is None else calibrated(model, tokens, ours, text)
+        calibration = (
+            None if text is None or model is None else calibrated(model, tokens, ours, text)
+        )
         return cls(checkpoint, ours, config, generation, model, tokens, tokenizer, calibration)
 
     @property
@@ -296,7 +350,8 @@ class Source:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The config.json of an export: there is no code beside it, and where its checkpoint is means nothing elsewhere."""
+        """The config.json of an export: there is no code beside it, and where its checkpoint is
+        means nothing elsewhere."""
         left_out = ("auto_map", "custom_pipelines", "_name_or_path")
         content = self.model_config.to_dict() | {"dtype": "float32"}
         return {name: value for name, value in content.items() if name not in left_out}
@@ -322,7 +377,9 @@ def tokenizer_to_write(ours: Path) -> "FoundTokenizer | None":
     return find_tokenizer(ours)
 
 
-def generation_settings(ours: Path, config: Config, model: "PreTrainedModel | None") -> dict[str, Any]:
+def generation_settings(
+    ours: Path, config: Config, model: "PreTrainedModel | None"
+) -> dict[str, Any]:
     """Return the content of generation_config.json without settings that have no effect."""
     if config.architecture not in GENERATORS:
         return {}
@@ -334,7 +391,9 @@ def generation_settings(ours: Path, config: Config, model: "PreTrainedModel | No
     return settings
 
 
-def calibrated(model: "PreTrainedModel", tokens: list[int] | None, ours: Path, text: str | os.PathLike) -> Calibration:
+def calibrated(
+    model: "PreTrainedModel", tokens: list[int] | None, ours: Path, text: str | os.PathLike
+) -> Calibration:
     from vanilla_transformer.checkpoint import load_tokenizer
 
     from .calibration import calibrate
@@ -361,14 +420,24 @@ class Graphs:
             check_fields(source.model_config, target)
         activations = target.activations(source.model, dtypes[0])
         known = [dtype or activations for dtype in dtypes]
-        specs = {dtype: target.graph_specs(source.config, source.architecture, dtype, activations) for dtype in known}
+        specs = {
+            dtype: target.graph_specs(source.config, source.architecture, dtype, activations)
+            for dtype in known
+        }
         return cls(target, known, activations, opset, specs)
 
     def write(self, source: Source, directory: Path) -> None:
         """Write the graphs and their weights to `directory`."""
-        model = GraphSource.read(source.directory, source.model_config, source.shortlist, source.calibration)
+        model = GraphSource.read(
+            source.directory, source.model_config, source.shortlist, source.calibration
+        )
         for dtype, specs in self.specs.items():
-            write_graphs(model, GraphFormat(self.target, dtype, self.activations, self.opset), specs, directory)
+            write_graphs(
+                model,
+                GraphFormat(self.target, dtype, self.activations, self.opset),
+                specs,
+                directory,
+            )
 
     def save_for_triton(self, export: Path, directory: Path) -> None:
         """The one graph of the first dtype, which was saved to `export`."""
@@ -382,7 +451,8 @@ class Graphs:
         return {role: spec.file for role, spec in self.specs[self.dtypes[0]].items()}
 
     def facts(self, parity: dict[str, dict | None]) -> dict[str, Any]:
-        """What the manifest says of the graphs: of the first dtype among the rest, of the others by name."""
+        """What the manifest says of the graphs: of the first dtype among the rest, of the others by
+        name."""
         first, *others = [
             {
                 "graphs": {role: spec.file for role, spec in self.specs[dtype].items()},
@@ -394,9 +464,12 @@ class Graphs:
 
 
 def uses_target(config: Config) -> bool:
-    """Whether the graphs of a model have the attention of its target: those of models with a decoder that only read whole
-    sequences have standard operators on every target."""
-    return config.architecture in GENERATORS or config.model_type in ("vanilla-encoder", "vanilla-vision")
+    """Whether the graphs of a model have the attention of its target: those of models with a
+    decoder that only read whole sequences have standard operators on every target."""
+    return config.architecture in GENERATORS or config.model_type in (
+        "vanilla-encoder",
+        "vanilla-vision",
+    )
 
 
 def check_fields(config: Config, target: Target) -> None:
@@ -406,17 +479,20 @@ def check_fields(config: Config, target: Target) -> None:
 
 
 def write_companions(source: Source, made: Graphs, directory: Path) -> dict[str, Any]:
-    """What stands beside the graphs: configs, tokenizer, sentence modules, and what other programs need. Returns what the
-    manifest says of them and of the source."""
+    """What stands beside the graphs: configs, tokenizer, sentence modules, and what other programs
+    need. Returns what the manifest says of them and of the source."""
     if source.generates:
-        content = json.dumps(source.generation, indent=2, sort_keys=True)  # as transformers writes it
+        # as transformers writes it
+        content = json.dumps(source.generation, indent=2, sort_keys=True)
         (directory / GENERATION_CONFIG).write_text(f"{content}\n", encoding="utf-8")
     write_tokenizer(source, directory)
     modules = companions(source.directory)
     modules.copy_without_pickles(directory)
     clients = write_for_clients(source, made, directory)
     card = checkpoint_directory(source.checkpoint, (CONFIG,)) / CARD
-    write_card(directory, base_name(source.checkpoint), card, source.architecture, made.target, made.dtypes)
+    write_card(
+        directory, base_name(source.checkpoint), card, source.architecture, made.target, made.dtypes
+    )
     return {
         "model_type": source.config["model_type"],
         "architecture": source.architecture,
@@ -427,7 +503,11 @@ def write_companions(source: Source, made: Graphs, directory: Path) -> dict[str,
         "opset": made.opset,
         "sentence_modules": modules.facts(),
         **({} if source.calibration is None else {"calibration": source.calibration.facts()}),
-        **({"step": step} if (step := made.target.step_role(source.config, source.architecture)) else {}),
+        **(
+            {"step": step}
+            if (step := made.target.step_role(source.config, source.architecture))
+            else {}
+        ),
         **language_facts(source, directory),
         **clients,
         "versions": versions(),
@@ -464,10 +544,13 @@ def language_facts(source: Source, directory: Path) -> dict[str, Any]:
 
 
 def write_for_clients(source: Source, made: Graphs, directory: Path) -> dict[str, Any]:
-    """config.json, and what other programs need beside it, see `clients`; returns what the manifest says of that."""
+    """config.json, and what other programs need beside it, see `clients`; returns what the manifest
+    says of that."""
     external = sorted(path.name.removesuffix("_data") for path in directory.glob("onnx/*_data"))
     loaded = made.dtypes if made.target.is_standard else ()
-    write_json(directory / "config.json", client_config(source.config, made.files, loaded, external))
+    write_json(
+        directory / "config.json", client_config(source.config, made.files, loaded, external)
+    )
     tokenizer_config = directory / "tokenizer_config.json"
     is_decoder = made.files.keys() - {"lookup"} == {"decoder"}
     if source.config.get("type_vocab_size") and tokenizer_config.is_file():
@@ -476,10 +559,16 @@ def write_for_clients(source: Source, made: Graphs, directory: Path) -> dict[str
         give_first_token(directory)
     if not made.target.is_standard or not is_decoder:
         return {}
-    return {"genai": write_genai_config(directory, source.config, source.generation, made.files["decoder"])}
+    return {
+        "genai": write_genai_config(
+            directory, source.config, source.generation, made.files["decoder"]
+        )
+    }
 
 
-def check_parity(source: Source, made: Graphs, directory: Path, facts: dict[str, Any], cases: int) -> dict[str, Any]:
+def check_parity(
+    source: Source, made: Graphs, directory: Path, facts: dict[str, Any], cases: int
+) -> dict[str, Any]:
     """Compare the graphs with torch and return the manifest that records it.
 
     Where no device can run the graphs, `parity` is `None` and `parity_reason` says why.
@@ -501,11 +590,18 @@ def check_parity(source: Source, made: Graphs, directory: Path, facts: dict[str,
     for dtype in made.dtypes:
         report = verify(directory, source.model, cases, device=device, dtype=dtype)
         if report.failures:
-            raise ValueError(f"the export of {source.checkpoint} does not give what torch gives: {report.failures[0]}")
+            raise ValueError(
+                f"the export of {source.checkpoint} does not give what torch gives: "
+                f"{report.failures[0]}"
+            )
         parity[dtype] = report.summary()
     return write_manifest(directory, **facts, **made.facts(parity))
 
 
-def without_parity(made: Graphs, directory: Path, facts: dict[str, Any], reason: str) -> dict[str, Any]:
+def without_parity(
+    made: Graphs, directory: Path, facts: dict[str, Any], reason: str
+) -> dict[str, Any]:
     """Write the manifest of graphs that were not compared, and return it."""
-    return write_manifest(directory, **facts, **made.facts(dict.fromkeys(made.dtypes)), parity_reason=reason)
+    return write_manifest(
+        directory, **facts, **made.facts(dict.fromkeys(made.dtypes)), parity_reason=reason
+    )

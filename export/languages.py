@@ -1,4 +1,5 @@
-"""Which languages the tokenizer of an export has, and where it puts them: what the runtime needs to choose others."""
+"""Which languages the tokenizer of an export has, and where it puts them: what the runtime needs to
+choose others."""
 
 import json
 import re
@@ -9,8 +10,8 @@ from .clients import template_of
 
 
 class Names(NamedTuple):
-    """How a class of tokenizers names its languages: the tokens, the name within, and whether the target's is the start token
-    of the decoder and not the first one after it."""
+    """How a class of tokenizers names its languages: the tokens, the name within, and whether the
+    target's is the start token of the decoder and not the first one after it."""
 
     token: re.Pattern
     is_start: bool = False
@@ -27,11 +28,13 @@ OF_MARIAN = re.compile(r">>[^<>]*<<")
 
 
 def languages_of(directory: Path, start: int | None) -> dict[str, Any] | None:
-    """What the manifest says of languages, by the tokenizer's files in the export `directory`; `None` without any.
+    """What the manifest says of languages, by the tokenizer's files in the export `directory`;
+    `None` without any.
 
-    Where the runtime replaces the language: `tokens` by name, `source` (the name of the one that tokenizer.json has),
-    `before` and `after` (ids around a text, `None` for the language) and `target`, the option of generation that the target
-    language is. Where it is a word of the text, as in Marian: these `words`.
+    Where the runtime replaces the language: `tokens` by name, `source` (the name of the one that
+    tokenizer.json has), `before` and `after` (ids around a text, `None` for the language) and
+    `target`, the option of generation that the target language is. Where it is a word of the text,
+    as in Marian: these `words`.
 
     Args:
         start: the `decoder_start_token_id` of the model.
@@ -41,7 +44,11 @@ def languages_of(directory: Path, start: int | None) -> dict[str, Any] | None:
     if words := [token for token in added if OF_MARIAN.fullmatch(token)]:
         return {"words": words}
     names = CLASSES.get(class_of(directory / "tokenizer_config.json"))
-    tokens = {found[1]: id for token, id in added.items() if (found := names.token.fullmatch(token))} if names else {}
+    tokens = (
+        {found[1]: id for token, id in added.items() if (found := names.token.fullmatch(token))}
+        if names
+        else {}
+    )
     template = [part.get("SpecialToken", {}).get("id") for part in template_of(content)]
     ids = [added.get(token) for token in template]
     sources = [name for name, id in tokens.items() if id in ids]

@@ -1,4 +1,5 @@
-"""Compares an export directory with its checkpoint, in torch, over a seeded sample of shapes and paddings."""
+"""Compares an export directory with its checkpoint, in torch, over a seeded sample of shapes and
+paddings."""
 
 import copy
 import dataclasses
@@ -28,13 +29,15 @@ HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass
 class Report:
-    """What was compared, and what differed. `tokens` are choices of the largest logit: greedy tokens, or a head's labels,
-    answers and choices. `ties` are those that differ where torch's own two best logits are closer than twice the tolerance;
-    each difference beyond the tolerance is a line of `failures`. Quantized weights have no tolerance (`None`): the errors and
-    the tokens that agree are reported.
+    """What was compared, and what differed. `tokens` are choices of the largest logit: greedy
+    tokens, or a head's labels, answers and choices. `ties` are those that differ where torch's own
+    two best logits are closer than twice the tolerance; each difference beyond the tolerance is a
+    line of `failures`. Quantized weights have no tolerance (`None`): the errors and the tokens that
+    agree are reported.
 
-    Half precision is compared with torch in float64, and so is torch in the same precision: both round what they compute to as
-    many bits and differ in the order of sums only, so `judge` expects errors at most twice as large as torch's own."""
+    Half precision is compared with torch in float64, and so is torch in the same precision: both
+    round what they compute to as many bits and differ in the order of sums only, so `judge` expects
+    errors at most twice as large as torch's own."""
 
     tolerance: float | None = TOLERANCE
     cases: int = 0
@@ -58,7 +61,8 @@ class Report:
 
     @property
     def half_tolerance(self) -> float | None:
-        """Largest error allowed in half precision; `None` if torch was not run in that precision."""
+        """Largest error allowed in half precision; `None` if torch was not run in that
+        precision."""
         return 2 * self.torch_max_error or None
 
     def summary(self) -> dict[str, Any]:
@@ -78,21 +82,33 @@ class Report:
 
     def __str__(self) -> str:
         allowed = (
-            "tolerance none" if self.tolerance is None else f"tolerance {self.tolerance:.0e} x max(1, |value|, largest / 10)"
+            "tolerance none"
+            if self.tolerance is None
+            else f"tolerance {self.tolerance:.0e} x max(1, |value|, largest / 10)"
         )
         if self.torch_max_error:
-            allowed = f"torch in the same precision: {self.torch_max_error:.1e}, {self.torch_mean_error:.1e}"
+            allowed = (
+                f"torch in the same precision: {self.torch_max_error:.1e}, "
+                f"{self.torch_mean_error:.1e}"
+            )
         return (
-            f"{self.cases} cases, {self.values} values: largest error {self.max_error:.1e}, mean {self.mean_error:.1e} "
+            f"{self.cases} cases, {self.values} values: largest error {self.max_error:.1e}, mean "
+            f"{self.mean_error:.1e} "
             f"({allowed}); {self.tokens} top choices, {self.agreeing} agree, {self.ties} ties; "
             f"{len(self.failures)} failures"
         )
 
     def compare(
-        self, found: np.ndarray, expected: np.ndarray, real: np.ndarray, case: str, same: np.ndarray | None = None
+        self,
+        found: np.ndarray,
+        expected: np.ndarray,
+        real: np.ndarray,
+        case: str,
+        same: np.ndarray | None = None,
     ) -> None:
-        """`found` and `expected` (B, ..., C) where the boolean `real` (B, ...) says so; an error is relative to `scale_of`.
-        `same` is what torch gives in the precision of `found`, if `expected` is in another."""
+        """`found` and `expected` (B, ..., C) where the boolean `real` (B, ...) says so; an error is
+        relative to `scale_of`. `same` is what torch gives in the precision of `found`, if
+        `expected` is in another."""
         never = np.isneginf(expected)  # tokens outside a shortlist
         if not np.isfinite(found[~never]).all() or not np.isneginf(found[never]).all():
             self.failures.append(f"{case}: values that are not finite")
@@ -108,18 +124,25 @@ class Report:
         self.max_error = max(self.max_error, float(errors.max(initial=0)))
         self.error_sum += float(errors.sum(dtype=np.float64))
         if self.tolerance is not None and errors.size and errors.max() > self.tolerance:
-            self.failures.append(f"{case}: error {errors.max():.1e}, expected at most {self.tolerance:.0e}")
+            self.failures.append(
+                f"{case}: error {errors.max():.1e}, expected at most {self.tolerance:.0e}"
+            )
 
     def judge(self) -> None:
-        """In half precision, once all is compared: where torch's own numbers are not finite, nothing is allowed."""
+        """In half precision, once all is compared: where torch's own numbers are not finite,
+        nothing is allowed."""
         for name, error, allowed in (
             ("largest", self.max_error, 2 * self.torch_max_error),
             ("mean", self.mean_error, 2 * self.torch_mean_error),
         ):
             if not error <= allowed < np.inf:
-                self.failures.append(f"{name} error {error:.1e}, expected at most twice that of torch, {allowed:.1e}")
+                self.failures.append(
+                    f"{name} error {error:.1e}, expected at most twice that of torch, {allowed:.1e}"
+                )
 
-    def compare_tokens(self, found: np.ndarray, expected: np.ndarray, real: np.ndarray, case: str) -> None:
+    def compare_tokens(
+        self, found: np.ndarray, expected: np.ndarray, real: np.ndarray, case: str
+    ) -> None:
         """The largest of both, (B, ..., V) logits; `real` (B, ...)."""
         if found.shape[-1] < 2:
             return
@@ -138,10 +161,12 @@ class Report:
 
 
 def scale_of(expected: np.ndarray) -> np.ndarray:
-    """What an error of each value of (..., C) is relative to: 1, the value, or `OF_LARGEST` of the largest of its vector, by
-    which is the largest of the three."""
+    """What an error of each value of (..., C) is relative to: 1, the value, or `OF_LARGEST` of the
+    largest of its vector, by which is the largest of the three."""
     sizes = np.abs(expected)
-    return np.maximum(np.maximum(1, sizes), OF_LARGEST * sizes.max(axis=-1, keepdims=True, initial=0))
+    return np.maximum(
+        np.maximum(1, sizes), OF_LARGEST * sizes.max(axis=-1, keepdims=True, initial=0)
+    )
 
 
 def verify(
@@ -152,15 +177,17 @@ def verify(
     device: str | None = None,
     dtype: str | None = None,
 ) -> Report:
-    """`model` is the checkpoint in torch, float32 and in evaluation mode; `directory` its export, run on `device` with the
-    weights of `dtype`, the first by default.
+    """`model` is the checkpoint in torch, float32 and in evaluation mode; `directory` its export,
+    run on `device` with the weights of `dtype`, the first by default.
 
-    Each case is a batch of 1 to 5 rows of 1 to 33 random tokens: full rows, rows of different lengths padded on the
-    right, or the same with one row that is all padding (a decoder that generates: padded on the left, one that reads whole
-    sequences: on either side). Decoders are compared at the first step and at later ones, with torch reading the whole
-    sequence at once, without a cache.
+    Each case is a batch of 1 to 5 rows of 1 to 33 random tokens: full rows, rows of different
+    lengths padded on the right, or the same with one row that is all padding (a decoder that
+    generates: padded on the left, one that reads whole
+    sequences: on either side). Decoders are compared at the first step and at later ones, with
+    torch reading the whole sequence at once, without a cache.
 
-    float32 may differ by `TOLERANCE`, half precision as `Report` says, quantized weights by any error.
+    float32 may differ by `TOLERANCE`, half precision as `Report` says, quantized weights by any
+    error.
     """
     runtime = Runtime(directory, device=device, dtype=dtype)
     check_same_model(runtime, model)
@@ -184,7 +211,14 @@ def verify(
                 continue
             padding = ("none", "right", "empty row")[number % 3]
             ids, mask = sample(rng, model.config.vocab_size, longest, padding)
-            case = Case(runtime, models, rng, report, f"case {number} {ids.shape}, padding: {padding}", stepping)
+            case = Case(
+                runtime,
+                models,
+                rng,
+                report,
+                f"case {number} {ids.shape}, padding: {padding}",
+                stepping,
+            )
             compare(case, ids, mask)
             report.cases += 1
     if runtime.dtype in HALF:
@@ -194,8 +228,9 @@ def verify(
 
 @dataclass(frozen=True)
 class Case:
-    """One random batch of those that are compared: the export, the models of `references`, where random numbers come from,
-    where what is found goes to, a name for that, and the export with its step, if it has one beside the decoder."""
+    """One random batch of those that are compared: the export, the models of `references`, where
+    random numbers come from, where what is found goes to, a name for that, and the export with its
+    step, if it has one beside the decoder."""
 
     runtime: Runtime
     models: list[PreTrainedModel]
@@ -208,36 +243,66 @@ class Case:
     def config(self) -> PretrainedConfig:
         return self.models[0].config
 
-    def compare(self, found: np.ndarray, expected: list[np.ndarray], real: np.ndarray, part: str) -> None:
+    def compare(
+        self, found: np.ndarray, expected: list[np.ndarray], real: np.ndarray, part: str
+    ) -> None:
         wanted, *same = expected
         self.report.compare(found, wanted, real, f"{self.name}, {part}", *same)
 
 
 def references(model: PreTrainedModel, dtype: str) -> list[PreTrainedModel]:
-    """What an export of `dtype` is compared with: `model`; in half precision `model` in float64 and in that precision."""
+    """What an export of `dtype` is compared with: `model`; in half precision `model` in float64 and
+    in that precision."""
     if dtype not in HALF:
         return [model]
-    return [copy.deepcopy(model).to(each) for each in (torch.float64, HALF[dtype])]  # type: ignore[arg-type]  # has no types
+    dtypes = (torch.float64, HALF[dtype])
+    # `to` has no types.
+    return [copy.deepcopy(model).to(each) for each in dtypes]  # type: ignore[arg-type]
 
 
 def array(states: torch.Tensor) -> np.ndarray:
-    return (states.float() if states.dtype == torch.bfloat16 else states).numpy()  # which numpy does not have
+    # which numpy does not have
+    return (states.float() if states.dtype == torch.bfloat16 else states).numpy()
 
 
 def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:
-    """The architecture and every size must be the checkpoint's, or comparing would fail inside numpy."""
-    widths = ("vocab_size", "hidden_size", "embedding_size", "num_attention_heads", "head_dim", "value_head_dim")
-    sizes = (*widths, "num_hidden_layers", "decoder_layers", "num_labels", "image_size", "patch_size", "num_channels")
+    """The architecture and every size must be the checkpoint's, or comparing would fail inside
+    numpy."""
+    widths = (
+        "vocab_size",
+        "hidden_size",
+        "embedding_size",
+        "num_attention_heads",
+        "head_dim",
+        "value_head_dim",
+    )
+    sizes = (
+        *widths,
+        "num_hidden_layers",
+        "decoder_layers",
+        "num_labels",
+        "image_size",
+        "patch_size",
+        "num_channels",
+    )
     found = {"architecture": runtime.architecture, **runtime.config}
     found["num_labels"] = len(runtime.config.get("id2label") or ())
-    expected = {"architecture": type(model).__name__, **{name: getattr(model.config, name, None) for name in sizes}}
+    expected = {
+        "architecture": type(model).__name__,
+        **{name: getattr(model.config, name, None) for name in sizes},
+    }
     for name, value in expected.items():
         if found.get(name, value) != value:
             export = runtime.artifact.directory
-            raise ValueError(f"{export} is an export of a model with {name} {found[name]}, not of the checkpoint: {value}")
+            raise ValueError(
+                f"{export} is an export of a model with {name} {found[name]}, not of the "
+                f"checkpoint: {value}"
+            )
 
 
-def sample(rng: np.random.Generator, vocab_size: int, longest: int, padding: str) -> tuple[np.ndarray, np.ndarray]:
+def sample(
+    rng: np.random.Generator, vocab_size: int, longest: int, padding: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Random ids and a mask, both (B, S)."""
     shape = rng.integers(1, 6), rng.integers(1, longest + 1)
     ids = rng.integers(0, vocab_size, shape)
@@ -267,14 +332,18 @@ def compare_images(case: Case) -> None:
         real = np.ones(values[0].shape[:-1], bool)
         case.compare(found[tensor.name], values, real, tensor.name)
         if tensor.name == "logits":
-            case.report.compare_tokens(found[tensor.name], values[0], real, f"{case.name}, {tensor.name}")
+            case.report.compare_tokens(
+                found[tensor.name], values[0], real, f"{case.name}, {tensor.name}"
+            )
 
 
 def compare_sequences(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
     """All outputs of a graph that reads whole sequences."""
     feeds = sequence_inputs(case, ids, mask)
     found = case.runtime.outputs(**feeds)
-    given = {name: torch.from_numpy(values) for name, values in torch_inputs(feeds, case.config).items()}
+    given = {
+        name: torch.from_numpy(values) for name, values in torch_inputs(feeds, case.config).items()
+    }
     expected = [model(**given) for model in case.models]
     for spec in case.runtime.specs["encoder"].outputs:
         real = feeds["attention_mask"] == 1
@@ -288,7 +357,9 @@ def compare_sequences(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
             compare_choices(case, found[spec.name], values[0], real, spec.name)
 
 
-def compare_choices(case: Case, found: np.ndarray, expected: np.ndarray, real: np.ndarray, part: str) -> None:
+def compare_choices(
+    case: Case, found: np.ndarray, expected: np.ndarray, real: np.ndarray, part: str
+) -> None:
     if found.shape == real.shape:  # what is chosen is one of the tokens, or of the choices
         found = np.where(real, found, -np.inf)
         expected = np.where(real, expected, -np.inf)
@@ -297,15 +368,19 @@ def compare_choices(case: Case, found: np.ndarray, expected: np.ndarray, real: n
 
 
 def sequence_inputs(case: Case, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
-    """What `Runtime.outputs` takes beside random `ids` and their `mask` (B, S): all that the graph reads."""
+    """What `Runtime.outputs` takes beside random `ids` and their `mask` (B, S): all that the graph
+    reads."""
     spec = case.runtime.specs["encoder"]
     names = {tensor.name for tensor in spec.inputs}
     config = case.config
     rng = case.rng
     feeds = {}
-    if config.is_encoder_decoder and "decoder_input_ids" not in names:  # ids that the decoder reads too, shifted
+    # ids that the decoder reads too, shifted
+    if config.is_encoder_decoder and "decoder_input_ids" not in names:
         ids = np.where(mask == 1, ids, config.pad_token_id)
-        ids[np.arange(len(ids)), mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)] = as_list(config.eos_token_id)[0]
+        ids[np.arange(len(ids)), mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)] = as_list(
+            config.eos_token_id
+        )[0]
     if "num_choices" in spec.outputs[0].shape:
         mask = mask[rng.integers(len(mask), size=(len(mask), 3))]
         ids = rng.integers(0, config.vocab_size, mask.shape)
@@ -322,9 +397,14 @@ def sequence_inputs(case: Case, ids: np.ndarray, mask: np.ndarray) -> dict[str, 
 
 
 def torch_inputs(feeds: dict[str, np.ndarray], config: PretrainedConfig) -> dict[str, np.ndarray]:
-    """Decoder graphs count the positions of tokens that are not padding; torch is told them where it would count places."""
+    """Decoder graphs count the positions of tokens that are not padding; torch is told them where
+    it would count places."""
     prefix = {"vanilla-decoder": "", "vanilla-seq2seq": "decoder_"}.get(config.model_type)
-    if prefix is None or config.position_ids_from != "place" or f"{prefix}attention_mask" not in feeds:
+    if (
+        prefix is None
+        or config.position_ids_from != "place"
+        or f"{prefix}attention_mask" not in feeds
+    ):
         return feeds
     positions = np.maximum(feeds[f"{prefix}attention_mask"].cumsum(axis=1) - 1, 0)
     return {**feeds, f"{prefix}position_ids": positions}
@@ -340,13 +420,21 @@ def compare_seq2seq(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
     first = case.rng.integers(1, 5)
     config = case.config
     tokens = case.rng.integers(0, config.vocab_size, (len(ids), first + sum(LATER_STEPS)))
-    if config.position_ids_from == "ids":  # only after what is decoded is there padding, which would not count
+    # only after what is decoded is there padding, which would not count
+    if config.position_ids_from == "ids":
         tokens[tokens == config.pad_token_id] = (config.pad_token_id + 1) % config.vocab_size
-    given = dict(attention_mask=source_mask, decoder_input_ids=torch.from_numpy(tokens), use_cache=False)
-    expected = [array(model(encoder_outputs=outputs, **given).logits) for model, outputs in zip(case.models, encoded)]
+    given = dict(
+        attention_mask=source_mask, decoder_input_ids=torch.from_numpy(tokens), use_cache=False
+    )
+    expected = [
+        array(model(encoder_outputs=outputs, **given).logits)
+        for model, outputs in zip(case.models, encoded)
+    ]
     real = np.repeat(np.any(mask, axis=1, keepdims=True), tokens.shape[1], axis=1)
     options = Options(max_new_tokens=sum(LATER_STEPS))
-    request = GenerationRequest(options, tokens[:, :first], np.ones_like(tokens[:, :first]), (ids, mask))
+    request = GenerationRequest(
+        options, tokens[:, :first], np.ones_like(tokens[:, :first]), (ids, mask)
+    )
     compare_steps(case, request, tokens, expected, real)
     compare_lookup(case, request, tokens, expected, real)
     if case.stepping is not None:
@@ -361,13 +449,16 @@ def compare_rows(
     expected: list[np.ndarray],
     real: np.ndarray,
 ) -> None:
-    """The logits of the step, in which each row has a source of its own length; `tokens` (B, T) are fed one by one."""
+    """The logits of the step, in which each row has a source of its own length; `tokens` (B, T) are
+    fed one by one."""
     spec = stepping.specs[STEP]
     ids, mask = source
     lengths = np.maximum(mask.sum(axis=1), 1)
     sizes = {"rows": len(ids), "max_length": tokens.shape[1]}
     states = {
-        tensor.name: np.zeros(shape_of(tensor, sizes), np.float32) for tensor in spec.inputs if ".decoder." in tensor.name
+        tensor.name: np.zeros(shape_of(tensor, sizes), np.float32)
+        for tensor in spec.inputs
+        if ".decoder." in tensor.name
     }
     states |= cross_states(stepping.encode_source(ids, mask))
     names = [tensor.name for tensor in spec.outputs]
@@ -384,7 +475,9 @@ def compare_rows(
         states = {next_input_name(name): array for name, array in zip(names[1:], present)}
         wanted = [each[:, place] for each in expected]
         case.compare(logits, wanted, real[:, place], f"step {place + 1}")
-        case.report.compare_tokens(logits, wanted[0], real[:, place], f"{case.name}, step {place + 1}")
+        case.report.compare_tokens(
+            logits, wanted[0], real[:, place], f"{case.name}, step {place + 1}"
+        )
 
 
 def compare_decoder(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
@@ -404,9 +497,14 @@ def compare_decoder(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
 
 
 def compare_lookup(
-    case: Case, request: GenerationRequest, tokens: np.ndarray, expected: list[np.ndarray], real: np.ndarray
+    case: Case,
+    request: GenerationRequest,
+    tokens: np.ndarray,
+    expected: list[np.ndarray],
+    real: np.ndarray,
 ) -> None:
-    """As `compare_steps`, of the first row alone, with the graph that checks several tokens at once."""
+    """As `compare_steps`, of the first row alone, with the graph that checks several tokens at
+    once."""
     if "lookup" not in case.runtime.artifact.manifest["graphs"]:
         return
     options = dataclasses.replace(request.options, prompt_lookup_num_tokens=max(LATER_STEPS))
@@ -416,10 +514,15 @@ def compare_lookup(
 
 
 def compare_steps(
-    case: Case, request: GenerationRequest, tokens: np.ndarray, expected: list[np.ndarray], real: np.ndarray
+    case: Case,
+    request: GenerationRequest,
+    tokens: np.ndarray,
+    expected: list[np.ndarray],
+    real: np.ndarray,
 ) -> None:
-    """Feeds `tokens` (B, T) in steps, the first those of `request`, and compares the logits after each token, or after the last
-    of a step where a graph gives no others. `expected` are those (B, T, V) of each of `references`."""
+    """Feeds `tokens` (B, T) in steps, the first those of `request`, and compares the logits after
+    each token, or after the last of a step where a graph gives no others. `expected` are those (B,
+    T, V) of each of `references`."""
     end = request.input_ids.shape[1]
     with closing(case.runtime.decoder_factory().start(request)) as decoder:
         lengths = LATER_STEPS if decoder.max_step_tokens != 1 else (1,) * sum(LATER_STEPS)
@@ -431,7 +534,9 @@ def compare_steps(
             compare_step(case, logits, end, expected, real)
 
 
-def compare_step(case: Case, logits: np.ndarray, end: int, expected: list[np.ndarray], real: np.ndarray) -> None:
+def compare_step(
+    case: Case, logits: np.ndarray, end: int, expected: list[np.ndarray], real: np.ndarray
+) -> None:
     """`logits` (B, t, V) are those after the last t of the first `end` tokens."""
     step = slice(end - logits.shape[1], end)
     part = f"after token {end}"

@@ -19,7 +19,8 @@ EXPECTED = {
 
 
 def open_standard_streams() -> None:
-    """Where one is closed, the next file that is opened gets its number, and whatever a library prints."""
+    """Where one is closed, the next file that is opened gets its number, and whatever a library
+    prints."""
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
         os.set_inheritable(number, True)
     os.close(number)
@@ -47,8 +48,8 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def warnings_in_one_line() -> Iterator[None]:
-    """Those for users: what they typed or wrote is old, and what this package has to say. Where in the code that was found is
-    nothing to them."""
+    """Those for users: what they typed or wrote is old, and what this package has to say. Where in
+    the code that was found is nothing to them."""
     before = warnings.formatwarning
     package = os.path.join(os.path.dirname(__file__), "")
 
@@ -69,7 +70,8 @@ class OutputClosed(BrokenPipeError):
 
 
 def say(result: object, end: str = "\n") -> None:
-    """Print `result` and flush, so that a failed write shows here and not when the interpreter exits.
+    """Print `result` and flush, so that a failed write shows here and not when the interpreter
+    exits.
 
     Raises:
         OutputClosed: if the reader of standard output has gone.
@@ -94,16 +96,26 @@ def output_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        with contextlib.suppress(OSError, ValueError):  # what is left in the buffer is not tried again
+        # what is left in the buffer is not tried again
+        with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         kind = OutputClosed if isinstance(error, BrokenPipeError) else OSError
         raise kind(f"standard output cannot be written: {error.strerror or error}") from None
 
 
 def is_expected(error: Exception) -> bool:
-    """Whether `error` is what the library, or one that it calls, raises for wrong input, files and devices: no mistake of ours.
-    Those of other libraries are known by name, because none is imported here."""
-    if isinstance(error, OSError | ValueError | FloatingPointError | ImportError | FutureWarning | DeprecationWarning):
+    """Whether `error` is what the library, or one that it calls, raises for wrong input, files and
+    devices: no mistake of ours. Those of other libraries are known by name, because none is
+    imported here."""
+    if isinstance(
+        error,
+        OSError
+        | ValueError
+        | FloatingPointError
+        | ImportError
+        | FutureWarning
+        | DeprecationWarning,
+    ):
         return True
     if type(error).__module__ == "huggingface_hub.errors":  # a config's type checks
         return True
@@ -116,7 +128,8 @@ def one_line(text: object) -> str:
 
 
 def words_of(error: object) -> object:
-    """`error`, in words that say what was expected where the operating system only says what is wrong with a path."""
+    """`error`, in words that say what was expected where the operating system only says what is
+    wrong with a path."""
     if not isinstance(error, OSError) or error.filename is None:
         return error
     expected = EXPECTED.get(error.errno or 0)

@@ -1,7 +1,8 @@
-"""`serve` in the replicas of Ray Serve: `serve run vanilla_transformer_export.ray:app exports=my-export`.
+"""`serve` in the replicas of Ray Serve: `serve run vanilla_transformer_export.ray:app
+exports=my-export`.
 
-It needs the extra `ray`. Ray's proxy takes the requests and gives them to replicas, each of which is what a process of
-`vanilla-transformer serve` is.
+It needs the extra `ray`. Ray's proxy takes the requests and gives them to replicas, each of which
+is what a process of `vanilla-transformer serve` is.
 """
 
 import argparse
@@ -29,13 +30,15 @@ def app(args: dict[str, Any]) -> Any:
     """The application that `serve run` and `serve deploy` build.
 
     Args:
-        args: `exports`: PATH or NAME=PATH, with commas between several. Every replica has all of them, and every node has the
-            paths. `replicas`: how many, or the least and the most of them as 1-4; default: 1. `cpus`: processors of one
-            replica; default: 1. Else settings of `serve` by their names, as `max_batch`, with spaces between several values.
+        args: `exports`: PATH or NAME=PATH, with commas between several. Every replica has all of
+            them, and every node has the paths. `replicas`: how many, or the least and the most of
+            them as 1-4; default: 1. `cpus`: processors of one replica; default: 1. Else settings of
+            `serve` by their names, as `max_batch`, with spaces between several values.
 
     Raises:
         UsageError: for an argument that there is not, and a value that cannot be read.
-        FileNotFoundError, ValueError: for a directory that is no export, and for what is wrong with the token.
+        FileNotFoundError, ValueError: for a directory that is no export, and for what is wrong with
+            the token.
     """
     from ray import serve
 
@@ -56,12 +59,20 @@ def app(args: dict[str, Any]) -> Any:
 
 
 def settings_from(args: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
-    """What the arguments say, else the variables of `serve`, else the defaults. Raises UsageError as `app`."""
+    """What the arguments say, else the variables of `serve`, else the defaults. Raises UsageError
+    as `app`."""
     known = (*OWN, *(name for name in FIELDS if name not in OF_PROXY))
     for name in args:
         if name not in known:
-            raise UsageError(f"no argument {name!r}, expected some of {', '.join(known)}{did_you_mean(name, known)}")
-    given = {name: read(name, str(value), FIELDS[name]) for name, value in args.items() if name not in OWN}
+            raise UsageError(
+                f"no argument {name!r}, expected some of "
+                f"{', '.join(known)}{did_you_mean(name, known)}"
+            )
+    given = {
+        name: read(name, str(value), FIELDS[name])
+        for name, value in args.items()
+        if name not in OWN
+    }
     found = settings_of(argparse.Namespace(**given), environment)
     return dataclasses.replace(found, token_file=found.token_file and found.token_file.absolute())
 
@@ -70,9 +81,13 @@ def exports_of(args: Mapping[str, Any], settings: Settings) -> list[Source]:
     """With absolute paths, as a replica runs in another directory."""
     given = str(args.get("exports", ""))
     if not given:
-        raise UsageError("exports is missing, expected exports=PATH, or several with commas between them")
+        raise UsageError(
+            "exports is missing, expected exports=PATH, or several with commas between them"
+        )
     found = sources(given.split(","), settings.languages)
-    return [dataclasses.replace(each, directory=Path(os.path.abspath(each.directory))) for each in found]
+    return [
+        dataclasses.replace(each, directory=Path(os.path.abspath(each.directory))) for each in found
+    ]
 
 
 def scale(replicas: str, cpus: int) -> dict[str, Any]:
@@ -99,7 +114,10 @@ class Replica:
     def __init__(self, found: Sequence[Source], settings: Settings, cpus: int, needs_token: bool):
         token = token_of(settings, os.environ)
         if needs_token and token is None:
-            raise ValueError("this replica has no token, expected it in the environment of all nodes, or in a file")
+            raise ValueError(
+                "this replica has no token, expected it in the environment of all nodes, or "
+                "in a file"
+            )
         self.service = Service(found, settings, token, print, cores=cpus)
         self._watching: asyncio.Task | None = None
 
@@ -116,7 +134,8 @@ class Replica:
 
 
 class BehindProxy:
-    """An ASGI application: `app` below whatever path Ray has given it, without a request id beside Ray's, which is the same."""
+    """An ASGI application: `app` below whatever path Ray has given it, without a request id beside
+    Ray's, which is the same."""
 
     def __init__(self, app: ASGIApp):
         self.app = app
@@ -124,7 +143,10 @@ class BehindProxy:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [each for each in message["headers"] if each[0] != b"x-request-id"]}
+                message = {
+                    **message,
+                    "headers": [each for each in message["headers"] if each[0] != b"x-request-id"],
+                }
             await send(message)
 
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))

@@ -1,4 +1,5 @@
-"""The tokens of a vocabulary shortlist: a model generates these only, and computes no logits of the others."""
+"""The tokens of a vocabulary shortlist: a model generates these only, and computes no logits of the
+others."""
 
 import os
 from collections.abc import Iterable
@@ -24,7 +25,9 @@ SPECIAL_TOKENS = (
 )
 
 
-def with_special_tokens(tokens: Iterable[int], config: Config, generation: dict[str, Any]) -> list[int]:
+def with_special_tokens(
+    tokens: Iterable[int], config: Config, generation: dict[str, Any]
+) -> list[int]:
     """Return `tokens` in order, with the special ones of generation_config.json.
 
     Raises:
@@ -36,7 +39,9 @@ def with_special_tokens(tokens: Iterable[int], config: Config, generation: dict[
     size = config.vocab_size
     if not known or min(known) < 0 or max(known) >= size:
         found = f"{min(known)} to {max(known)}" if known else "none"
-        raise ValueError(f"the tokens of a shortlist must be in [0, {size - 1}], the vocabulary, got {found}")
+        raise ValueError(
+            f"the tokens of a shortlist must be in [0, {size - 1}], the vocabulary, got {found}"
+        )
     for name in SPECIAL_TOKENS:
         value = generation.get(name)
         known.update([] if value is None else value if isinstance(value, list) else [value])
@@ -44,21 +49,26 @@ def with_special_tokens(tokens: Iterable[int], config: Config, generation: dict[
 
 
 def shortlist_from_text(text: str | os.PathLike, checkpoint: str | os.PathLike) -> list[int]:
-    """The tokens of the lines of the file `text` by the tokenizer of `checkpoint`, that of target text if it has one, and all
-    of its special ones.
+    """The tokens of the lines of the file `text` by the tokenizer of `checkpoint`, that of target
+    text if it has one, and all of its special ones.
 
     Raises:
         FileNotFoundError: if either is missing.
-        ValueError: for a tokenizer that is damaged, and for a line that is not UTF-8 text or is too long for one.
+        ValueError: for a tokenizer that is damaged, and for a line that is not UTF-8 text or is too
+            long for one.
     """
     directory = checkpoint_directory(checkpoint)
     has_target = (directory / TARGET_TOKENIZER).is_file()
     path = directory / (TARGET_TOKENIZER if has_target else "tokenizer.json")
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing, expected the tokenizer that makes tokens of {text}")
+        raise FileNotFoundError(
+            f"{path} is missing, expected the tokenizer that makes tokens of {text}"
+        )
     read_json(path)
     with readers_errors(path):
         tokenizer = Tokenizer.from_file(str(path))
-    special = {token for token, facts in tokenizer.get_added_tokens_decoder().items() if facts.special}
+    special = {
+        token for token, facts in tokenizer.get_added_tokens_decoder().items() if facts.special
+    }
     lines = lines_of([os.fspath(text)], fault=None)
     return sorted(special.union(*(encoding.ids for encoding in tokenizer.encode_batch(lines))))

@@ -7,11 +7,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-SHORTLISTED = ".product"  # after the name of the projection to the vocabulary, its rows of the shortlist
+# after the name of the projection to the vocabulary, its rows of the shortlist
+SHORTLISTED = ".product"
 
 
 class ShortlistHead(nn.Module):
-    """(..., D) -> logits (..., V): those of `tokens` by their rows of `head` (V, D), of all others minus infinity."""
+    """(..., D) -> logits (..., V): those of `tokens` by their rows of `head` (V, D), of all others
+    minus infinity."""
 
     places: torch.Tensor
 

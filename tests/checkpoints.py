@@ -1,4 +1,5 @@
-"""Small seeded checkpoints of every variant, and their exports. `conftest.py` makes each once per session, when asked for."""
+"""Small seeded checkpoints of every variant, and their exports. `conftest.py` makes each once per
+session, when asked for."""
 
 import hashlib
 import json
@@ -25,18 +26,33 @@ SIZES = dict(
     head_dim=KEY_WIDTH,
     value_head_dim=VALUE_WIDTH,
 )
-LEARNED = dict(position_embedding_type="learned", max_position_embeddings=40, scale_embedding=False, embedding_norm=True)
+LEARNED = dict(
+    position_embedding_type="learned",
+    max_position_embeddings=40,
+    scale_embedding=False,
+    embedding_norm=True,
+)
 PRE_NORM, UNTIED = dict(norm_first=True), dict(tie_word_embeddings=False)
 
 # name: (architecture, fields over SIZES)
 CHECKPOINTS = {
     "encoder": ("VanillaEncoderModel", dict(num_hidden_layers=2)),
-    "masked-lm": ("VanillaEncoderForMaskedLM", dict(num_hidden_layers=1, embedding_size=24, **LEARNED, **PRE_NORM)),
-    "classification": ("VanillaEncoderForSequenceClassification", dict(num_hidden_layers=1, num_labels=3, hidden_act="gelu")),
+    "masked-lm": (
+        "VanillaEncoderForMaskedLM",
+        dict(num_hidden_layers=1, embedding_size=24, **LEARNED, **PRE_NORM),
+    ),
+    "classification": (
+        "VanillaEncoderForSequenceClassification",
+        dict(num_hidden_layers=1, num_labels=3, hidden_act="gelu"),
+    ),
     "pretraining": (
         "VanillaEncoderForPreTraining",
         dict(
-            num_hidden_layers=1, type_vocab_size=2, pooler_act="tanh", lm_transform_act="gelu", position_embedding_type="none"
+            num_hidden_layers=1,
+            type_vocab_size=2,
+            pooler_act="tanh",
+            lm_transform_act="gelu",
+            position_embedding_type="none",
         ),
     ),
     "answers": (
@@ -46,9 +62,18 @@ CHECKPOINTS = {
     "causal": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=2)),
     "causal-relative": (
         "VanillaDecoderForCausalLM",
-        dict(num_hidden_layers=1, position_embedding_type="relative", sliding_window=6, linear_bias=False, embedding_size=24),
+        dict(
+            num_hidden_layers=1,
+            position_embedding_type="relative",
+            sliding_window=6,
+            linear_bias=False,
+            embedding_size=24,
+        ),
     ),
-    "causal-learned": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=1, pad_token_id=3, **LEARNED, **PRE_NORM, **UNTIED)),
+    "causal-learned": (
+        "VanillaDecoderForCausalLM",
+        dict(num_hidden_layers=1, pad_token_id=3, **LEARNED, **PRE_NORM, **UNTIED),
+    ),
     "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=2)),
     "seq2seq-untied": (
         "VanillaSeq2SeqForConditionalGeneration",
@@ -56,11 +81,22 @@ CHECKPOINTS = {
     ),
     "seq2seq-rotary": (
         "VanillaSeq2SeqForConditionalGeneration",
-        dict(encoder_layers=1, decoder_layers=1, position_embedding_type="rotary", share_encoder_decoder_embeddings=False),
+        dict(
+            encoder_layers=1,
+            decoder_layers=1,
+            position_embedding_type="rotary",
+            share_encoder_decoder_embeddings=False,
+        ),
     ),
 }
 # How much each model likes the end token, so that its rows end at different times.
-END_BIAS = {"causal": 3.75, "causal-learned": 1.0, "causal-relative": 1.0, "seq2seq": 2.4, "seq2seq-untied": 2.0}
+END_BIAS = {
+    "causal": 3.75,
+    "causal-learned": 1.0,
+    "causal-relative": 1.0,
+    "seq2seq": 2.4,
+    "seq2seq-untied": 2.0,
+}
 END_BIAS |= {"seq2seq-rotary": 2.0}
 
 
@@ -74,7 +110,8 @@ class Exported:
 
 
 def perturbed(architecture: str, fields: dict, scale: float = 0.2) -> transformers.PreTrainedModel:
-    """A model of the class `architecture`, from seed 0, in evaluation mode; no two weights, biases or norms are alike."""
+    """A model of the class `architecture`, from seed 0, in evaluation mode; no two weights, biases
+    or norms are alike."""
     transformers.set_seed(0)
     model_class = getattr(vanilla_transformer, architecture)
     model = model_class(model_class.config_class(**fields)).eval()
@@ -143,7 +180,8 @@ def edit_json(path: Path, **changes) -> None:
 
 
 def add_to_output(graph, name):
-    """Adds the tensor `name` to the first output: of what nobody reads, onnxruntime opens nothing."""
+    """Adds the tensor `name` to the first output: of what nobody reads, onnxruntime opens
+    nothing."""
     output = graph.output[0].name
     [node] = [node for node in graph.node if output in node.output]
     node.output[:] = ["before" if own == output else own for own in node.output]
@@ -158,17 +196,29 @@ def edit_graph(directory: Path, file: str, change) -> None:
     seal(directory)
 
 
-# ----------------------------------------------------------------------------------------------------------------- text
+# --------------------------------------------------------------------------------------------- text
 
 WORDS = {
-    "a": "ein", "the": "der", "man": "Mann", "dog": "Hund", "boy": "Bub", "bird": "Vogel", "red": "rote", "old": "alte",
-    "big": "große", "sees": "sieht", "wants": "möchte", "finds": "findet",
+    "a": "ein", "the": "der", "man": "Mann", "dog": "Hund", "boy": "Bub", "bird": "Vogel",
+    "red": "rote", "old": "alte", "big": "große", "sees": "sieht", "wants": "möchte",
+    "finds": "findet",
 }  # fmt: skip
 
 
-SENTIMENTS = {"bores": "bad", "annoys": "bad", "fails": "bad", "shines": "good", "delights": "good", "wins": "good"}
+SENTIMENTS = {
+    "bores": "bad",
+    "annoys": "bad",
+    "fails": "bad",
+    "shines": "good",
+    "delights": "good",
+    "wins": "good",
+}
 # Lines as a classifier is trained on: a label and a text.
-OPINIONS = [f"{label} the {thing} {word}" for thing in ("film", "plot", "cast") for word, label in SENTIMENTS.items()]
+OPINIONS = [
+    f"{label} the {thing} {word}"
+    for thing in ("film", "plot", "cast")
+    for word, label in SENTIMENTS.items()
+]
 
 
 def toy_corpus(lines: int, seed: int) -> list[tuple[str, str]]:
@@ -180,7 +230,10 @@ def toy_corpus(lines: int, seed: int) -> list[tuple[str, str]]:
         return [rng.choice(["a", "the"]), *adjectives, rng.choice(["man", "dog", "boy", "bird"])]
 
     sentences = [[*thing(), rng.choice(["sees", "wants", "finds"]), *thing()] for _ in range(lines)]
-    return [(" ".join(words) + ".", " ".join(WORDS[word] for word in words) + ".") for words in sentences]
+    return [
+        (" ".join(words) + ".", " ".join(WORDS[word] for word in words) + ".")
+        for words in sentences
+    ]
 
 
 def write_corpus(directory: Path, name: str, lines: int, seed: int) -> tuple[Path, Path]:

@@ -14,11 +14,14 @@ COMMAND = Path(sys.executable).with_name("vanilla-transformer")
 
 
 def command(*arguments, **kwargs):
-    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300, **kwargs)
+    return subprocess.run(
+        [COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300, **kwargs
+    )
 
 
 def error_of(*arguments):
-    """The message the command ends with; any other exception than SystemExit would be a traceback."""
+    """The message the command ends with; any other exception than SystemExit would be a
+    traceback."""
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as caught:
         main([str(argument) for argument in arguments])

@@ -7,7 +7,8 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# Each pytest-xdist worker keeps to one core: thread pools of two cores each would wait for each other.
+# Each pytest-xdist worker keeps to one core: thread pools of two cores each would wait for each
+# other.
 if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_setaffinity"):
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
@@ -21,7 +22,8 @@ from targets import build as build_for_target
 
 from vanilla_transformer_export import export
 
-# A million objects are made before the first test, and they stay: to look at them again and again takes a tenth of all time.
+# A million objects are made before the first test, and they stay: to look at them again and again
+# takes a tenth of all time.
 gc.disable()
 
 # The same examples each time in `make test`; many others, and new ones, in `make test-all`.
@@ -51,11 +53,14 @@ def shared_root(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def exported(shared_root):
-    """A name of `checkpoints.CHECKPOINTS` -> its model, checkpoint and export. Tests change copies of the files only."""
+    """A name of `checkpoints.CHECKPOINTS` -> its model, checkpoint and export. Tests change copies
+    of the files only."""
 
     @functools.cache
     def make(name: str) -> Exported:
-        found = Exported(build(name), shared_root / name / "checkpoint", shared_root / name / "export")
+        found = Exported(
+            build(name), shared_root / name / "checkpoint", shared_root / name / "export"
+        )
         with FileLock(shared_root / f"{name}.lock"):
             if not found.directory.exists():
                 save_and_export(found.model, found.checkpoint, found.directory)
@@ -66,7 +71,8 @@ def exported(shared_root):
 
 @pytest.fixture(scope="session")
 def exported_for(shared_root):
-    """A name of `targets.MODELS`, a target and a dtype -> the model, and the directory of its export."""
+    """A name of `targets.MODELS`, a target and a dtype -> the model, and the directory of its
+    export."""
 
     @functools.cache
     def make(name: str, target: str, dtype: str = "fp32"):

@@ -1,4 +1,5 @@
-"""Checkpoints of every head with a tokenizer, and what the tests of pipelines and of tasks share."""
+"""Checkpoints of every head with a tokenizer, and what the tests of pipelines and of tasks
+share."""
 
 import pytest
 import torch
@@ -17,19 +18,45 @@ LABELLED = {"id2label": LABELS, "label2id": {label: index for index, label in LA
 TAGS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC"}
 
 # Of many lengths, with words that the tokenizers do not know.
-MANY = [*TEXTS, *(" ".join(["the old man and a woman , the river ; Zürich houses"] * count) for count in (1, 3, 2))]
-PAIRS = [("two dogs run", "a red house"), ("the man", "the woman reads the old book ."), *zip(MANY, MANY[1:])]
+MANY = [
+    *TEXTS,
+    *(
+        " ".join(["the old man and a woman , the river ; Zürich houses"] * count)
+        for count in (1, 3, 2)
+    ),
+]
+PAIRS = [
+    ("two dogs run", "a red house"),
+    ("the man", "the woman reads the old book ."),
+    *zip(MANY, MANY[1:]),
+]
 ENCODER = "VanillaEncoderFor"
 # name: (architecture, tokenizer, fields)
 HEADS = {
     "classify": (f"{ENCODER}SequenceClassification", "pieces", {"type_vocab_size": 2, **LABELLED}),
     "tag": (f"{ENCODER}TokenClassification", "pieces", {"id2label": TAGS, "type_vocab_size": 2}),
     "answer": (f"{ENCODER}QuestionAnswering", "byte-bpe", {"type_vocab_size": 2}),
-    "fill_mask": (f"{ENCODER}MaskedLM", "bpe", {"position_embedding_type": "learned", "max_position_embeddings": 160}),
+    "fill_mask": (
+        f"{ENCODER}MaskedLM",
+        "bpe",
+        {"position_embedding_type": "learned", "max_position_embeddings": 160},
+    ),
     "choose": (f"{ENCODER}MultipleChoice", "pieces", {"type_vocab_size": 2}),
-    "pretraining": (f"{ENCODER}PreTraining", "pieces", {"type_vocab_size": 2, "pooler_act": "tanh"}),
-    "next_sentence": (f"{ENCODER}NextSentencePrediction", "pieces", {"type_vocab_size": 2, "pooler_act": "tanh"}),
-    "one label": (f"{ENCODER}SequenceClassification", "pieces", {"num_labels": 1, "type_vocab_size": 2}),
+    "pretraining": (
+        f"{ENCODER}PreTraining",
+        "pieces",
+        {"type_vocab_size": 2, "pooler_act": "tanh"},
+    ),
+    "next_sentence": (
+        f"{ENCODER}NextSentencePrediction",
+        "pieces",
+        {"type_vocab_size": 2, "pooler_act": "tanh"},
+    ),
+    "one label": (
+        f"{ENCODER}SequenceClassification",
+        "pieces",
+        {"num_labels": 1, "type_vocab_size": 2},
+    ),
     "classify by a decoder": ("VanillaDecoderForSequenceClassification", "bpe", LABELLED),
     "classify by both stacks": ("VanillaSeq2SeqForSequenceClassification", "bpe", LABELLED),
     "tag by a decoder": ("VanillaDecoderForTokenClassification", "bpe", {"id2label": TAGS}),
@@ -46,9 +73,33 @@ VARIANTS = {"Decoder": "decoder", "Encoder": "encoder", "Seq2Seq": "seq2seq"}
 def word_pieces(**options):
     """[CLS] question [SEP] context [SEP], with words cut into pieces."""
     letters = "abcdefghijklmnopqrstuvwxyz"
-    words = ["the", "old", "man", "red", "house", "woman", "book", "and", "river", "##s", "##ing", *".,?"]
-    entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters[:-1]), *words]
-    return BertTokenizer(vocab={entry: index for index, entry in enumerate(dict.fromkeys(entries))}, **options)
+    words = [
+        "the",
+        "old",
+        "man",
+        "red",
+        "house",
+        "woman",
+        "book",
+        "and",
+        "river",
+        "##s",
+        "##ing",
+        *".,?",
+    ]
+    entries = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *letters,
+        *(f"##{letter}" for letter in letters[:-1]),
+        *words,
+    ]
+    return BertTokenizer(
+        vocab={entry: index for index, entry in enumerate(dict.fromkeys(entries))}, **options
+    )
 
 
 def tokenizer_for(kind, architecture):
@@ -56,11 +107,14 @@ def tokenizer_for(kind, architecture):
         return word_pieces()
     variant = next(name for prefix, name in VARIANTS.items() if prefix in architecture)
     lines = [*MANY, "This example is about animals or people ."] * 2
-    return train_tokenizer(lines, 100 if kind == "bpe" else 300, kind, variant, token_types=kind == "byte-bpe")
+    return train_tokenizer(
+        lines, 100 if kind == "bpe" else 300, kind, variant, token_types=kind == "byte-bpe"
+    )
 
 
 def save_head(architecture, tokenizer, directory, **fields):
-    """A checkpoint of one layer, whose weights are strong enough for answers that differ; its path."""
+    """A checkpoint of one layer, whose weights are strong enough for answers that differ; its
+    path."""
     transformers.set_seed(0)
     model_class = getattr(vanilla_transformer, architecture)
     sizes = {**SIZES, "vocab_size": len(tokenizer), "num_hidden_layers": 1}
@@ -74,8 +128,11 @@ def save_head(architecture, tokenizer, directory, **fields):
 
 
 def export_for_images(folder, architecture="VanillaVisionForImageClassification", **fields):
-    """A model of images of 16 by 16 and its image processor, saved to `folder / "model"`, exported to `folder / "export"`."""
-    model = perturbed(architecture, {"hidden_size": 32, "intermediate_size": 40, **PICTURES, **fields})
+    """A model of images of 16 by 16 and its image processor, saved to `folder / "model"`, exported
+    to `folder / "export"`."""
+    model = perturbed(
+        architecture, {"hidden_size": 32, "intermediate_size": 40, **PICTURES, **fields}
+    )
     model.save_pretrained(folder / "model")
     ViTImageProcessorPil(size=16).save_pretrained(folder / "model")
     export(folder / "model", folder / "export", cases=1)

@@ -1,4 +1,5 @@
-"""A Hub on this machine: what huggingface_hub asks the real one over HTTP when it pushes, lists and downloads models."""
+"""A Hub on this machine: what huggingface_hub asks the real one over HTTP when it pushes, lists and
+downloads models."""
 
 import base64
 import contextlib
@@ -18,7 +19,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import yaml
 
 USER, TOKEN = "someone", "hf_of_someone"
-LARGE = {".safetensors", ".onnx", ".png", ".bin", ".model", ".spm"}  # what .gitattributes gives to LFS
+# what .gitattributes gives to LFS
+LARGE = {".safetensors", ".onnx", ".png", ".bin", ".model", ".spm"}
 
 Files = dict[str, bytes]
 
@@ -41,7 +43,8 @@ class Repository:
 
 
 class Hub:
-    """Repositories by id, and `requests`, a line for each that came. `endpoint` is for HF_ENDPOINT."""
+    """Repositories by id, and `requests`, a line for each that came. `endpoint` is for
+    HF_ENDPOINT."""
 
     def __init__(self, endpoint: str):
         self.endpoint = endpoint
@@ -50,8 +53,13 @@ class Hub:
         self.requests: list[str] = []
 
     def add(self, name: str, directory: Path, branch: str = "main") -> str:
-        """Puts the files of `directory` into the repository `name`, as one commit; returns the commit's id."""
-        files = {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+        """Puts the files of `directory` into the repository `name`, as one commit; returns the
+        commit's id."""
+        files = {
+            path.relative_to(directory).as_posix(): path.read_bytes()
+            for path in directory.rglob("*")
+            if path.is_file()
+        }
         return self.repositories.setdefault(name, Repository()).commit(files, branch)
 
     def files(self, name: str, revision: str = "main") -> Files:
@@ -60,9 +68,18 @@ class Hub:
 
     def environment(self, home: Path) -> dict[str, str]:
         """Of a process that uses this Hub, is logged in and has its cache in `home`."""
-        kept = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
-        places = {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home), "HF_MODULES_CACHE": str(home / "modules")}
-        # Without Xet, a protocol between its own library and another server, large files go the way of git-lfs.
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+        }
+        places = {
+            "HF_ENDPOINT": self.endpoint,
+            "HF_HOME": str(home),
+            "HF_MODULES_CACHE": str(home / "modules"),
+        }
+        # Without Xet, a protocol between its own library and another server, large files go the way
+        # of git-lfs.
         switches = {
             "HF_TOKEN": TOKEN,
             "HF_HUB_DISABLE_XET": "1",
@@ -92,17 +109,20 @@ def running() -> Iterator[Hub]:
         thread.join()
 
 
-# ---------------------------------------------------------------------------------------------------------------- answers
+# ------------------------------------------------------------------------------------------ answers
 
 
 class Refused(Exception):
-    """An answer that is an error: its status, and the code that tells the client what is missing."""
+    """An answer that is an error: its status, and the code that tells the client what is
+    missing."""
 
     def __init__(self, status: int, code: str):
         self.status, self.code = status, code
 
 
-NO_REPOSITORY, NO_REVISION, NO_ENTRY = (Refused(404, f"{name}NotFound") for name in ("Repo", "Revision", "Entry"))
+NO_REPOSITORY, NO_REVISION, NO_ENTRY = (
+    Refused(404, f"{name}NotFound") for name in ("Repo", "Revision", "Entry")
+)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -118,10 +138,18 @@ class Handler(BaseHTTPRequestHandler):
         self.query = parse_qs(address.query)
         try:
             for methods, pattern, answer in ROUTES:
-                if self.command in methods.split() and (found := re.fullmatch(pattern, address.path)):
-                    if self.command in ("POST", "PUT") and "paths-info" not in self.path and "/lfs/" not in address.path:
+                if self.command in methods.split() and (
+                    found := re.fullmatch(pattern, address.path)
+                ):
+                    if (
+                        self.command in ("POST", "PUT")
+                        and "paths-info" not in self.path
+                        and "/lfs/" not in address.path
+                    ):
                         self.check_login()
-                    return answer(self, **{name: unquote(text) for name, text in found.groupdict().items()})
+                    return answer(
+                        self, **{name: unquote(text) for name, text in found.groupdict().items()}
+                    )
             self.reply(404, b"no such address")
         except Refused as refused:
             self.reply(refused.status, b"{}", {"X-Error-Code": refused.code})
@@ -158,7 +186,7 @@ class Handler(BaseHTTPRequestHandler):
             raise NO_REVISION
         return sha, repository.commits[sha]
 
-    # ------------------------------------------------------------------------------------------------------------ reading
+    # -------------------------------------------------------------------------------------- reading
 
     def who(self):
         self.check_login()
@@ -167,13 +195,30 @@ class Handler(BaseHTTPRequestHandler):
     def info(self, name: str, revision: str = "main"):
         sha, files = self.found(name, revision)
         card = metadata(files)
-        facts = {"id": name, "modelId": name, "sha": sha, "private": False, "tags": card.get("tags", []), "cardData": card}
+        facts = {
+            "id": name,
+            "modelId": name,
+            "sha": sha,
+            "private": False,
+            "tags": card.get("tags", []),
+            "cardData": card,
+        }
         names = {"pipeline_tag", "library_name"} & card.keys()
-        self.reply_json({**facts, **{key: card[key] for key in names}, "siblings": [{"rfilename": path} for path in files]})
+        self.reply_json(
+            {
+                **facts,
+                **{key: card[key] for key in names},
+                "siblings": [{"rfilename": path} for path in files],
+            }
+        )
 
     def tree(self, name: str, revision: str, folder: str = ""):
         _, files = self.found(name, revision)
-        inside = {path: content for path, content in files.items() if not folder or path.startswith(f"{folder}/")}
+        inside = {
+            path: content
+            for path, content in files.items()
+            if not folder or path.startswith(f"{folder}/")
+        }
         if folder and not inside:
             raise NO_ENTRY
         if self.query.get("recursive", ["False"])[0].lower() not in ("true", "1"):
@@ -188,7 +233,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def refs(self, name: str):
         branches = self.repository(name).branches.items()
-        named = [{"name": branch, "ref": f"refs/heads/{branch}", "targetCommit": sha} for branch, sha in branches]
+        named = [
+            {"name": branch, "ref": f"refs/heads/{branch}", "targetCommit": sha}
+            for branch, sha in branches
+        ]
         self.reply_json({"branches": named, "converts": [], "tags": []})
 
     def resolve(self, name: str, revision: str, path: str):
@@ -200,14 +248,15 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(200, content, {"ETag": f'"{blob(content)}"', "X-Repo-Commit": sha})
         oid = hashlib.sha256(content).hexdigest()
         self.hub.large[oid] = content
-        elsewhere = self.hub.endpoint.replace("127.0.0.1", "localhost")  # large files lie on another host
+        # large files lie on another host
+        elsewhere = self.hub.endpoint.replace("127.0.0.1", "localhost")
         linked = {"X-Linked-ETag": f'"{oid}"', "X-Linked-Size": len(content)}
         self.reply(302, b"", {"Location": f"{elsewhere}/lfs/{oid}", "X-Repo-Commit": sha, **linked})
 
     def large(self, oid: str):
         self.reply(200, self.hub.large[oid], {"ETag": f'"{oid}"'})
 
-    # ------------------------------------------------------------------------------------------------------------ writing
+    # -------------------------------------------------------------------------------------- writing
 
     def validate(self):
         self.reply_json({"errors": [], "warnings": []})
@@ -232,12 +281,25 @@ class Handler(BaseHTTPRequestHandler):
     def preupload(self, name: str, revision: str):
         self.found(name, revision)
         modes = {True: "lfs", False: "regular"}
-        files = [(file["path"], Path(file["path"]).suffix in LARGE) for file in json.loads(self.body)["files"]]
-        self.reply_json({"files": [{"path": path, "uploadMode": modes[big], "shouldIgnore": False} for path, big in files]})
+        files = [
+            (file["path"], Path(file["path"]).suffix in LARGE)
+            for file in json.loads(self.body)["files"]
+        ]
+        self.reply_json(
+            {
+                "files": [
+                    {"path": path, "uploadMode": modes[big], "shouldIgnore": False}
+                    for path, big in files
+                ]
+            }
+        )
 
     def batch(self, name: str):
         objects = json.loads(self.body)["objects"]
-        upload = [{**found, "actions": {"upload": {"href": f"{self.hub.endpoint}/lfs/{found['oid']}"}}} for found in objects]
+        upload = [
+            {**found, "actions": {"upload": {"href": f"{self.hub.endpoint}/lfs/{found['oid']}"}}}
+            for found in objects
+        ]
         self.reply_json({"transfer": "basic", "objects": upload})
 
     def upload(self, oid: str):
@@ -279,7 +341,14 @@ def entry(path: str, content: bytes) -> dict:
     found = {"type": "file", "path": path, "size": len(content), "oid": blob(content)}
     if Path(path).suffix not in LARGE:
         return found
-    return {**found, "lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}}
+    return {
+        **found,
+        "lfs": {
+            "oid": hashlib.sha256(content).hexdigest(),
+            "size": len(content),
+            "pointerSize": 134,
+        },
+    }
 
 
 NAME, MODEL = r"(?P<name>[^/]+/[^/]+)", r"/api/models/(?P<name>[^/]+/[^/]+)"

@@ -58,13 +58,21 @@ AUTO_CLASSES = {
         "AutoModelForQuestionAnswering": VanillaSeq2SeqForQuestionAnswering,
     },
 }
-VISION = {"AutoModel": VanillaVisionModel, "AutoModelForImageClassification": VanillaVisionForImageClassification}
+VISION = {
+    "AutoModel": VanillaVisionModel,
+    "AutoModelForImageClassification": VanillaVisionForImageClassification,
+}
 ALL = [model_class for classes in AUTO_CLASSES.values() for model_class in classes.values()]
 ENCODERS = list(AUTO_CLASSES["encoder"].values())
 BASE = [VanillaEncoderModel, VanillaDecoderModel, VanillaSeq2SeqModel]
-LANGUAGE_MODELS = [VanillaEncoderForMaskedLM, VanillaDecoderForCausalLM, VanillaSeq2SeqForConditionalGeneration]
+LANGUAGE_MODELS = [
+    VanillaEncoderForMaskedLM,
+    VanillaDecoderForCausalLM,
+    VanillaSeq2SeqForConditionalGeneration,
+]
 GENERATIVE = LANGUAGE_MODELS[1:]
-READS_TWICE = (VanillaSeq2SeqForSequenceClassification, VanillaSeq2SeqForQuestionAnswering)  # their decoder has the same input
+# their decoder has the same input
+READS_TWICE = (VanillaSeq2SeqForSequenceClassification, VanillaSeq2SeqForQuestionAnswering)
 
 
 def name_of(model_class):
@@ -79,11 +87,22 @@ attentions = pytest.mark.parametrize("attention", ["eager", "sdpa"])
 
 
 def build(model_class, attention="sdpa", **changes):
-    """A small model with d_k != d_v whose biases and norms are not the zeros and ones they start as."""
+    """A small model with d_k != d_v whose biases and norms are not the zeros and ones they start
+    as."""
     is_pair = model_class.config_class is VanillaSeq2SeqConfig
-    depth = dict(encoder_layers=LAYERS, decoder_layers=LAYERS) if is_pair else dict(num_hidden_layers=LAYERS)
-    sizes = dict(vocab_size=V, d_model=D, d_ff=20, h=HEADS, d_k=D_K, d_v=D_V, max_position_embeddings=20) | depth
-    if model_class is not VanillaSeq2SeqForSequenceClassification:  # which reads the state at an end token
+    depth = (
+        dict(encoder_layers=LAYERS, decoder_layers=LAYERS)
+        if is_pair
+        else dict(num_hidden_layers=LAYERS)
+    )
+    sizes = (
+        dict(
+            vocab_size=V, d_model=D, d_ff=20, h=HEADS, d_k=D_K, d_v=D_V, max_position_embeddings=20
+        )
+        | depth
+    )
+    # which reads the state at an end token
+    if model_class is not VanillaSeq2SeqForSequenceClassification:
         sizes |= dict(eos_token_id=None)  # what is generated ends where a test says
     model = model_class(model_class.config_class(**sizes | changes))
     with torch.no_grad():
@@ -98,21 +117,28 @@ def decoder_half(pair, model_class, attention="sdpa"):
     """The decoder of a pair of stacks as a model of its own, with the same weights."""
     body = getattr(pair, "model", pair)
     config = VanillaDecoderConfig(**pair.config.to_dict() | dict(
-        model_type="vanilla-decoder", is_encoder_decoder=False, num_hidden_layers=pair.config.decoder_layers,
-        add_cross_attention=True, auto_map=None, architectures=None,
+        model_type="vanilla-decoder", is_encoder_decoder=False,
+        num_hidden_layers=pair.config.decoder_layers, add_cross_attention=True, auto_map=None,
+        architectures=None,
     ))  # fmt: skip
     decoder = model_class(config).eval()
     decoder.set_attn_implementation(attention)
     weights = body.decoder.state_dict()
     if model_class is VanillaDecoderForCausalLM:
-        head = {name: tensor for name, tensor in pair.state_dict().items() if name.startswith("lm_head")}
+        head = {
+            name: tensor for name, tensor in pair.state_dict().items() if name.startswith("lm_head")
+        }
         weights = {f"model.{name}": tensor for name, tensor in weights.items()} | head
     decoder.load_state_dict(weights)
     return decoder
 
 
 # Few buckets, so that short sequences reach the logarithmic ones and what is beyond.
-RELATIVE = dict(position_embedding_type="relative", relative_attention_num_buckets=8, relative_attention_max_distance=5)
+RELATIVE = dict(
+    position_embedding_type="relative",
+    relative_attention_num_buckets=8,
+    relative_attention_max_distance=5,
+)
 POSITIONS = {
     "sinusoidal": dict(position_embedding_type="sinusoidal"),
     "learned": dict(position_embedding_type="learned"),
@@ -137,7 +163,11 @@ def tokens(rows=3, length=LENGTH):
 def inputs(model, rows=3):
     """What `forward` needs at least."""
     if model.main_input_name == "pixel_values":
-        return dict(pixel_values=torch.randn(rows, model.config.num_channels, *pair(model.config.image_size)))
+        return dict(
+            pixel_values=torch.randn(
+                rows, model.config.num_channels, *pair(model.config.image_size)
+            )
+        )
     if isinstance(model, VanillaEncoderForMultipleChoice):
         return dict(input_ids=torch.randint(3, V, (rows, 2, LENGTH)))
     given = dict(input_ids=tokens(rows))
@@ -148,7 +178,8 @@ def inputs(model, rows=3):
 
 
 def result(outputs):
-    """The states of a base model, the logits of a head; where it has two kinds of them, (B, all of them)."""
+    """The states of a base model, the logits of a head; where it has two kinds of them, (B, all of
+    them)."""
     if "last_hidden_state" in outputs:
         return outputs.last_hidden_state
     logits = [value for name, value in outputs.items() if name.endswith("logits")]
@@ -168,33 +199,41 @@ def numpy(tensor):
     return tensor.detach().double().numpy()
 
 
-# ------------------------------------------------------------------------------------------------------------- generation
+# --------------------------------------------------------------------------------------- generation
 
 
 def logits_after(model, prompt, target, **given):
-    """Of the next token, without a cache: `target` follows the prompt, or the start token in a pair of stacks."""
+    """Of the next token, without a cache: `target` follows the prompt, or the start token in a pair
+    of stacks."""
     with torch.no_grad():
         if is_pair(model):
             start = torch.full((len(target), 1), START)
-            return model(prompt, decoder_input_ids=torch.cat([start, target], 1), use_cache=False, **given).logits[:, -1]
+            return model(
+                prompt, decoder_input_ids=torch.cat([start, target], 1), use_cache=False, **given
+            ).logits[:, -1]
         return model(torch.cat([prompt, target], 1), use_cache=False, **given).logits[:, -1]
 
 
 def generated(model, prompt, **settings):
-    """Only what is new. No token comes twice, or else a random model would repeat one of them and prove little."""
-    settings = dict(pad_token_id=0, decoder_start_token_id=START, max_new_tokens=8, no_repeat_ngram_size=1) | settings
+    """Only what is new. No token comes twice, or else a random model would repeat one of them and
+    prove little."""
+    settings = (
+        dict(pad_token_id=0, decoder_start_token_id=START, max_new_tokens=8, no_repeat_ngram_size=1)
+        | settings
+    )
     output = model.generate(prompt, generation_config=GenerationConfig(**settings))
     return output[:, 1 if is_pair(model) else prompt.shape[1] :]
 
 
-# ---------------------------------------------------------------------------------------------------------------- padding
+# ------------------------------------------------------------------------------------------ padding
 
 LENGTHS = [6, 3, 5]
 PADDING = 4
 
 
 def padded(rows, side):
-    """Ids, mask and positions of rows of different lengths; the padding is a token like any other, so it would show."""
+    """Ids, mask and positions of rows of different lengths; the padding is a token like any other,
+    so it would show."""
     ids, mask = torch.full((len(rows), LENGTH), PADDING), torch.zeros(len(rows), LENGTH, dtype=int)
     for i, row in enumerate(rows):
         where = slice(0, len(row)) if side == "right" else slice(LENGTH - len(row), LENGTH)
@@ -202,13 +241,16 @@ def padded(rows, side):
     return ids, mask, (mask.cumsum(1) - 1).clamp(min=0)
 
 
-# ----------------------------------------------------------------------------------------------------------------- losses
+# ------------------------------------------------------------------------------------------- losses
 
 
 def cross_entropy(logits, labels, divisor=None):
-    """-log softmax(logits)[label], summed over the labels that are not -100, over their number or another."""
+    """-log softmax(logits)[label], summed over the labels that are not -100, over their number or
+    another."""
     total, count = 0.0, 0
-    for row, label in zip(numpy(logits).reshape(-1, logits.shape[-1]), labels.flatten().tolist(), strict=True):
+    for row, label in zip(
+        numpy(logits).reshape(-1, logits.shape[-1]), labels.flatten().tolist(), strict=True
+    ):
         if label != -100:
             total += np.log(np.exp(row - row.max()).sum()) + row.max() - row[label]
             count += 1

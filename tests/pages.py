@@ -1,7 +1,7 @@
 """README.md and the pages of docs/: their blocks of code, and how these run.
 
-A block that cannot run has a line above it, "Not run by the tests: REASON". What a block prints may stand below it, after "It
-prints:"; there, `...` is any text.
+A block that cannot run has a line above it, "Not run by the tests: REASON". What a block prints may
+stand below it, after "It prints:"; there, `...` is any text.
 """
 
 import doctest
@@ -34,7 +34,8 @@ ANY_TEXT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @dataclass(frozen=True)
 class Block:
-    """Of a page: `reason` is why it does not run, if it does not, and `output` what it prints, if the page shows that."""
+    """Of a page: `reason` is why it does not run, if it does not, and `output` what it prints, if
+    the page shows that."""
 
     line: int
     language: str
@@ -46,15 +47,18 @@ class Block:
 def blocks(page: Path) -> list[Block]:
     """All of a page but directives, which are for Sphinx."""
     text = re.sub(
-        r"^```\{.*?^```$", lambda found: "\n" * found[0].count("\n"), page.read_text(), flags=re.MULTILINE | re.DOTALL
+        r"^```\{.*?^```$",
+        lambda found: "\n" * found[0].count("\n"),
+        page.read_text(),
+        flags=re.MULTILINE | re.DOTALL,
     )
     found = BLOCK.finditer(text)
     return [Block(text[: each.start("code")].count("\n"), **each.groupdict()) for each in found]
 
 
 def run(page: Path, folder: Path, printed) -> int:
-    """The blocks of `page`, one after the other, in the working directory `folder`; how many ran. `printed()` is the text that
-    was printed since it was last called."""
+    """The blocks of `page`, one after the other, in the working directory `folder`; how many ran.
+    `printed()` is the text that was printed since it was last called."""
     (folder / "model_cards").symlink_to(ROOT / "model_cards")
     (folder / "examples").symlink_to(ROOT / "examples")
     if page.name == "README.md":
@@ -74,7 +78,9 @@ def run(page: Path, folder: Path, printed) -> int:
                 run_call(call, is_cut=page.name == "README.md")
         found = printed()
         if block.output is not None:
-            assert doctest.OutputChecker().check_output(block.output, found, ANY_TEXT), f"{place} prints\n{found}"
+            assert doctest.OutputChecker().check_output(block.output, found, ANY_TEXT), (
+                f"{place} prints\n{found}"
+            )
     return len(chosen)
 
 
@@ -87,8 +93,8 @@ def write_corpus(folder: Path) -> None:
 
 
 def run_call(call: list[str], is_cut: bool) -> None:
-    """A call of ours, in this process: importing torch each time would take longer than all they do. With `is_cut`, training
-    is of a small model for a few updates."""
+    """A call of ours, in this process: importing torch each time would take longer than all they
+    do. With `is_cut`, training is of a small model for a few updates."""
     program, *arguments = call
     if program == "python" and arguments[:2] == ["-m", "vanilla_transformer_export"]:
         program, arguments = "vanilla-transformer", arguments[2:]
@@ -112,4 +118,11 @@ def cut(arguments: list[str]) -> list[str]:
     """The arguments of `train`, with changes that cut sizes and steps."""
     read = cli.parse(arguments)
     changes = standins.small(read_recipe(read.recipe, dict(read.set)))
-    return [*arguments, *(word for key, value in changes.items() for word in ("--set", f"{key}={json.dumps(value)}"))]
+    return [
+        *arguments,
+        *(
+            word
+            for key, value in changes.items()
+            for word in ("--set", f"{key}={json.dumps(value)}")
+        ),
+    ]

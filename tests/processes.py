@@ -1,6 +1,8 @@
-"""What `test_distributed.py` runs in two processes: a training run, and models of which each process holds a shard.
+"""What `test_distributed.py` runs in two processes: a training run, and models of which each
+process holds a shard.
 
-`python processes.py FOLDER` trains FOLDER/recipe.json to FOLDER/model, and writes FOLDER/sharded.json."""
+`python processes.py FOLDER` trains FOLDER/recipe.json to FOLDER/model, and writes
+FOLDER/sharded.json."""
 
 import json
 import os
@@ -46,7 +48,8 @@ def work(rank: int, port: str, folder: Path):
 
 
 def compared(name: str, plan: str, folder: Path) -> dict:
-    """How far the model in shards is from the one of a single process, and for each parameter its values here and in all."""
+    """How far the model in shards is from the one of a single process, and for each parameter its
+    values here and in all."""
     single, rows = build(name), torch.arange(4)
     if distributed.get_rank() == 0:
         single.save_pretrained(folder / name)
@@ -54,27 +57,47 @@ def compared(name: str, plan: str, folder: Path) -> dict:
     sharded = type(single).from_pretrained(folder / name, distributed_config=PLANS[plan])
     # With FSDP2 each process has rows of its own, and gradients are their mean.
     mine = rows.chunk(2)[distributed.get_rank()] if plan == "FSDP2" else rows
-    # Before a forward pass: FSDP2 keeps what it gathered for the last group until the backward pass.
-    values = {name: [local(weight).numel(), weight.numel()] for name, weight in sharded.named_parameters()}
+    # Before a forward pass: FSDP2 keeps what it gathered for the last group until the backward
+    # pass.
+    values = {
+        name: [local(weight).numel(), weight.numel()] for name, weight in sharded.named_parameters()
+    }
     found, expected = gradients(sharded, mine), gradients(single, rows)
     return {
         "values": values,
         "outputs": distance(outputs(sharded, mine), outputs(single, rows)[mine]),
-        "gradients": max(distance(found.pop(name), gradient) for name, gradient in expected.items()),
+        "gradients": max(
+            distance(found.pop(name), gradient) for name, gradient in expected.items()
+        ),
         "gradients of nothing": list(found),
         "tokens": torch.equal(tokens(sharded, mine), tokens(single, rows)[mine]),
     }
 
 
 def trained(folder: Path) -> dict[str, list[float]]:
-    """The losses that `Trainer` has with a model that each process has a copy of, and a shard of; both are saved."""
+    """The losses that `Trainer` has with a model that each process has a copy of, and a shard of;
+    both are saved."""
     losses = {}
     for name, options in {"copies": {}, "shards": {"distributed_config": PLANS["FSDP2"]}}.items():
-        model = VanillaSeq2SeqForConditionalGeneration.from_pretrained(folder / "seq2seq", **options)
-        settings = dict(max_steps=2, per_device_train_batch_size=2, logging_steps=1, save_strategy="no", use_cpu=True)
-        arguments = TrainingArguments(str(folder / name), optim="sgd", learning_rate=0.1, report_to="none", **settings)
+        model = VanillaSeq2SeqForConditionalGeneration.from_pretrained(
+            folder / "seq2seq", **options
+        )
+        settings = dict(
+            max_steps=2,
+            per_device_train_batch_size=2,
+            logging_steps=1,
+            save_strategy="no",
+            use_cpu=True,
+        )
+        arguments = TrainingArguments(
+            str(folder / name), optim="sgd", learning_rate=0.1, report_to="none", **settings
+        )
         rows = [{key: value[0] for key, value in inputs(model, [row]).items()} for row in range(4)]
-        trainer = Trainer(model, arguments, train_dataset=[row | {"labels": row["decoder_input_ids"]} for row in rows])
+        trainer = Trainer(
+            model,
+            arguments,
+            train_dataset=[row | {"labels": row["decoder_input_ids"]} for row in rows],
+        )
         trainer.train()
         model.save_pretrained(folder / f"trained-{name}")
         losses[name] = [record["loss"] for record in trainer.state.log_history if "loss" in record]
@@ -87,7 +110,9 @@ def inputs(model, rows):
     ids = torch.randint(4, VOCABULARY, (4, 8), generator=generator)
     mask = (torch.arange(8) < torch.tensor([[8], [5], [8], [3]])).long()
     found = {"input_ids": ids[rows], "attention_mask": mask[rows]}
-    return found | ({"decoder_input_ids": ids.flip(1)[rows, :6]} if model.config.is_encoder_decoder else {})
+    return found | (
+        {"decoder_input_ids": ids.flip(1)[rows, :6]} if model.config.is_encoder_decoder else {}
+    )
 
 
 def outputs(model, rows):
@@ -97,13 +122,21 @@ def outputs(model, rows):
 
 def gradients(model, rows):
     model(**inputs(model, rows))[0].square().sum(-1).mean().backward()
-    return {name: whole(weight.grad) for name, weight in model.named_parameters() if weight.grad is not None}
+    return {
+        name: whole(weight.grad)
+        for name, weight in model.named_parameters()
+        if weight.grad is not None
+    }
 
 
 def tokens(model, rows):
     """None of a model that generates none."""
     lengths = {"min_new_tokens": 4, "max_new_tokens": 4}
-    return model.generate(**inputs(model, rows), **lengths) if model.can_generate() else torch.empty(len(rows), 0)
+    return (
+        model.generate(**inputs(model, rows), **lengths)
+        if model.can_generate()
+        else torch.empty(len(rows), 0)
+    )
 
 
 def whole(tensor):
@@ -121,4 +154,6 @@ def distance(one, other):
 
 if __name__ == "__main__":
     # Forked, as to import all this takes longer than all it does.
-    torch.multiprocessing.start_processes(work, (free_port(), Path(sys.argv[1])), nprocs=2, start_method="fork")
+    torch.multiprocessing.start_processes(
+        work, (free_port(), Path(sys.argv[1])), nprocs=2, start_method="fork"
+    )

@@ -1,7 +1,9 @@
-"""The Transformer of "Attention Is All You Need" in numpy and float64, written from the papers' formulas.
+"""The Transformer of "Attention Is All You Need" in numpy and float64, written from the papers'
+formulas.
 
-Slow on purpose: one sentence, one head, one position at a time, and nothing shared with the package under test. A model is
-a dict of float64 arrays under the names of its state dict, and a `Paper`, the numbers the arrays alone do not tell.
+Slow on purpose: one sentence, one head, one position at a time, and nothing shared with the package
+under test. A model is a dict of float64 arrays under the names of its state dict, and a `Paper`,
+the numbers the arrays alone do not tell.
 """
 
 import math
@@ -19,7 +21,8 @@ class Paper:
     d_k: int
     d_v: int
     N: int
-    e: int | None = None  # width of the embeddings if it is not d_model (Lan et al. 2020, ALBERT, section 3.1)
+    # width of the embeddings if it is not d_model (Lan et al. 2020, ALBERT, section 3.1)
+    e: int | None = None
     positions: str = "sinusoidal"
     rope_theta: float = 10000.0
     buckets: int = 32
@@ -40,11 +43,12 @@ class Paper:
     eps: float = 1e-5
 
 
-# -------------------------------------------------------------------------------------------------------------- positions
+# ---------------------------------------------------------------------------------------- positions
 
 
 def position_encoding(position: int, d_model: int) -> np.ndarray:
-    """Section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(pos / 10000^(2i / d_model))."""
+    """Section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(pos /
+    10000^(2i / d_model))."""
     row = np.zeros(d_model)
     for i in range(d_model // 2):
         row[2 * i] = math.sin(position / 10000 ** (2 * i / d_model))
@@ -59,15 +63,19 @@ def rotation(position: int, d: int, theta: float) -> np.ndarray:
     for i in range(1, d // 2 + 1):
         angle = position * theta ** (-2 * (i - 1) / d)
         pair = slice(2 * (i - 1), 2 * i)
-        matrix[pair, pair] = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+        matrix[pair, pair] = [
+            [math.cos(angle), -math.sin(angle)],
+            [math.sin(angle), math.cos(angle)],
+        ]
     return matrix
 
 
 def relative_bucket(offset: int, bidirectional: bool, buckets: int, max_distance: int) -> int:
-    """Raffel et al. 2020, section 2.1, `offset` = key - query: half of the buckets are one distance each, the ranges of the
-    others grow logarithmically up to `max_distance`, and what is beyond is in the last. With keys on both sides, each side
-    has half of all buckets. In whole numbers, so nothing is rounded: the j-th of n ranges starts at the first distance d
-    with d / exact >= (max_distance / exact)^(j / n)."""
+    """Raffel et al. 2020, section 2.1, `offset` = key - query: half of the buckets are one distance
+    each, the ranges of the others grow logarithmically up to `max_distance`, and what is beyond is
+    in the last. With keys on both sides, each side has half of all buckets. In whole numbers, so
+    nothing is rounded: the j-th of n ranges starts at the first distance d with d / exact >=
+    (max_distance / exact)^(j / n)."""
     if bidirectional:
         buckets //= 2
     distance = abs(offset) if bidirectional else max(-offset, 0)
@@ -81,7 +89,7 @@ def relative_bucket(offset: int, bidirectional: bool, buckets: int, max_distance
     return side + exact + j
 
 
-# ------------------------------------------------------------------------------------------------------------- the layers
+# --------------------------------------------------------------------------------------- the layers
 
 
 def linear(weights, name, x, bias=True):
@@ -96,7 +104,9 @@ def layer_norm(weights, name, x, paper):
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + paper.eps) * weights[name + ".weight"]
     mean = x.mean(-1, keepdims=True)
     variance = ((x - mean) ** 2).mean(-1, keepdims=True)
-    return (x - mean) / np.sqrt(variance + paper.eps) * weights[name + ".weight"] + weights[name + ".bias"]
+    return (x - mean) / np.sqrt(variance + paper.eps) * weights[name + ".weight"] + weights[
+        name + ".bias"
+    ]
 
 
 def softmax(scores):
@@ -115,8 +125,8 @@ def activation(name, x):
 
 
 def attention(q, k, v, visible, bias=None):
-    """Equation 1, softmax(Q K^T / sqrt(d_k)) V, query by query; `visible[t, s]` says whether query t may look at key s.
-    `bias[t, s]`, if there is one, is added to the scores."""
+    """Equation 1, softmax(Q K^T / sqrt(d_k)) V, query by query; `visible[t, s]` says whether query
+    t may look at key s. `bias[t, s]`, if there is one, is added to the scores."""
     output = np.zeros((len(q), v.shape[1]))
     for t in range(len(q)):
         seen = np.flatnonzero(visible[t])
@@ -127,35 +137,51 @@ def attention(q, k, v, visible, bias=None):
 
 
 def multi_head(weights, name, paper, x, source, visible, rotations=None, biases=None):
-    """Section 3.2.2: Concat(head_1, ..., head_h) W^O, head_i = Attention(x W^Q_i, source W^K_i, source W^V_i).
-    `rotations` are one matrix for each position, which turns its query and its key; `biases` are one for each head."""
-    q, k, v = (linear(weights, f"{name}.{p}_proj", s, paper.bias) for p, s in (("q", x), ("k", source), ("v", source)))
+    """Section 3.2.2: Concat(head_1, ..., head_h) W^O, head_i = Attention(x W^Q_i, source W^K_i,
+    source W^V_i). `rotations` are one matrix for each position, which turns its query and its key;
+    `biases` are one for each head."""
+    q, k, v = (
+        linear(weights, f"{name}.{p}_proj", s, paper.bias)
+        for p, s in (("q", x), ("k", source), ("v", source))
+    )
     assert q.shape[1] == k.shape[1] == paper.h * paper.d_k and v.shape[1] == paper.h * paper.d_v
     heads = []
     for i in range(paper.h):
-        columns, values = slice(i * paper.d_k, (i + 1) * paper.d_k), slice(i * paper.d_v, (i + 1) * paper.d_v)
+        columns, values = (
+            slice(i * paper.d_k, (i + 1) * paper.d_k),
+            slice(i * paper.d_v, (i + 1) * paper.d_v),
+        )
         queries, keys = q[:, columns], k[:, columns]
         if rotations is not None:
-            queries, keys = (np.stack([r @ row for r, row in zip(rotations, rows)]) for rows in (queries, keys))
-        heads.append(attention(queries, keys, v[:, values], visible, None if biases is None else biases[i]))
+            queries, keys = (
+                np.stack([r @ row for r, row in zip(rotations, rows)]) for rows in (queries, keys)
+            )
+        heads.append(
+            attention(queries, keys, v[:, values], visible, None if biases is None else biases[i])
+        )
     return linear(weights, name + ".o_proj", np.concatenate(heads, axis=1), paper.bias)
 
 
 def feed_forward(weights, name, paper, x):
-    """Equation 2: max(0, x W_1 + b_1) W_2 + b_2; gated, Shazeer 2020, equation 6: (act(x W) * x V) W_2."""
+    """Equation 2: max(0, x W_1 + b_1) W_2 + b_2; gated, Shazeer 2020, equation 6: (act(x W) * x V)
+    W_2."""
     inner = linear(weights, name + ".up_proj", x, paper.bias)
     if paper.gated:
-        inner = activation(paper.activation, linear(weights, name + ".gate_proj", x, paper.bias)) * inner
+        inner = (
+            activation(paper.activation, linear(weights, name + ".gate_proj", x, paper.bias))
+            * inner
+        )
     else:
         inner = activation(paper.activation, inner)
     return linear(weights, name + ".down_proj", inner, paper.bias)
 
 
 def embed(weights, name, paper, table, tokens, positions, types=None):
-    """Section 3.4: token embeddings times sqrt(d_model), plus positions (and, in BERT, the embedding of the token's type).
+    """Section 3.4: token embeddings times sqrt(d_model), plus positions (and, in BERT, the
+    embedding of the token's type).
 
-    Embeddings of another width `e` pass W to the layers: W LayerNorm(tokens + positions) + b where there is a norm (ELECTRA),
-    else W tokens + positions (OPT)."""
+    Embeddings of another width `e` pass W to the layers: W LayerNorm(tokens + positions) + b where
+    there is a norm (ELECTRA), else W tokens + positions (OPT)."""
     assert (name + ".projection.weight" in weights) == (paper.e is not None)
     e = paper.e or paper.d_model
     x = np.zeros((len(tokens), e if paper.embedding_norm else paper.d_model))
@@ -176,7 +202,7 @@ def embed(weights, name, paper, table, tokens, positions, types=None):
     return linear(weights, name + ".projection", x) if paper.e else x
 
 
-# ------------------------------------------------------------------------------------------------------------- the stacks
+# --------------------------------------------------------------------------------------- the stacks
 
 
 def everyone(queries, mask):
@@ -185,18 +211,34 @@ def everyone(queries, mask):
 
 
 def visible_in(paper, mask, is_causal):
-    """Who sees whom in self-attention: query t the real tokens s <= t, in an encoder all; with a window (Beltagy et al.
-    2020, section 3.1), only the last `window` of those, itself included, in an encoder `window` on each side of t."""
+    """Who sees whom in self-attention: query t the real tokens s <= t, in an encoder all; with a
+    window (Beltagy et al. 2020, section 3.1), only the last `window` of those, itself included, in
+    an encoder `window` on each side of t."""
     visible = everyone(len(mask), mask)
     for t in range(len(mask)):
         for s in range(len(mask)):
-            near = paper.window is None or (t - s < paper.window if is_causal else abs(t - s) <= paper.window)
+            near = paper.window is None or (
+                t - s < paper.window if is_causal else abs(t - s) <= paper.window
+            )
             visible[t, s] &= near and (s <= t or not is_causal)
     return visible
 
 
-def stack(weights, name, paper, table, tokens, positions, mask, is_causal, types=None, memory=None, memory_mask=None):
-    """One side of Figure 1 for one sentence; `memory` is the encoder's output, for the side that looks at it."""
+def stack(
+    weights,
+    name,
+    paper,
+    table,
+    tokens,
+    positions,
+    mask,
+    is_causal,
+    types=None,
+    memory=None,
+    memory_mask=None,
+):
+    """One side of Figure 1 for one sentence; `memory` is the encoder's output, for the side that
+    looks at it."""
     x = embed(weights, name + "embeddings", paper, table, tokens, positions, types)
     visible, rotations, biases = visible_in(paper, mask, is_causal), None, None
     seen = None if memory is None else everyone(len(tokens), memory_mask)
@@ -205,7 +247,9 @@ def stack(weights, name, paper, table, tokens, positions, mask, is_causal, types
     if paper.positions.endswith("relative"):
         learned = weights[name + "relative_positions.bias.weight"]
         numbers = (not is_causal, paper.buckets, paper.max_distance)
-        biases = np.array([[learned[relative_bucket(int(s - t), *numbers)] for s in positions] for t in positions])
+        biases = np.array(
+            [[learned[relative_bucket(int(s - t), *numbers)] for s in positions] for t in positions]
+        )
         biases = biases.transpose(2, 0, 1)
 
     def residual(x, norm, sublayer):
@@ -218,7 +262,9 @@ def stack(weights, name, paper, table, tokens, positions, mask, is_causal, types
         x = residual(
             x,
             layer + "self_attn_norm",
-            lambda y, n=layer: multi_head(weights, n + "self_attn", paper, y, y, visible, rotations, biases),
+            lambda y, n=layer: multi_head(
+                weights, n + "self_attn", paper, y, y, visible, rotations, biases
+            ),
         )
         if memory is not None:
             x = residual(
@@ -226,12 +272,16 @@ def stack(weights, name, paper, table, tokens, positions, mask, is_causal, types
                 layer + "cross_attn_norm",
                 lambda y, n=layer: multi_head(weights, n + "cross_attn", paper, y, memory, seen),
             )
-        x = residual(x, layer + "feed_forward_norm", lambda y, n=layer: feed_forward(weights, n + "feed_forward", paper, y))
+        x = residual(
+            x,
+            layer + "feed_forward_norm",
+            lambda y, n=layer: feed_forward(weights, n + "feed_forward", paper, y),
+        )
     assert (name + "norm.weight" in weights) == paper.final_norm
     return layer_norm(weights, name + "norm", x, paper) if paper.final_norm else x
 
 
-# ---------------------------------------------------------------------------------------------------------------- outputs
+# ------------------------------------------------------------------------------------------ outputs
 
 
 def pooled(weights, name, act, x):
@@ -241,15 +291,22 @@ def pooled(weights, name, act, x):
 
 def lm_transform(weights, name, paper, x):
     """Devlin et al. 2019: what stands in front of BERT's projection to the vocabulary."""
-    return layer_norm(weights, name + ".norm", activation(paper.lm_transform, linear(weights, name + ".dense", x)), paper)
+    return layer_norm(
+        weights,
+        name + ".norm",
+        activation(paper.lm_transform, linear(weights, name + ".dense", x)),
+        paper,
+    )
 
 
 def project(weights, paper, table, x, narrow=None):
-    """Section 3.4: with tying, the projection to the vocabulary is the embedding matrix. `narrow` is the linear map without
-    bias from the states to the width of embeddings."""
+    """Section 3.4: with tying, the projection to the vocabulary is the embedding matrix. `narrow`
+    is the linear map without bias from the states to the width of embeddings."""
     if paper.e and narrow:
         x = linear(weights, narrow, x, bias=False)
-    return x @ (table if paper.tied else weights["lm_head.weight"]).T + (weights["lm_head.bias"] if paper.lm_head_bias else 0.0)
+    return x @ (table if paper.tied else weights["lm_head.weight"]).T + (
+        weights["lm_head.bias"] if paper.lm_head_bias else 0.0
+    )
 
 
 def encoder_lm(weights, paper, tokens, mask, positions, types=None):
@@ -269,13 +326,34 @@ def decoder_lm(weights, paper, tokens, mask, positions):
 
 
 def seq2seq_lm(weights, paper, source, source_mask, target, target_mask, target_positions):
-    """Figure 1: logits (T, V) of one pair of sentences; tied, one matrix serves both sides and the projection, or, where the
-    sides do not share theirs, the target's serves the projection."""
+    """Figure 1: logits (T, V) of one pair of sentences; tied, one matrix serves both sides and the
+    projection, or, where the sides do not share theirs, the target's serves the projection."""
     source_table = weights["model.encoder.embeddings.embed_tokens.weight"]
     one_table = paper.tied and paper.shared
-    target_table = source_table if one_table else weights["model.decoder.embeddings.embed_tokens.weight"]
-    memory = stack(weights, "model.encoder.", paper, source_table, source, range(len(source)), source_mask, False)
+    target_table = (
+        source_table if one_table else weights["model.decoder.embeddings.embed_tokens.weight"]
+    )
+    memory = stack(
+        weights,
+        "model.encoder.",
+        paper,
+        source_table,
+        source,
+        range(len(source)),
+        source_mask,
+        False,
+    )
     x = stack(
-        weights, "model.decoder.", paper, target_table, target, target_positions, target_mask, True, None, memory, source_mask
+        weights,
+        "model.decoder.",
+        paper,
+        target_table,
+        target,
+        target_positions,
+        target_mask,
+        True,
+        None,
+        memory,
+        source_mask,
     )
     return project(weights, paper, target_table, x, "model.decoder.output_projection")

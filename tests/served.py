@@ -1,4 +1,5 @@
-"""A server in a thread of this process, with endpoints that do what the tests of the frame need, and no model."""
+"""A server in a thread of this process, with endpoints that do what the tests of the frame need,
+and no model."""
 
 import asyncio
 import contextlib
@@ -80,7 +81,12 @@ async def fail(name: str) -> JSONResponse:
     raise RAISED[name]
 
 
-PROTOCOL = Protocol("stub", router, lambda error: {"stub": {"status": error.status, "message": error.message}}, validation=422)
+PROTOCOL = Protocol(
+    "stub",
+    router,
+    lambda error: {"stub": {"status": error.status, "message": error.message}},
+    validation=422,
+)
 
 
 class Served:
@@ -125,7 +131,11 @@ class Served:
 
 @contextlib.contextmanager
 def served(token: bytes | None = None, protocols: tuple[Protocol, ...] = (PROTOCOL,), **settings):
-    found = Served(Settings(**{"grace": 0.05, "drain": 5.0, "log_level": "error", **settings}), token, protocols)
+    found = Served(
+        Settings(**{"grace": 0.05, "drain": 5.0, "log_level": "error", **settings}),
+        token,
+        protocols,
+    )
     wait_for(lambda: "ready" in found.lines or found.error)
     try:
         yield found
@@ -148,6 +158,13 @@ def wait_for(holds, seconds: float = 10.0):
 
 def request(path: str, body: object = None, *headers: str) -> bytes:
     """The bytes of a POST, or of a GET without a body."""
-    content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", "Host: x", "Content-Type: application/json", *headers]
+    content = (
+        b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    )
+    lines = [
+        f"{'GET' if body is None else 'POST'} {path} HTTP/1.1",
+        "Host: x",
+        "Content-Type: application/json",
+        *headers,
+    ]
     return "\r\n".join([*lines, f"Content-Length: {len(content)}", "", ""]).encode() + content

@@ -4,17 +4,30 @@ import contextlib
 
 from served import served
 
-from vanilla_transformer_export.serving import open_inference, openai_api, pipelines, text_embeddings
+from vanilla_transformer_export.serving import (
+    open_inference,
+    openai_api,
+    pipelines,
+    text_embeddings,
+)
 from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.reading import batched
 
-PROTOCOLS = (openai_api.PROTOCOL, text_embeddings.PROTOCOL, pipelines.PROTOCOL, open_inference.PROTOCOL)
+PROTOCOLS = (
+    openai_api.PROTOCOL,
+    text_embeddings.PROTOCOL,
+    pipelines.PROTOCOL,
+    open_inference.PROTOCOL,
+)
 
 
 @contextlib.contextmanager
 def serving(runtimes, **settings):
     """Of runtimes by name, which read through the server's queue from then on: the server."""
-    models = {name: ServedModel(name, runtime, reader=batched(runtime, lanes=2)) for name, runtime in runtimes.items()}
+    models = {
+        name: ServedModel(name, runtime, reader=batched(runtime, lanes=2))
+        for name, runtime in runtimes.items()
+    }
     try:
         with served(protocols=PROTOCOLS, **settings) as found:
             found.server.service.models.models.update(models)

@@ -1,4 +1,5 @@
-"""`vanilla-transformer serve` in a process of its own, with a model behind it, and load on it; clients that behave badly."""
+"""`vanilla-transformer serve` in a process of its own, with a model behind it, and load on it;
+clients that behave badly."""
 
 import contextlib
 import json
@@ -19,12 +20,16 @@ from vanilla_transformer_export import TextRuntime
 SIZE = 48  # of the vocabulary
 NEW_TOKENS = 20
 TEXTS = [
-    " ".join(f"w{number}" for number in random.Random(seed).choices(range(4, SIZE), k=1 + seed % 12)) for seed in range(60)
+    " ".join(
+        f"w{number}" for number in random.Random(seed).choices(range(4, SIZE), k=1 + seed % 12)
+    )
+    for seed in range(60)
 ]
 
 
 def with_words(directory: Path, parent: Path) -> Path:
-    """A copy of an export of the models of tests/targets.py, with a tokenizer of the words w0 to w47."""
+    """A copy of an export of the models of tests/targets.py, with a tokenizer of the words w0 to
+    w47."""
     found = copy_of(directory, parent)
     words = {f"w{number}": number for number in range(SIZE)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
@@ -33,15 +38,20 @@ def with_words(directory: Path, parent: Path) -> Path:
     tokenizer.save(str(found / "tokenizer.json"))
     list_file(found, "tokenizer.json")
     if (found / "generation_config.json").exists():
-        edit_json(found / "generation_config.json", max_new_tokens=NEW_TOKENS, no_repeat_ngram_size=1)
+        edit_json(
+            found / "generation_config.json", max_new_tokens=NEW_TOKENS, no_repeat_ngram_size=1
+        )
     seal(found)
     return found
 
 
 @contextlib.contextmanager
 def serving(export: Path, log: Path, *flags: str):
-    """`server.url`, and what serving_servers.py has; one that was not stopped in the test has to end well."""
-    server = Server(Plan([*OURS, str(export), "--languages", "en-de", "--log-level", "error", *flags]), log)
+    """`server.url`, and what serving_servers.py has; one that was not stopped in the test has to
+    end well."""
+    server = Server(
+        Plan([*OURS, str(export), "--languages", "en-de", "--log-level", "error", *flags]), log
+    )
     try:
         yield server
         if server.process.poll() is None:
@@ -58,7 +68,10 @@ def body(text: str) -> str:
 
 def translations(texts: list[str], expected: list[str]) -> dict:
     """A load of serving_client.py, with the answers that are right."""
-    answers = [json.dumps({"translatedText": text}, ensure_ascii=False, separators=(",", ":")) for text in expected]
+    answers = [
+        json.dumps({"translatedText": text}, ensure_ascii=False, separators=(",", ":"))
+        for text in expected
+    ]
     return {"path": "/translate", "bodies": [body(text) for text in texts], "expected": answers}
 
 
@@ -71,7 +84,8 @@ def load_of(export: Path) -> dict:
 
 
 def assert_no_harm(found: dict, *others: str) -> None:
-    """Of an outcome of serving_client.py: right answers, refusals that say when to come again, `others`, and nothing else."""
+    """Of an outcome of serving_client.py: right answers, refusals that say when to come again,
+    `others`, and nothing else."""
     assert found["wrong"] == found["unpromised"] == 0, found
     assert set(found["statuses"]) <= {"200", "429", "503", *others}, found["statuses"]
 
@@ -99,7 +113,10 @@ def wait_until(holds, seconds=10.0):
 
 def request(text: str, **more) -> bytes:
     content = json.dumps({**json.loads(body(text)), **more}).encode()
-    head = f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = (
+        f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: "
+        f"application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
     return head.encode() + content
 
 

@@ -8,17 +8,30 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 
 LAUNCH = Path(__file__).parents[1] / "vanilla_transformer" / "training" / "launch" / "slurm.sh"
 MODULES = ("vanilla_transformer_export", "vanilla_transformer_export.cli")
-PROGRAMS = ("vanilla-transformer", "torchrun", "accelerate", "sbatch", "python", "make", "pip", "git")
+PROGRAMS = (
+    "vanilla-transformer",
+    "torchrun",
+    "accelerate",
+    "sbatch",
+    "python",
+    "make",
+    "pip",
+    "git",
+)
 RAYS = "serve"  # a program too, but in our pages mostly our own verb
 
 
 def commands(script: str, folder: Path) -> list[list[str]]:
-    """The calls of `PROGRAMS` and `RAYS` that `script` makes, in `folder`: these only note their arguments. The rest runs."""
+    """The calls of `PROGRAMS` and `RAYS` that `script` makes, in `folder`: these only note their
+    arguments. The rest runs."""
     shims, log = folder / "shims", folder / "calls"
     shims.mkdir(exist_ok=True)
     for program in (*PROGRAMS, RAYS):
         shim = shims / program
-        shim.write_text('#!/bin/sh\nprintf "%s\\0" "$(basename "$0")" "$@" >> "$CALLS"\nprintf "\\n\\0" >> "$CALLS"\n')
+        shim.write_text(
+            '#!/bin/sh\nprintf "%s\\0" "$(basename "$0")" "$@" >> "$CALLS"\nprintf "\\n\\0" >> '
+            '"$CALLS"\n'
+        )
         shim.chmod(0o755)
     log.touch()
     environment = {"PATH": f"{shims}:/usr/bin:/bin", "CALLS": str(log)}
@@ -29,16 +42,25 @@ def commands(script: str, folder: Path) -> list[list[str]]:
 
 
 def ours(call: list[str]) -> list[str]:
-    """The arguments of `vanilla-transformer` in a call, also where another program is to start it, as that one reads them."""
+    """The arguments of `vanilla-transformer` in a call, also where another program is to start it,
+    as that one reads them."""
     program, *arguments = call
     if program == "sbatch":
-        script = next(place for place, argument in enumerate(arguments) if argument.endswith("slurm.sh"))
+        script = next(
+            place for place, argument in enumerate(arguments) if argument.endswith("slurm.sh")
+        )
         assert Path(arguments[script]).name == LAUNCH.name and LAUNCH.is_file()
         assert any(f'{module} train "$@"' in LAUNCH.read_text() for module in MODULES)
         return ["train", *arguments[script + 1 :]]
     if program == "vanilla-transformer":
         return arguments
     assert program == "torchrun" or (program, arguments.pop(0)) == ("accelerate", "launch")
-    read = (torchrun_parser() if program == "torchrun" else launch_command_parser()).parse_args(arguments)
-    assert read.training_script in MODULES if read.module else Path(read.training_script).name == "vanilla-transformer"
+    read = (torchrun_parser() if program == "torchrun" else launch_command_parser()).parse_args(
+        arguments
+    )
+    assert (
+        read.training_script in MODULES
+        if read.module
+        else Path(read.training_script).name == "vanilla-transformer"
+    )
     return read.training_script_args

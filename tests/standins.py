@@ -1,4 +1,5 @@
-"""Made-up text in the form that each recipe reads, checkpoints that some start or learn from, and what makes a run small."""
+"""Made-up text in the form that each recipe reads, checkpoints that some start or learn from, and
+what makes a run small."""
 
 import gzip
 from pathlib import Path
@@ -43,29 +44,42 @@ def small(recipe: Recipe) -> dict:
     if recipe.generation:
         found["generation.max_new_tokens"] = 8
     if "vocab_size" in recipe.tokenizer:
-        found["tokenizer.vocab_size"] = VOCABULARY.get(recipe.task) or PIECES[recipe.tokenizer["kind"]]
+        found["tokenizer.vocab_size"] = (
+            VOCABULARY.get(recipe.task) or PIECES[recipe.tokenizer["kind"]]
+        )
     return found
 
 
 def lacking(recipe: Recipe, folder: Path) -> dict:
-    """Changes that name what `recipe` leaves to its user, or has from the Hub: text and checkpoints, made in `folder`."""
+    """Changes that name what `recipe` leaves to its user, or has from the Hub: text and
+    checkpoints, made in `folder`."""
     if recipe.task == "question-answering":
-        return {"data.dataset": data_set(folder / "questions", questions()), "model.path": checkpoint(folder / "start")}
+        return {
+            "data.dataset": data_set(folder / "questions", questions()),
+            "model.path": checkpoint(folder / "start"),
+        }
     if recipe.task == "image-classification":
         return {"data.dataset": pictures(folder / "pictures")}
     if "dataset" in recipe.data:
-        pairs = [{"translation": {"en": source, "de": target}} for source, target in toy_corpus(60, seed=0)]
+        pairs = [
+            {"translation": {"en": source, "de": target}}
+            for source, target in toy_corpus(60, seed=0)
+        ]
         return {"data.dataset": data_set(folder / "pairs", pairs)}
     found = {} if recipe.data.keys() & {"train"} else made_up_names(recipe)
     if recipe.training.get("word_replacement"):
         names = recipe.data["label_names"]
-        found["training.teachers"] = [classifier(folder / name, names=names) for name in ("first", "second")]
+        found["training.teachers"] = [
+            classifier(folder / name, names=names) for name in ("first", "second")
+        ]
     return found
 
 
 def made_up_names(recipe):
     if recipe.task == "translation":
-        return {f"data.{split}": [f"{split}.en", f"{split}.de"] for split in ("train", "validation")}
+        return {
+            f"data.{split}": [f"{split}.en", f"{split}.de"] for split in ("train", "validation")
+        }
     return {f"data.{split}": f"{split}.txt" for split in ("train", "validation")}
 
 
@@ -92,7 +106,11 @@ def texts(recipe) -> list[str]:
     if recipe.task == "token-classification":
         return [TAGGED * 4]
     lines = "".join(line + "\n" for line in OPINIONS)
-    return [lines.replace("bad ", "0 ").replace("good ", "1 ") if "label_names" in recipe.data else lines]
+    return [
+        lines.replace("bad ", "0 ").replace("good ", "1 ")
+        if "label_names" in recipe.data
+        else lines
+    ]
 
 
 def questions():
@@ -130,7 +148,9 @@ def translator(path: Path) -> str:
 
 
 def tokenizer_of(kind):
-    return train_tokenizer([line.split(" ", 1)[1] for line in OPINIONS], PIECES[kind], kind, variant="encoder")
+    return train_tokenizer(
+        [line.split(" ", 1)[1] for line in OPINIONS], PIECES[kind], kind, variant="encoder"
+    )
 
 
 def checkpoint(path: Path, kind: str = "word") -> str:
@@ -140,12 +160,19 @@ def checkpoint(path: Path, kind: str = "word") -> str:
 
 def classifier(path: Path, kind: str = "word", names=("bad", "good")) -> str:
     """A new one of the labels of `OPINIONS`, or of other `names`."""
-    labels = {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
-    return saved(VanillaEncoderForSequenceClassification(config(kind, **labels)), tokenizer_of(kind), path)
+    labels = {
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: index for index, name in enumerate(names)},
+    }
+    return saved(
+        VanillaEncoderForSequenceClassification(config(kind, **labels)), tokenizer_of(kind), path
+    )
 
 
 def config(kind, **fields):
-    return VanillaEncoderConfig(vocab_size=PIECES[kind], num_hidden_layers=1, type_vocab_size=2, **SHAPE, **fields)
+    return VanillaEncoderConfig(
+        vocab_size=PIECES[kind], num_hidden_layers=1, type_vocab_size=2, **SHAPE, **fields
+    )
 
 
 def saved(model, tokenizer, path):

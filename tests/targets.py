@@ -1,4 +1,5 @@
-"""Small models of each kind for the targets that have operators of their own, and prompts for them."""
+"""Small models of each kind for the targets that have operators of their own, and prompts for
+them."""
 
 import collections
 
@@ -8,33 +9,61 @@ import pytest
 from checkpoints import EOS, PAD, perturbed
 
 SIZES = dict(vocab_size=48, hidden_size=32, intermediate_size=40, num_attention_heads=4)
-LEARNED = dict(position_embedding_type="learned", max_position_embeddings=60, norm_first=True, linear_bias=False)
+LEARNED = dict(
+    position_embedding_type="learned",
+    max_position_embeddings=60,
+    norm_first=True,
+    linear_bias=False,
+)
 # Few buckets, so that short sequences reach the logarithmic ones and what is beyond.
-RELATIVE = dict(position_embedding_type="relative", relative_attention_num_buckets=8, relative_attention_max_distance=5)
+RELATIVE = dict(
+    position_embedding_type="relative",
+    relative_attention_num_buckets=8,
+    relative_attention_max_distance=5,
+)
 # As T5 v1.1: heads that together are wider than the residual stream.
 T5 = dict(
-    **RELATIVE, norm_type="rms_norm", norm_first=True, gated=True, hidden_act="gelu_new", linear_bias=False, head_dim=12,
-    scale_embedding=False,
+    **RELATIVE, norm_type="rms_norm", norm_first=True, gated=True, hidden_act="gelu_new",
+    linear_bias=False, head_dim=12, scale_embedding=False,
 )  # fmt: skip
 MODELS = {
     "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=2)),
     "causal": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=2, **LEARNED)),
     "causal-window": (
         "VanillaDecoderForCausalLM",
-        dict(num_hidden_layers=1, position_embedding_type="rotary", sliding_window=5, tie_word_embeddings=False),
+        dict(
+            num_hidden_layers=1,
+            position_embedding_type="rotary",
+            sliding_window=5,
+            tie_word_embeddings=False,
+        ),
     ),
     "encoder": (
         "VanillaEncoderForPreTraining",
-        dict(num_hidden_layers=2, type_vocab_size=2, pooler_act="tanh", head_dim=6, value_head_dim=10),
+        dict(
+            num_hidden_layers=2, type_vocab_size=2, pooler_act="tanh", head_dim=6, value_head_dim=10
+        ),
     ),
-    "seq2seq-t5": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=2, **T5)),
-    "causal-relative": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=2, sliding_window=5, **RELATIVE)),
+    "seq2seq-t5": (
+        "VanillaSeq2SeqForConditionalGeneration",
+        dict(encoder_layers=1, decoder_layers=2, **T5),
+    ),
+    "causal-relative": (
+        "VanillaDecoderForCausalLM",
+        dict(num_hidden_layers=2, sliding_window=5, **RELATIVE),
+    ),
     "encoder-relative": ("VanillaEncoderForMaskedLM", dict(num_hidden_layers=2, **RELATIVE)),
 }
 # Values that are not as wide as keys, which the cpu target's decoders have no operator for.
 OTHER_VALUES = {
-    "causal-values": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=2, **LEARNED, head_dim=8, value_head_dim=12)),
-    "seq2seq-values": (MODELS["seq2seq"][0], dict(encoder_layers=1, decoder_layers=2, head_dim=8, value_head_dim=12)),
+    "causal-values": (
+        "VanillaDecoderForCausalLM",
+        dict(num_hidden_layers=2, **LEARNED, head_dim=8, value_head_dim=12),
+    ),
+    "seq2seq-values": (
+        MODELS["seq2seq"][0],
+        dict(encoder_layers=1, decoder_layers=2, head_dim=8, value_head_dim=12),
+    ),
 }
 # Attention adds something to their scores.
 WITH_BIAS = ["seq2seq-t5", "causal-relative", "encoder-relative"]
@@ -45,7 +74,8 @@ FILES = dict.fromkeys(SEQ2SEQ, ("onnx/encoder_model.onnx", "onnx/decoder_model_m
 
 
 def exports_for(target):
-    """A fixture: a name of `MODELS` and a dtype -> the model, and the directory of its export for `target`."""
+    """A fixture: a name of `MODELS` and a dtype -> the model, and the directory of its export for
+    `target`."""
 
     @pytest.fixture(scope="module")
     def exported(exported_for):

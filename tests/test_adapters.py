@@ -1,4 +1,5 @@
-"""What PEFT reads to find the modules of a model: dictionaries by the model's type, one for each of its methods."""
+"""What PEFT reads to find the modules of a model: dictionaries by the model's type, one for each of
+its methods."""
 
 import subprocess
 import sys
@@ -11,7 +12,10 @@ from checkpoints import CHECKPOINTS, build
 from vanilla_transformer import VanillaDecoderConfig, VanillaEncoderConfig, VanillaSeq2SeqConfig
 from vanilla_transformer.adapters import register_adapters
 
-TYPES = [config.model_type for config in (VanillaEncoderConfig, VanillaDecoderConfig, VanillaSeq2SeqConfig)]
+TYPES = [
+    config.model_type
+    for config in (VanillaEncoderConfig, VanillaDecoderConfig, VanillaSeq2SeqConfig)
+]
 PREFIX = "TRANSFORMERS_MODELS_TO"
 
 
@@ -31,19 +35,27 @@ def test_every_method_gets_modules_that_the_models_have(constants):
     constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["vanilla-decoder"] = ["mine"]
     for model_type in TYPES:
         register_adapters(model_type)
-    lora, ia3 = (getattr(constants, f"{PREFIX}_{name}_TARGET_MODULES_MAPPING") for name in ("LORA", "IA3"))
-    expected = {"bert": ["query", "value"], **dict.fromkeys(TYPES, ["q_proj", "v_proj"]), "vanilla-decoder": ["mine"]}
-    assert lora == expected
-    assert set(constants.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING["vanilla-encoder"]) < set(
-        ia3["vanilla-encoder"]
+    lora, ia3 = (
+        getattr(constants, f"{PREFIX}_{name}_TARGET_MODULES_MAPPING") for name in ("LORA", "IA3")
     )
+    expected = {
+        "bert": ["query", "value"],
+        **dict.fromkeys(TYPES, ["q_proj", "v_proj"]),
+        "vanilla-decoder": ["mine"],
+    }
+    assert lora == expected
+    assert set(
+        constants.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING["vanilla-encoder"]
+    ) < set(ia3["vanilla-encoder"])
     assert constants.TRANSFORMERS_MODELS_TO_PREFIX_TUNING_POSTPROCESS_MAPPING == {}
     constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.pop("vanilla-decoder")
     register_adapters("vanilla-decoder")
     names = {model_type: set() for model_type in TYPES}
     for checkpoint in CHECKPOINTS:
         model = build(checkpoint)
-        names[model.config.model_type] |= {name.rpartition(".")[2] for name, _ in model.named_modules()}
+        names[model.config.model_type] |= {
+            name.rpartition(".")[2] for name, _ in model.named_modules()
+        }
     for name, dictionary in vars(constants).items():
         for model_type in TYPES if name.endswith("_MODULES_MAPPING") else ():
             missing = set(dictionary[model_type]) - names[model_type]
@@ -53,14 +65,22 @@ def test_every_method_gets_modules_that_the_models_have(constants):
 def test_peft_is_never_imported(tmp_path):
     (tmp_path / "peft").mkdir()
     (tmp_path / "peft" / "__init__.py").write_text("raise SystemExit('imported')")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import vanilla_transformer; print('peft' in sys.modules)"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import vanilla_transformer; "
+        "print('peft' in sys.modules)"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240
+    )
     assert (process.returncode, process.stdout.strip()) == (0, "False"), process.stderr
 
 
 @pytest.mark.parametrize("name", ["encoder", "masked-lm", "classification"])
 def test_an_encoder_refuses_a_prefix(name):
     model, ids = build(name), torch.randint(4, 40, (2, 5))
-    with pytest.raises(ValueError, match="got past_key_values, as of prefix tuning: an encoder keeps no keys and values"):
+    with pytest.raises(
+        ValueError,
+        match="got past_key_values, as of prefix tuning: an encoder keeps no keys and values",
+    ):
         model(ids, past_key_values=[(torch.zeros(2, 4, 3, 6), torch.zeros(2, 4, 3, 10))] * 2)
     assert torch.isfinite(model(ids, past_key_values=None)[0]).all()

@@ -9,7 +9,11 @@ from checkpoints import copy_of, edit_json, seal
 
 from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.runtime.artifact import SCHEMA_VERSION, read_artifact, write_manifest
+from vanilla_transformer_export.runtime.artifact import (
+    SCHEMA_VERSION,
+    read_artifact,
+    write_manifest,
+)
 
 GRAPH = bytes(range(256)) * 8
 FACTS = {
@@ -89,9 +93,18 @@ def test_a_manifest_that_lacks_a_fact_is_refused(export, lost):
         ({"files": "onnx/model.onnx"}, "has files 'onnx/model.onnx', expected a dict"),
         ({"files": {"config.json": 18}}, "has 18 for config.json, expected its bytes and sha256"),
         ({"files": {"config.json": {}}}, "has {} for config.json, expected its bytes and sha256"),
-        ({"files": {"config.json": {"bytes": "18", "sha256": ""}}}, "for config.json, expected its bytes and sha256"),
-        ({"files": {"config.json": {"bytes": 18, "sha256": None}}}, "for config.json, expected its bytes and sha256"),
-        ({"files": {"config.json": {"bytes": True, "sha256": ""}}}, "for config.json, expected its bytes and sha256"),
+        (
+            {"files": {"config.json": {"bytes": "18", "sha256": ""}}},
+            "for config.json, expected its bytes and sha256",
+        ),
+        (
+            {"files": {"config.json": {"bytes": 18, "sha256": None}}},
+            "for config.json, expected its bytes and sha256",
+        ),
+        (
+            {"files": {"config.json": {"bytes": True, "sha256": ""}}},
+            "for config.json, expected its bytes and sha256",
+        ),
         ({"files": {"a\0b": {"bytes": 1, "sha256": ""}}}, "is missing"),
         ({"architecture": ["VanillaEncoderModel"]}, "has architecture .*, expected a str"),
         ({"model_type": None}, "has model_type None, expected a str"),
@@ -109,7 +122,8 @@ def test_a_fact_of_another_type_is_refused_with_what_was_expected(export, facts,
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 @pytest.mark.parametrize(
-    "text, expected", [("{", "is not JSON"), ("[1]", "is a list, expected"), ("[" * 100_000, "is not JSON")]
+    "text, expected",
+    [("{", "is not JSON"), ("[1]", "is a list, expected"), ("[" * 100_000, "is not JSON")],
 )
 def test_a_config_that_is_no_json_object_is_refused_by_name(export, name, text, expected):
     (export / name).write_text(text)
@@ -146,7 +160,10 @@ def test_another_schema_is_refused_with_both_versions(export, version):
 
 def test_a_newer_schema_asks_for_a_newer_version_and_an_older_one_for_another_export(export):
     manifest = json.loads((export / "manifest.json").read_text())
-    for version, remedy in ((SCHEMA_VERSION + 1, "update this one"), (SCHEMA_VERSION - 1, "export again")):
+    for version, remedy in (
+        (SCHEMA_VERSION + 1, "update this one"),
+        (SCHEMA_VERSION - 1, "export again"),
+    ):
         (export / "manifest.json").write_text(json.dumps({**manifest, "schema_version": version}))
         refused(export, ValueError, remedy)
 
@@ -206,7 +223,11 @@ def test_a_manifest_that_is_not_text_is_refused(export):
     refused(export, ValueError, "manifest.json")
 
 
-@pytest.mark.parametrize("files", [{"x" * 4000: 1}, {f"../{'x' * 4000}": {"bytes": 1, "sha256": ""}}], ids=["facts", "outside"])
+@pytest.mark.parametrize(
+    "files",
+    [{"x" * 4000: 1}, {f"../{'x' * 4000}": {"bytes": 1, "sha256": ""}}],
+    ids=["facts", "outside"],
+)
 def test_a_name_of_any_length_is_an_error_of_a_line(export, files):
     edit_json(export / "manifest.json", files=files)
     with pytest.raises(ValueError, match="export again$") as error:
@@ -215,21 +236,25 @@ def test_a_name_of_any_length_is_an_error_of_a_line(export, files):
 
 
 def test_a_directory_without_a_manifest_is_refused(tmp_path):
-    refused(tmp_path, FileNotFoundError, str(tmp_path), "no manifest.json", "vanilla-transformer export")
+    refused(
+        tmp_path, FileNotFoundError, str(tmp_path), "no manifest.json", "vanilla-transformer export"
+    )
 
 
 def test_a_directory_that_does_not_exist_is_refused(tmp_path):
     refused(tmp_path / "nowhere", FileNotFoundError, str(tmp_path / "nowhere"))
 
 
-# ------------------------------------------------------------------------------------------------------- loading an export
+# -------------------------------------------------------------------------------- loading an export
 
 
 def test_a_graph_that_is_not_onnx_is_refused_by_name_even_if_its_hash_is_right(exported, tmp_path):
     directory = copy_of(exported("encoder").directory, tmp_path)
     (directory / "onnx/model.onnx").write_bytes(b"no graph")
     seal(directory)
-    with pytest.raises(ValueError, match="onnxruntime .* cannot load .*model.onnx: .*Protobuf parsing failed"):
+    with pytest.raises(
+        ValueError, match="onnxruntime .* cannot load .*model.onnx: .*Protobuf parsing failed"
+    ):
         Runtime(directory)
 
 
@@ -242,7 +267,9 @@ def test_a_graph_that_onnxruntime_does_not_take_is_refused_with_what_it_says(exp
 
 
 @pytest.mark.parametrize("target", ["portable", "cpu"])
-def test_a_graph_that_fails_while_it_runs_is_an_error_of_one_line(exported_for, tmp_path, capfd, target):
+def test_a_graph_that_fails_while_it_runs_is_an_error_of_one_line(
+    exported_for, tmp_path, capfd, target
+):
     """Its last operators need more memory than there is."""
     directory = copy_of(exported_for("seq2seq", target)[1], tmp_path)
     [path] = directory.glob("onnx/decoder_model*.onnx")
@@ -253,19 +280,25 @@ def test_a_graph_that_fails_while_it_runs_is_an_error_of_one_line(exported_for, 
     for values, constant in (([2**40] + [1] * rank, "sizes"), ([0], "axis")):
         graph.graph.initializer.append(onnx.numpy_helper.from_array(np.array(values), constant))
     graph.graph.node.append(onnx.helper.make_node("Expand", ["before", "sizes"], ["huge"]))
-    graph.graph.node.append(onnx.helper.make_node("ReduceMax", ["huge", "axis"], [output], keepdims=0))
+    graph.graph.node.append(
+        onnx.helper.make_node("ReduceMax", ["huge", "axis"], [output], keepdims=0)
+    )
     onnx.save(graph, path)
     seal(directory)
     capfd.readouterr()
     runtime = Runtime(directory)
-    with pytest.raises(ValueError, match="onnxruntime .* cannot run .*decoder_model.*[Ff]ailed to allocate memory") as error:
+    with pytest.raises(
+        ValueError, match="onnxruntime .* cannot run .*decoder_model.*[Ff]ailed to allocate memory"
+    ) as error:
         runtime.generate([[5, 6]], max_new_tokens=3)
     assert "\n" not in str(error.value)
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("facts", [{"target": "gpu"}, {"dtype": "fp16"}, {"dtype": "int4"}])
-def test_a_target_or_precision_that_this_build_cannot_run_is_refused_by_name(exported, tmp_path, facts):
+def test_a_target_or_precision_that_this_build_cannot_run_is_refused_by_name(
+    exported, tmp_path, facts
+):
     directory = copy_of(exported("encoder").directory, tmp_path)
     edit_json(directory / "manifest.json", **facts)
     name, value = next(iter(facts.items()))
@@ -283,14 +316,29 @@ def test_a_target_or_precision_that_this_build_cannot_run_is_refused_by_name(exp
         (dict(head_dim=-1), "has head_dim -1, expected a whole number from 1"),
         (dict(id2label=["a"]), r"has id2label \['a'\], expected an object"),
         (dict(position_embedding_type=3), "has position_embedding_type 3, expected a string"),
-        (dict(max_position_embeddings=2.5), "has max_position_embeddings 2.5, expected a whole number"),
-        (dict(num_hidden_layers=10**9), "has num_hidden_layers 1000000000, expected a whole number from 1 to 10000"),
+        (
+            dict(max_position_embeddings=2.5),
+            "has max_position_embeddings 2.5, expected a whole number",
+        ),
+        (
+            dict(num_hidden_layers=10**9),
+            "has num_hidden_layers 1000000000, expected a whole number from 1 to 10000",
+        ),
         (dict(sliding_window="wide"), "has sliding_window 'wide', expected a whole number"),
         (dict(eos_token_id=2.5), "has eos_token_id 2.5, expected a token id or a list of them"),
         (dict(pad_token_id="<pad>"), "has pad_token_id '<pad>', expected a whole number"),
-        (dict(vocab_size=49), r"model.onnx has logits of .*48.*, expected as config.json says .*49"),
-        (dict(num_hidden_layers=3), "model.onnx does not fit config.json: only one of them has past_key_values.2.key"),
-        (dict(value_head_dim=11), "model.onnx has past_key_values.0.value of .*, expected as config.json says"),
+        (
+            dict(vocab_size=49),
+            r"model.onnx has logits of .*48.*, expected as config.json says .*49",
+        ),
+        (
+            dict(num_hidden_layers=3),
+            "model.onnx does not fit config.json: only one of them has past_key_values.2.key",
+        ),
+        (
+            dict(value_head_dim=11),
+            "model.onnx has past_key_values.0.value of .*, expected as config.json says",
+        ),
     ],
     ids=str,
 )
@@ -306,19 +354,37 @@ def test_a_config_that_does_not_fit_is_refused_with_the_field(exported, tmp_path
 @pytest.mark.parametrize(
     "settings, message",
     [
-        (dict(num_beams="4"), "generation_config.json: num_beams must be a whole number from 1 to .*, got '4'"),
-        (dict(max_length=[20]), r"generation_config.json: max_length must be a whole number from 1 to .*, got \[20\]"),
+        (
+            dict(num_beams="4"),
+            "generation_config.json: num_beams must be a whole number from 1 to .*, got '4'",
+        ),
+        (
+            dict(max_length=[20]),
+            r"generation_config.json: max_length must be a whole number from 1 to .*, got \[20\]",
+        ),
         (
             dict(eos_token_id={"id": 2}),
-            "generation_config.json: eos_token_id must be a token id or a list of them, got {'id': 2}",
+            "generation_config.json: eos_token_id must be a token id or a list of them, got "
+            "{'id': 2}",
         ),
-        (dict(do_sample="yes"), "generation_config.json: do_sample must be True or False, got 'yes'"),
-        (dict(decoder_start_token_id="<s>"), "generation_config.json: decoder_start_token_id must be a token id, got '<s>'"),
-        (dict(forced_eos_token_id=2**70), "generation_config.json: forced_eos_token_id must be a token id or a list of them"),
+        (
+            dict(do_sample="yes"),
+            "generation_config.json: do_sample must be True or False, got 'yes'",
+        ),
+        (
+            dict(decoder_start_token_id="<s>"),
+            "generation_config.json: decoder_start_token_id must be a token id, got '<s>'",
+        ),
+        (
+            dict(forced_eos_token_id=2**70),
+            "generation_config.json: forced_eos_token_id must be a token id or a list of them",
+        ),
     ],
     ids=str,
 )
-def test_a_generation_config_of_wrong_types_is_refused_when_it_is_opened(exported, tmp_path, settings, message):
+def test_a_generation_config_of_wrong_types_is_refused_when_it_is_opened(
+    exported, tmp_path, settings, message
+):
     directory = copy_of(exported("causal").directory, tmp_path)
     edit_json(directory / "generation_config.json", **settings)
     seal(directory)
@@ -330,7 +396,9 @@ def test_a_generation_config_of_wrong_types_is_refused_when_it_is_opened(exporte
 def test_a_model_type_that_is_none_of_ours_is_refused_with_those_that_are(exported, tmp_path):
     directory = copy_of(exported("causal").directory, tmp_path)
     edit_json(directory / "manifest.json", model_type="opt")
-    with pytest.raises(ValueError, match="has a model of type 'opt', expected one of .*'vanilla-decoder'"):
+    with pytest.raises(
+        ValueError, match="has a model of type 'opt', expected one of .*'vanilla-decoder'"
+    ):
         Runtime(directory)
 
 

@@ -1,4 +1,5 @@
-"""What attention sees: padding, packed sequences, and the arguments and results of FlashAttention and flex attention."""
+"""What attention sees: padding, packed sequences, and the arguments and results of FlashAttention
+and flex attention."""
 
 import pytest
 import torch
@@ -39,11 +40,12 @@ from vanilla_transformer import (
 )
 
 STRONG = dict(initializer_range=0.3)  # attention is not nearly uniform
-# What each kind of positions does is tested in test_reference.py; here are two that act in different places.
+# What each kind of positions does is tested in test_reference.py; here are two that act in
+# different places.
 FEW = ["learned", "relative, window"]
 few_positions = pytest.mark.parametrize("changes", [POSITIONS[name] for name in FEW], ids=FEW)
 
-# ---------------------------------------------------------------------------------------------------------------- padding
+# ------------------------------------------------------------------------------------------ padding
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -64,7 +66,9 @@ def test_a_padded_row_equals_the_row_alone(model_class, side, changes, attention
 @attentions
 def test_a_padded_target_equals_the_target_alone(side, changes, attention):
     model = build(VanillaSeq2SeqForConditionalGeneration, attention, **STRONG, **changes)
-    sources, targets = ([tokens(1, length)[0] for length in lengths] for lengths in (LENGTHS, LENGTHS[::-1]))
+    sources, targets = (
+        [tokens(1, length)[0] for length in lengths] for lengths in (LENGTHS, LENGTHS[::-1])
+    )
     source, source_mask, _ = padded(sources, "right")
     target, target_mask, positions = padded(targets, side)
     given = dict(decoder_position_ids=positions) if side == "left" else {}
@@ -94,11 +98,15 @@ def test_a_row_of_padding_is_finite_and_leaves_the_others_alone(model_class, att
 @few_positions
 @over(BASE)
 @attentions
-def test_a_row_of_padding_is_finite_in_float16_wherever_positions_act(model_class, attention, changes):
+def test_a_row_of_padding_is_finite_in_float16_wherever_positions_act(
+    model_class, attention, changes
+):
     model = build(model_class, attention, **STRONG, **changes).half()
     mask = torch.ones(3, LENGTH, dtype=int)
     mask[1] = 0
-    masks = dict(attention_mask=mask) | (dict(decoder_attention_mask=mask[:, :5]) if is_pair(model) else {})
+    masks = dict(attention_mask=mask) | (
+        dict(decoder_attention_mask=mask[:, :5]) if is_pair(model) else {}
+    )
     assert result(model(**inputs(model), **masks)).isfinite().all()
 
 
@@ -107,13 +115,14 @@ def test_a_row_of_padding_with_very_negative_scores_is_finite_in_float16(attenti
     model = build(VanillaEncoderModel, attention)
     for layer in model.layers:
         layer.self_attn.q_proj.bias.data.fill_(8)
-        layer.self_attn.k_proj.bias.data.fill_(-8)  # every score is below -16, half the last step of float16
+        # every score is below -16, half the last step of float16
+        layer.self_attn.k_proj.bias.data.fill_(-8)
     mask = torch.ones(3, LENGTH, dtype=int)
     mask[1] = 0
     assert model.half()(tokens(), attention_mask=mask).last_hidden_state.isfinite().all()
 
 
-# ------------------------------------------------------------------------------------------------------- packed sequences
+# --------------------------------------------------------------------------------- packed sequences
 
 
 def packed(rows):
@@ -124,13 +133,21 @@ def packed(rows):
 @positions
 @attentions
 def test_packed_sequences_equal_the_sequences_alone(attention, changes, add_cross_attention):
-    model = build(VanillaDecoderForCausalLM, attention, **STRONG, **changes, add_cross_attention=add_cross_attention)
+    model = build(
+        VanillaDecoderForCausalLM,
+        attention,
+        **STRONG,
+        **changes,
+        add_cross_attention=add_cross_attention,
+    )
     rows = [tokens(1, length)[0] for length in (5, 1, 7, 2)]
     source = dict(encoder_hidden_states=torch.randn(1, 4, D)) if add_cross_attention else {}
     ids, position_ids = packed(rows)
     for given in (ids, ids.expand(2, -1)):  # one row, or a batch of such rows
         here = {name: states.expand(len(given), -1, -1) for name, states in source.items()}
-        logits = model(given, position_ids=position_ids.expand(len(given), -1), use_cache=False, **here).logits
+        logits = model(
+            given, position_ids=position_ids.expand(len(given), -1), use_cache=False, **here
+        ).logits
         for got in logits:
             alone = [model(row[None], use_cache=False, **source).logits[0] for row in rows]
             assert_same(got, torch.cat(alone))
@@ -141,28 +158,38 @@ def test_packed_targets_equal_the_targets_alone(changes):
     model = build(VanillaSeq2SeqForConditionalGeneration, **STRONG, **changes)
     source, rows = tokens(1), [tokens(1, length)[0] for length in (5, 1, 7, 2)]
     ids, position_ids = packed(rows)
-    got = model(source, decoder_input_ids=ids, decoder_position_ids=position_ids, use_cache=False).logits[0]
-    assert_same(got, torch.cat([model(source, decoder_input_ids=row[None]).logits[0] for row in rows]))
+    got = model(
+        source, decoder_input_ids=ids, decoder_position_ids=position_ids, use_cache=False
+    ).logits[0]
+    assert_same(
+        got, torch.cat([model(source, decoder_input_ids=row[None]).logits[0] for row in rows])
+    )
 
 
-# ---------------------------------------------------------------------------------------- what attention functions receive
+# ----------------------------------------------------------------- what attention functions receive
 
 
 @pytest.fixture
 def spy(monkeypatch):
-    """A name of an attention function -> what each call of it will receive, in order, in place of the function."""
+    """A name of an attention function -> what each call of it will receive, in order, in place of
+    the function."""
 
     def put_in_place_of(name):
         seen = []
 
         def attend(module, query, key, value, attention_mask, **given):
-            seen.append(dict(module=module, query=query, key=key, value=value, mask=attention_mask, **given))
-            return query.new_zeros(*query.shape[:1], query.shape[2], query.shape[1], value.shape[-1]), None
+            seen.append(
+                dict(module=module, query=query, key=key, value=value, mask=attention_mask, **given)
+            )
+            return query.new_zeros(
+                *query.shape[:1], query.shape[2], query.shape[1], value.shape[-1]
+            ), None
 
         monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, name, attend)
         return seen
 
-    with torch.compiler.set_stance("force_eager"):  # masks of flex attention are not compiled for this
+    # masks of flex attention are not compiled for this
+    with torch.compiler.set_stance("force_eager"):
         yield put_in_place_of
 
 
@@ -177,7 +204,9 @@ def use(model, name):
 # FlashAttention wants values as wide as keys, and like flex attention no position bias.
 FLASH = dict(d_v=D_K, **STRONG)
 FLASH_POSITIONS = {name: changes for name, changes in POSITIONS.items() if "relative" not in name}
-flash_positions = pytest.mark.parametrize("changes", FLASH_POSITIONS.values(), ids=list(FLASH_POSITIONS))
+flash_positions = pytest.mark.parametrize(
+    "changes", FLASH_POSITIONS.values(), ids=list(FLASH_POSITIONS)
+)
 SOURCE_MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]])
 TARGET_MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0]])
 
@@ -187,11 +216,16 @@ def shapes(call):
 
 
 @pytest.mark.parametrize("window", [None, 2])
-@pytest.mark.parametrize("name, d_v", [("flash_attention_2", D_K), ("flash_attention_3", D_K), ("sdpa", D_V)])
+@pytest.mark.parametrize(
+    "name, d_v", [("flash_attention_2", D_K), ("flash_attention_3", D_K), ("sdpa", D_V)]
+)
 def test_an_attention_function_receives_queries_keys_and_values_by_head(spy, name, d_v, window):
-    """(B, H, T, d_k), the scale of equation 1, no dropout in evaluation, and whether and how far it looks back or ahead:
-    windows as these functions count them, one more than the keys before the query."""
-    model = use(build(VanillaSeq2SeqModel, d_v=d_v, attention_dropout=0.25, sliding_window=window), name)
+    """(B, H, T, d_k), the scale of equation 1, no dropout in evaluation, and whether and how far it
+    looks back or ahead: windows as these functions count them, one more than the keys before the
+    query."""
+    model = use(
+        build(VanillaSeq2SeqModel, d_v=d_v, attention_dropout=0.25, sliding_window=window), name
+    )
     seen = spy(name)
     model(tokens(), decoder_input_ids=tokens(3, 5))
     encoder, decoder, cross = seen[:LAYERS], seen[LAYERS::2], seen[LAYERS + 1 :: 2]
@@ -202,7 +236,11 @@ def test_an_attention_function_receives_queries_keys_and_values_by_head(spy, nam
         (cross, 5, 6, False, None),
     ):
         for call in calls:
-            assert shapes(call) == [(3, HEADS, queries, D_K), (3, HEADS, keys, D_K), (3, HEADS, keys, d_v)]
+            assert shapes(call) == [
+                (3, HEADS, queries, D_K),
+                (3, HEADS, keys, D_K),
+                (3, HEADS, keys, d_v),
+            ]
             assert call["module"].is_causal is is_causal and call.get("is_causal") is None
             assert call["scaling"] == pytest.approx(D_K**-0.5) and call["dropout"] == 0.0
             assert call["sliding_window"] == size
@@ -221,8 +259,11 @@ def test_a_flash_kernel_receives_the_padding_in_two_dimensions_and_none_where_th
     masks = [call["mask"].tolist() for call in seen]
     assert masks[:LAYERS] == [SOURCE_MASK.bool().tolist()] * LAYERS
     assert masks[LAYERS:] == [TARGET_MASK.bool().tolist()] * LAYERS
-    # transformers drops queries by the mask of the keys, so cross-attention with a mask goes another way.
-    assert [call["mask"].tolist() for call in elsewhere] == [SOURCE_MASK[:, None, None].bool().tolist()] * LAYERS
+    # transformers drops queries by the mask of the keys, so cross-attention with a mask goes
+    # another way.
+    assert [call["mask"].tolist() for call in elsewhere] == [
+        SOURCE_MASK[:, None, None].bool().tolist()
+    ] * LAYERS
     seen.clear()
     model(source, torch.ones_like(SOURCE_MASK), target)
     assert [call["mask"] for call in seen] == [None] * 3 * LAYERS
@@ -248,7 +289,9 @@ def test_a_step_with_the_cache_receives_one_query_and_all_keys_it_may_see(spy, n
     cache = model(tokens(3, 5), use_cache=True).past_key_values
     seen.clear()
     model(tokens(3, 1), past_key_values=cache, use_cache=True)
-    assert [shapes(call)[:2] for call in seen] == [[(3, HEADS, 1, D_K), (3, HEADS, window or 6, D_K)]] * LAYERS
+    assert [shapes(call)[:2] for call in seen] == [
+        [(3, HEADS, 1, D_K), (3, HEADS, window or 6, D_K)]
+    ] * LAYERS
     assert {call["position_ids"].tolist()[0][0] for call in seen} == {5}
 
 
@@ -260,7 +303,11 @@ def test_a_position_bias_is_given_to_self_attention_where_positions_are_relative
         model = use(build(model_class, **changes), name)
         seen.clear()
         model(**inputs(model))
-        cross = [call for call in seen if call["module"].is_causal is False and model_class is VanillaSeq2SeqModel][LAYERS:]
+        cross = [
+            call
+            for call in seen
+            if call["module"].is_causal is False and model_class is VanillaSeq2SeqModel
+        ][LAYERS:]
         assert len(cross) == (LAYERS if model_class is VanillaSeq2SeqModel else 0)
         for call in seen:
             has_bias = changes is RELATIVE and not any(call is other for other in cross)
@@ -284,14 +331,21 @@ def test_flex_attention_receives_block_masks(spy, window, padded):
         assert call["mask"].shape == (3, 1, call["query"].shape[2], call["key"].shape[2])
 
 
-FLASH_NAMES = ["flash_attention_2", "flash_attention_3", "paged|flash_attention_2", "kernels-community/flash-attn2"]
+FLASH_NAMES = [
+    "flash_attention_2",
+    "flash_attention_3",
+    "paged|flash_attention_2",
+    "kernels-community/flash-attn2",
+]
 
 
 @pytest.mark.parametrize("name", FLASH_NAMES)
 @over(BASE)
 def test_flash_attention_is_refused_for_values_wider_than_keys(model_class, name):
     model = use(build(model_class), name)
-    with pytest.raises(ValueError, match=rf"head_dim {D_K} and value_head_dim {D_V}.*sdpa, flex_attention or eager") as error:
+    with pytest.raises(
+        ValueError, match=rf"head_dim {D_K} and value_head_dim {D_V}.*sdpa, flex_attention or eager"
+    ) as error:
         model(**inputs(model))
     assert str(error.value).startswith(name)
 
@@ -300,18 +354,21 @@ def test_flash_attention_is_refused_for_values_wider_than_keys(model_class, name
 @over(BASE)
 def test_flash_and_flex_attention_are_refused_for_relative_positions(model_class, name):
     model = use(build(model_class, **FLASH, **RELATIVE), name)
-    with pytest.raises(ValueError, match="position_embedding_type='relative'.*use sdpa or eager") as error:
+    with pytest.raises(
+        ValueError, match="position_embedding_type='relative'.*use sdpa or eager"
+    ) as error:
         model(**inputs(model))
     assert str(error.value).startswith(name)
 
 
-# ---------------------------------------------------------------------------------------------------- FlashAttention's sums
+# ---------------------------------------------------------------------------- FlashAttention's sums
 
 
 def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1)):
-    """What the documentation of flash-attn 2 says of its kernel. q (B, T, H, d), k and v (B, S, H, d): "the causal mask is
-    aligned to the bottom right corner", "query at position i will only attend to keys between [i + seqlen_k - seqlen_q -
-    window_size[0], i + seqlen_k - seqlen_q + window_size[1]] inclusive"."""
+    """What the documentation of flash-attn 2 says of its kernel. q (B, T, H, d), k and v (B, S, H,
+    d): "the causal mask is aligned to the bottom right corner", "query at position i will only
+    attend to keys between [i + seqlen_k - seqlen_q - window_size[0], i + seqlen_k - seqlen_q +
+    window_size[1]] inclusive"."""
     assert q.shape[-1] == k.shape[-1] == v.shape[-1] and dropout_p == 0
     i = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
     j = torch.arange(k.shape[1])
@@ -323,22 +380,36 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
 
 
 def flash_attn_varlen_func(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False,
-    window_size=(-1, -1),
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
+    softmax_scale=None, causal=False, window_size=(-1, -1),
 ):  # fmt: skip
-    """Rows of different lengths one behind the other, (total, H, d); row n is from cu_seqlens[n] to cu_seqlens[n + 1]."""
+    """Rows of different lengths one behind the other, (total, H, d); row n is from cu_seqlens[n] to
+    cu_seqlens[n + 1]."""
     rows = []
-    for first_q, last_q, first_k, last_k in zip(cu_seqlens_q, cu_seqlens_q[1:], cu_seqlens_k, cu_seqlens_k[1:]):
+    for first_q, last_q, first_k, last_k in zip(
+        cu_seqlens_q, cu_seqlens_q[1:], cu_seqlens_k, cu_seqlens_k[1:]
+    ):
         q_row, k_row, v_row = q[first_q:last_q], k[first_k:last_k], v[first_k:last_k]
         assert len(q_row) <= max_seqlen_q and len(k_row) <= max_seqlen_k
-        rows.append(flash_attn_func(q_row[None], k_row[None], v_row[None], dropout_p, softmax_scale, causal, window_size)[0])
+        rows.append(
+            flash_attn_func(
+                q_row[None], k_row[None], v_row[None], dropout_p, softmax_scale, causal, window_size
+            )[0]
+        )
     return torch.cat(rows)
 
 
 @pytest.fixture
 def flash(monkeypatch):
-    """transformers' FlashAttention with the kernels above. -> a model that uses it, and the same in eager attention."""
-    kernels = flash_attn_func, flash_attn_varlen_func, None, flash_utils._pad_input, flash_utils._unpad_input
+    """transformers' FlashAttention with the kernels above. -> a model that uses it, and the same in
+    eager attention."""
+    kernels = (
+        flash_attn_func,
+        flash_attn_varlen_func,
+        None,
+        flash_utils._pad_input,
+        flash_utils._unpad_input,
+    )
     monkeypatch.setattr(flash_utils, "_lazy_imports", lambda *_, **__: kernels)
     for name in ("_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_pad_fn", "_unpad_fn"):
         monkeypatch.setattr(flash_utils, name, None)
@@ -370,9 +441,12 @@ def test_flash_attention_gives_what_eager_attention_gives(flash, model_class, ch
     assert_same(got[mask.bool()], expected[mask.bool()])
 
 
-@pytest.mark.parametrize("length", [1, 5, 6], ids=lambda length: f"target of {length}")  # the source has 6
+# the source has 6
+@pytest.mark.parametrize("length", [1, 5, 6], ids=lambda length: f"target of {length}")
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "padded source"])
-@pytest.mark.parametrize("changes", [{}, POSITIONS["rotary, window"]], ids=["sinusoidal", "rotary, window"])
+@pytest.mark.parametrize(
+    "changes", [{}, POSITIONS["rotary, window"]], ids=["sinusoidal", "rotary, window"]
+)
 def test_flash_attention_of_a_pair_gives_what_eager_attention_gives(flash, changes, masked, length):
     model, eager = flash(VanillaSeq2SeqModel, **changes)
     given = dict(input_ids=tokens(), decoder_input_ids=tokens(3, length))
@@ -382,7 +456,9 @@ def test_flash_attention_of_a_pair_gives_what_eager_attention_gives(flash, chang
 
 def test_flash_attention_of_a_pair_with_a_padded_target_gives_what_eager_attention_gives(flash):
     model, eager = flash(VanillaSeq2SeqModel)
-    given = dict(input_ids=tokens(), decoder_input_ids=tokens(3, 5), decoder_attention_mask=TARGET_MASK)
+    given = dict(
+        input_ids=tokens(), decoder_input_ids=tokens(3, 5), decoder_attention_mask=TARGET_MASK
+    )
     got, expected = (m(**given).last_hidden_state[TARGET_MASK.bool()] for m in (model, eager))
     assert_same(got, expected)
 
@@ -405,14 +481,18 @@ def test_flash_attention_decodes_with_the_cache(flash, changes, padding):
     expected = eager(ids, mask, position_ids, use_cache=False).logits
     cache, logits = None, []
     for first, last in ((0, 4), (4, 5), (5, 6)):
-        given = dict(attention_mask=mask[:, :last], position_ids=position_ids[:, first:last]) if padding else {}
+        given = (
+            dict(attention_mask=mask[:, :last], position_ids=position_ids[:, first:last])
+            if padding
+            else {}
+        )
         outputs = model(ids[:, first:last], past_key_values=cache, use_cache=True, **given)
         cache = outputs.past_key_values
         logits.append(outputs.logits)
     assert_same(torch.cat(logits, 1)[mask.bool()], expected[mask.bool()])
 
 
-# -------------------------------------------------------------------------------------------------------- flex attention
+# ----------------------------------------------------------------------------------- flex attention
 
 
 def flex_and_eager(model_class, changes):
@@ -432,7 +512,8 @@ def flex_and_eager(model_class, changes):
 @flash_positions
 @over(BASE)
 def test_flex_attention_as_it_is_defined_gives_what_eager_attention_gives(model_class, changes):
-    """Its definition in torch operators, which the compiled kernels are made from; values are wider than keys."""
+    """Its definition in torch operators, which the compiled kernels are made from; values are wider
+    than keys."""
     with torch.compiler.set_stance("force_eager"):
         assert_same(*flex_and_eager(model_class, changes))
 
@@ -455,7 +536,11 @@ def test_flex_attention_decodes_with_the_cache_and_packed(changes):
         assert_same(model(packed_ids, position_ids=position_ids, use_cache=False).logits[0], apart)
 
 
-COMPILED = [(VanillaEncoderModel, "learned"), (VanillaDecoderModel, "rotary, window"), (VanillaSeq2SeqModel, "rotary, window")]
+COMPILED = [
+    (VanillaEncoderModel, "learned"),
+    (VanillaDecoderModel, "rotary, window"),
+    (VanillaSeq2SeqModel, "rotary, window"),
+]
 
 
 @pytest.mark.slow

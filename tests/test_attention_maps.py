@@ -1,4 +1,5 @@
-"""Attention maps are softmax(Q K^T / sqrt(d_k)) of the checkpoint's weights, and figures that appear whole or not at all."""
+"""Attention maps are softmax(Q K^T / sqrt(d_k)) of the checkpoint's weights, and figures that
+appear whole or not at all."""
 
 import numpy as np
 import pytest
@@ -8,26 +9,45 @@ from checkpoints import perturbed, toy_corpus
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vanilla_transformer.attention_maps import AttentionMaps, attention_maps, plot, save_attention_maps
+from vanilla_transformer.attention_maps import (
+    AttentionMaps,
+    attention_maps,
+    plot,
+    save_attention_maps,
+)
 from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export.cli import main
 
 LINES = [text for pair in toy_corpus(50, seed=0) for text in pair]
 SOURCE, TARGET = toy_corpus(1, seed=3)[0]
-SHAPE = dict(vocab_size=60, hidden_size=24, intermediate_size=32, num_attention_heads=3, head_dim=6, value_head_dim=5)
-ENCODER, DECODER, PAIR = "VanillaEncoderForMaskedLM", "VanillaDecoderForCausalLM", "VanillaSeq2SeqForConditionalGeneration"
+SHAPE = dict(
+    vocab_size=60,
+    hidden_size=24,
+    intermediate_size=32,
+    num_attention_heads=3,
+    head_dim=6,
+    value_head_dim=5,
+)
+ENCODER, DECODER, PAIR = (
+    "VanillaEncoderForMaskedLM",
+    "VanillaDecoderForCausalLM",
+    "VanillaSeq2SeqForConditionalGeneration",
+)
 DEPTH = {ENCODER: {"num_hidden_layers": 2}, DECODER: {"num_hidden_layers": 2}}
 DEPTH[PAIR] = {"encoder_layers": 2, "decoder_layers": 2}
 
 
 def made(architecture, **fields):
-    tokenizer = train_tokenizer(LINES, 60, variant="encoder" if architecture == ENCODER else "seq2seq")
+    tokenizer = train_tokenizer(
+        LINES, 60, variant="encoder" if architecture == ENCODER else "seq2seq"
+    )
     return perturbed(architecture, {**SHAPE, **DEPTH[architecture], **fields}).double(), tokenizer
 
 
 @pytest.fixture
 def by_hand(monkeypatch):
-    """A function that runs one of the reference and gives the weights (T, S) of its heads, in the order they are computed."""
+    """A function that runs one of the reference and gives the weights (T, S) of its heads, in the
+    order they are computed."""
     attention, found = reference.attention, []
 
     def recorded(q, k, v, visible, bias=None):
@@ -37,9 +57,15 @@ def by_hand(monkeypatch):
     def run(computed, model, *arguments):
         monkeypatch.setattr(reference, "attention", recorded)
         config = model.config
-        positions = {"relative": dict(buckets=8, max_distance=16)}.get(config.position_embedding_type, {})
-        paper = reference.Paper(24, 3, 6, 5, 2, positions=config.position_embedding_type, **positions)
-        computed({name: weight.numpy() for name, weight in model.state_dict().items()}, paper, *arguments)
+        positions = {"relative": dict(buckets=8, max_distance=16)}.get(
+            config.position_embedding_type, {}
+        )
+        paper = reference.Paper(
+            24, 3, 6, 5, 2, positions=config.position_embedding_type, **positions
+        )
+        computed(
+            {name: weight.numpy() for name, weight in model.state_dict().items()}, paper, *arguments
+        )
         return found
 
     return run
@@ -47,7 +73,9 @@ def by_hand(monkeypatch):
 
 def check(maps, expected):
     assert maps.weights.shape == (2, 3, len(maps.queries), len(maps.keys))
-    np.testing.assert_allclose(maps.weights, np.array(expected).reshape(maps.weights.shape), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        maps.weights, np.array(expected).reshape(maps.weights.shape), rtol=0, atol=1e-12
+    )
     np.testing.assert_allclose(maps.weights.sum(-1), 1, rtol=0, atol=1e-12)
     assert maps.weights.std(axis=-1).max() > 0.05  # heads that look somewhere
 
@@ -63,7 +91,11 @@ def test_an_encoder_s_maps_are_those_of_the_formula(by_hand, positions):
 
 
 def test_a_decoder_s_maps_are_causal_and_its_text_goes_on(by_hand):
-    fields = dict(position_embedding_type="relative", relative_attention_num_buckets=8, relative_attention_max_distance=16)
+    fields = dict(
+        position_embedding_type="relative",
+        relative_attention_num_buckets=8,
+        relative_attention_max_distance=16,
+    )
     model, tokenizer = made(DECODER, **fields)
     maps = attention_maps(model, tokenizer, SOURCE)
     ids = tokenizer(SOURCE, add_special_tokens=False)["input_ids"]
@@ -75,10 +107,16 @@ def test_a_decoder_s_maps_are_causal_and_its_text_goes_on(by_hand):
 def test_seq2seq_has_three_kinds_of_maps(by_hand):
     model, tokenizer = made(PAIR)
     source, target = tokenizer(SOURCE)["input_ids"], [1, *tokenizer(TARGET)["input_ids"][:-1]]
-    found = {kind: attention_maps(model, tokenizer, SOURCE, TARGET, kind) for kind in ("encoder", "decoder", "cross")}
+    found = {
+        kind: attention_maps(model, tokenizer, SOURCE, TARGET, kind)
+        for kind in ("encoder", "decoder", "cross")
+    }
     ones = [1] * len(source), [1] * len(target)
-    expected = by_hand(reference.seq2seq_lm, model, source, ones[0], target, ones[1], range(len(target)))
-    decoder = [expected[6 + 6 * layer :][:6] for layer in range(2)]  # three heads look at the target, then three at the source
+    expected = by_hand(
+        reference.seq2seq_lm, model, source, ones[0], target, ones[1], range(len(target))
+    )
+    # three heads look at the target, then three at the source
+    decoder = [expected[6 + 6 * layer :][:6] for layer in range(2)]
     check(found["encoder"], expected[:6])
     check(found["decoder"], decoder[0][:3] + decoder[1][:3])
     check(found["cross"], decoder[0][3:] + decoder[1][3:])
@@ -86,7 +124,9 @@ def test_seq2seq_has_three_kinds_of_maps(by_hand):
     names = [tokenizer.convert_ids_to_tokens(ids) for ids in (target, source)]
     assert [found["cross"].queries, found["cross"].keys] == names
     assert [found["decoder"].queries, found["encoder"].queries] == names
-    np.testing.assert_array_equal(attention_maps(model, tokenizer, SOURCE, TARGET).weights, found["cross"].weights)
+    np.testing.assert_array_equal(
+        attention_maps(model, tokenizer, SOURCE, TARGET).weights, found["cross"].weights
+    )
 
 
 def test_without_a_target_it_is_the_model_s_own_translation():
@@ -95,8 +135,14 @@ def test_without_a_target_it_is_the_model_s_own_translation():
     own = model.generate(**tokenizer(SOURCE, return_tensors="pt"))[0]
     maps = attention_maps(model, tokenizer, SOURCE)
     assert maps.queries == tokenizer.convert_ids_to_tokens(own[:-1])
-    outputs = model(torch.tensor([tokenizer(SOURCE)["input_ids"]]), decoder_input_ids=own[None, :-1], output_attentions=True)
-    np.testing.assert_allclose(maps.weights, torch.cat(outputs.cross_attentions).detach().numpy(), rtol=0, atol=1e-12)
+    outputs = model(
+        torch.tensor([tokenizer(SOURCE)["input_ids"]]),
+        decoder_input_ids=own[None, :-1],
+        output_attentions=True,
+    )
+    np.testing.assert_allclose(
+        maps.weights, torch.cat(outputs.cross_attentions).detach().numpy(), rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,9 +150,17 @@ def test_without_a_target_it_is_the_model_s_own_translation():
     [
         (ENCODER, dict(source=""), "the text '' has no tokens, expected at least one"),
         (PAIR, dict(source=SOURCE, target=""), "the text '' has no tokens"),
-        (ENCODER, dict(source="a", target="b"), "ForMaskedLM reads one text, got the target 'b' too"),
+        (
+            ENCODER,
+            dict(source="a", target="b"),
+            "ForMaskedLM reads one text, got the target 'b' too",
+        ),
         (DECODER, dict(source="a", kind="cross"), "no 'cross' attention, expected one of decoder"),
-        (PAIR, dict(source="a", kind="self"), "no 'self' attention, expected one of encoder, decoder, cross"),
+        (
+            PAIR,
+            dict(source="a", kind="self"),
+            "no 'self' attention, expected one of encoder, decoder, cross",
+        ),
     ],
 )
 def test_what_a_model_does_not_read_or_have_is_refused(architecture, arguments, message):
@@ -114,7 +168,7 @@ def test_what_a_model_does_not_read_or_have_is_refused(architecture, arguments, 
         attention_maps(*made(architecture), **arguments)
 
 
-# ----------------------------------------------------------------------------------------------------------------- figures
+# ------------------------------------------------------------------------------------------ figures
 
 
 def shown(figure):
@@ -122,21 +176,35 @@ def shown(figure):
     return [axes.images[0].get_array() for axes in figure.axes if axes.images]
 
 
-MAPS = AttentionMaps("cross", np.random.default_rng(0).random((2, 3, 4, 5)), list("abcd"), ["$x", "y$", "▁", "\\frac", "_"])
+MAPS = AttentionMaps(
+    "cross",
+    np.random.default_rng(0).random((2, 3, 4, 5)),
+    list("abcd"),
+    ["$x", "y$", "▁", "\\frac", "_"],
+)
 
 
 @pytest.mark.parametrize("layer, head", [(None, None), (1, None), (None, 2), (1, 2)])
 def test_the_figure_has_the_maps_asked_for(layer, head):
     layers, heads = (range(2) if layer is None else [layer]), (range(3) if head is None else [head])
     figure = plot(MAPS, layer, head)
-    for found, expected in zip(shown(figure), [MAPS.weights[i, j] for i in layers for j in heads], strict=True):
+    for found, expected in zip(
+        shown(figure), [MAPS.weights[i, j] for i in layers for j in heads], strict=True
+    ):
         np.testing.assert_array_equal(found, expected)
-    labels = [[label.get_text() for label in axis.get_ticklabels()] for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis)]
+    labels = [
+        [label.get_text() for label in axis.get_ticklabels()]
+        for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis)
+    ]
     assert labels == ([MAPS.keys, MAPS.queries] if (layer, head) == (1, 2) else [[], []])
 
 
 @pytest.mark.parametrize(
-    "arguments, message", [((2, 0), "layer is 2, expected one of 0 to 1"), ((0, -1), "head is -1, expected one of 0 to 2")]
+    "arguments, message",
+    [
+        ((2, 0), "layer is 2, expected one of 0 to 1"),
+        ((0, -1), "head is -1, expected one of 0 to 2"),
+    ],
 )
 def test_a_layer_or_a_head_that_does_not_exist_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -176,7 +244,11 @@ def test_the_verb_writes_a_figure_and_replaces_it_with_force_only(checkpoint, tm
         (["--head", "-1"], "at least 0 and below 2**63, got -1"),
         (["--head", "x"], "expected a whole number of at least 0, got 'x'"),
         (["--kind", "self"], "no kind of attention 'self'"),
-        (["--output", "map"], "map is not the name of an image, expected one that ends in .eps, .jpeg, .jpg, .pdf, .png,"),
+        (
+            ["--output", "map"],
+            "map is not the name of an image, expected one that ends in .eps, .jpeg, .jpg, "
+            ".pdf, .png,",
+        ),
         (["--output", "map.safetensors"], "map.safetensors is not the name of an image"),
         (["--output", ".png"], ".png is not the name of an image"),
     ],
@@ -200,13 +272,18 @@ def test_the_name_of_a_figure_tells_its_format(checkpoint, tmp_path, kind):
 
 
 def test_a_text_with_more_tokens_than_maps_can_show_is_refused(checkpoint, tmp_path):
-    with pytest.raises(ValueError, match="has 5[0-9]{3} tokens, expected at most 4729 for maps of 6 layers and heads"):
+    with pytest.raises(
+        ValueError,
+        match="has 5[0-9]{3} tokens, expected at most 4729 for maps of 6 layers and heads",
+    ):
         save_attention_maps(checkpoint, tmp_path / "map.png", "dog " * 5000)
 
 
 def test_a_tokenizer_that_is_larger_than_the_vocabulary_is_refused():
     model, _ = made(PAIR)
-    with pytest.raises(ValueError, match=r"gives the token \d+, expected one of \[0, 59\], the model's vocabulary"):
+    with pytest.raises(
+        ValueError, match=r"gives the token \d+, expected one of \[0, 59\], the model's vocabulary"
+    ):
         attention_maps(model, train_tokenizer(LINES, 80), LINES[0] + LINES[1])
 
 

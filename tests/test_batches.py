@@ -1,4 +1,5 @@
-"""Files of lines: results in order, a partial file that a killed run goes on with, and what is refused."""
+"""Files of lines: results in order, a partial file that a killed run goes on with, and what is
+refused."""
 
 import gzip
 import random
@@ -40,7 +41,10 @@ def small_windows(monkeypatch):
 def some_lines(count, seed=0):
     """Of up to nine words; one in eight has none."""
     rng = np.random.default_rng(seed)
-    lines = [" ".join(f"w{token}" for token in rng.integers(4, 48, rng.integers(1, 10))) for _ in range(count)]
+    lines = [
+        " ".join(f"w{token}" for token in rng.integers(4, 48, rng.integers(1, 10)))
+        for _ in range(count)
+    ]
     return ["" if rng.random() < 1 / 8 else line for line in lines]
 
 
@@ -53,12 +57,14 @@ def partial_of(out):
     return out.with_name(f".{out.name}.partial"), out.with_name(f".{out.name}.partial.state")
 
 
-# --------------------------------------------------------------------------------------------------------- what is written
+# ---------------------------------------------------------------------------------- what is written
 
 
 def test_each_line_gives_what_it_gives_alone(runtime, tmp_path, small_windows):
     lines = some_lines(50)
-    generate_file(Batches(runtime, BEAMS, batch_size=4), write(tmp_path / "in", lines), tmp_path / "out")
+    generate_file(
+        Batches(runtime, BEAMS, batch_size=4), write(tmp_path / "in", lines), tmp_path / "out"
+    )
     alone = [runtime.generate([line], **BEAMS)[0] if line else "" for line in lines]
     assert (tmp_path / "out").read_text() == "".join(text + "\n" for text in alone)
     assert "" in lines and len(set(alone)) > 10
@@ -70,7 +76,11 @@ def test_scores_stand_behind_a_tab_and_n_best_lists_are_those_of_moses(runtime, 
     source = write(tmp_path / "in", lines)
     generate_file(Batches(runtime, BEAMS, scores=True), source, tmp_path / "scores")
     generate_file(Batches(runtime, BEAMS, n_best=2), source, tmp_path / "best")
-    expected = {line: runtime.generate_with_scores([line], num_return_sequences=2, **BEAMS) for line in lines if line}
+    expected = {
+        line: runtime.generate_with_scores([line], num_return_sequences=2, **BEAMS)
+        for line in lines
+        if line
+    }
     found = [line.split("\t") for line in (tmp_path / "scores").read_text().splitlines()]
     assert found.pop(1) == [""]
     for (text, score), (texts, scores) in zip(found, expected.values(), strict=True):
@@ -92,10 +102,14 @@ def test_samples_come_with_the_likeliest_first(runtime):
 
 def test_translations_begin_with_their_prefixes(runtime, tmp_path, small_windows):
     lines, rng = some_lines(30, seed=3), np.random.default_rng(5)
-    prefixes = [" ".join(f"w{token}" for token in rng.integers(4, 48, rng.integers(0, 4))) for _ in lines]
+    prefixes = [
+        " ".join(f"w{token}" for token in rng.integers(4, 48, rng.integers(0, 4))) for _ in lines
+    ]
     files = write(tmp_path / "in", lines), tmp_path / "out", write(tmp_path / "prefixes", prefixes)
     generate_file(Batches(runtime, BEAMS, batch_size=4), *files)
-    for line, prefix, found in zip(lines, prefixes, (tmp_path / "out").read_text().splitlines(), strict=True):
+    for line, prefix, found in zip(
+        lines, prefixes, (tmp_path / "out").read_text().splitlines(), strict=True
+    ):
         if line:
             assert found == runtime.generate([line], target_prefix=[prefix], **BEAMS)[0]
             assert found.startswith(prefix)
@@ -112,7 +126,9 @@ def test_packed_text_and_carriage_returns_are_read_as_plain_text_is(runtime, tmp
 
 
 def test_line_breaks_within_a_result_become_spaces():
-    rows = Batches.written(type("Plain", (), dict(n_best=None, scores=False)), 0, [("one\r\n\ntwo\n", 0.0)])
+    rows = Batches.written(
+        type("Plain", (), dict(n_best=None, scores=False)), 0, [("one\r\n\ntwo\n", 0.0)]
+    )
     assert rows == ["one two "]
 
 
@@ -122,7 +138,7 @@ def test_an_input_without_lines_gives_an_output_without_lines(runtime, tmp_path)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["out"]
 
 
-# ------------------------------------------------------------------------------------------------------------- going on
+# ----------------------------------------------------------------------------------------- going on
 
 
 class Stopped(Exception):
@@ -130,8 +146,11 @@ class Stopped(Exception):
 
 
 @pytest.mark.parametrize("options", [BEAMS, SAMPLING], ids=["beams", "sampled"])
-def test_wherever_a_run_is_cut_off_the_result_is_the_same(runtime, tmp_path, small_windows, options):
-    """Anything of the partial file may have been written that the state does not know of yet, and half a line of the state."""
+def test_wherever_a_run_is_cut_off_the_result_is_the_same(
+    runtime, tmp_path, small_windows, options
+):
+    """Anything of the partial file may have been written that the state does not know of yet, and
+    half a line of the state."""
     job = Batches(runtime, options, batch_size=3, n_best=2)
     source, out = write(tmp_path / "in", some_lines(40)), tmp_path / "out"
     generate_file(job, source, out)
@@ -177,19 +196,40 @@ def test_only_what_is_left_is_computed(runtime, tmp_path, monkeypatch, small_win
     assert len(partial_of(out)[0].read_text().splitlines()) == 18
     monkeypatch.setattr(TextRuntime, "generate_rows", generate_rows)
     seen, results = [], Batches.results
-    monkeypatch.setattr(Batches, "results", lambda self, first, *rest: seen.append(first) or results(self, first, *rest))
+    monkeypatch.setattr(
+        Batches,
+        "results",
+        lambda self, first, *rest: seen.append(first) or results(self, first, *rest),
+    )
     generate_file(job, source, out)
     assert seen == [18, 24, 30, 36]
 
 
 def test_a_killed_command_goes_on_to_the_same_result(export, tmp_path):
     """With SIGKILL, at moments that nobody chose."""
-    source, out, expected = write(tmp_path / "in", some_lines(400)), tmp_path / "out", tmp_path / "expected"
-    options = ["--batch-size", "1", "--set", "do_sample=true", "--set", "seed=4", "--threads", "1", "--max-new-tokens", "12"]
+    source, out, expected = (
+        write(tmp_path / "in", some_lines(400)),
+        tmp_path / "out",
+        tmp_path / "expected",
+    )
+    options = [
+        "--batch-size",
+        "1",
+        "--set",
+        "do_sample=true",
+        "--set",
+        "seed=4",
+        "--threads",
+        "1",
+        "--max-new-tokens",
+        "12",
+    ]
     main([*COMMAND[3:], str(export), "--input", str(source), "--output", str(expected), *options])
     rng, kills, log = random.Random(1), 0, partial_of(out)[1]
     while not out.exists():
-        run = subprocess.Popen([*COMMAND, str(export), "--input", str(source), "--output", str(out), *options])
+        run = subprocess.Popen(
+            [*COMMAND, str(export), "--input", str(source), "--output", str(out), *options]
+        )
         records = log.read_bytes().count(b"\n") if log.exists() else 0
         while run.poll() is None and kills < 4:
             if log.exists() and log.read_bytes().count(b"\n") >= records + 2:
@@ -233,7 +273,9 @@ def begun(runtime, tmp_path, monkeypatch, small_windows):
     ],
     ids=str,
 )
-def test_a_call_with_other_options_is_refused_and_what_was_begun_stays(runtime, begun, change, message):
+def test_a_call_with_other_options_is_refused_and_what_was_begun_stays(
+    runtime, begun, change, message
+):
     before = [path.read_bytes() for path in partial_of(begun[1])]
     job = Batches(**{**dict(runtime=runtime, options=BEAMS, batch_size=4), **change})
     with pytest.raises(FileExistsError, match=message):
@@ -244,14 +286,20 @@ def test_a_call_with_other_options_is_refused_and_what_was_begun_stays(runtime, 
 
 def test_a_call_with_another_input_or_export_is_refused_by_name(exported, runtime, begun, tmp_path):
     (tmp_path / "other").mkdir()
-    other = TextRuntime(with_words(exported("seq2seq-untied").directory, tmp_path / "other"), threads=1)
+    other = TextRuntime(
+        with_words(exported("seq2seq-untied").directory, tmp_path / "other"), threads=1
+    )
     with pytest.raises(FileExistsError, match="another export: expected the same call"):
         generate_file(Batches(other, BEAMS, batch_size=4), *begun)
     with pytest.raises(FileExistsError, match="another target_prefix: expected the same call"):
         generate_file(Batches(runtime, BEAMS, batch_size=4), *begun, begun[0])
     write(begun[0], some_lines(20, seed=1))
-    with pytest.raises(FileExistsError, match="another input, threads 1, now 2: expected the same call"):
-        generate_file(Batches(TextRuntime(runtime.path.parent, threads=2), BEAMS, batch_size=4), *begun)
+    with pytest.raises(
+        FileExistsError, match="another input, threads 1, now 2: expected the same call"
+    ):
+        generate_file(
+            Batches(TextRuntime(runtime.path.parent, threads=2), BEAMS, batch_size=4), *begun
+        )
 
 
 def test_a_run_that_ends_before_its_first_window_leaves_nothing(runtime, tmp_path, monkeypatch):
@@ -265,17 +313,24 @@ def test_a_run_that_ends_before_its_first_window_leaves_nothing(runtime, tmp_pat
 
 def test_two_processes_do_not_write_one_file(runtime, begun):
     partial, state = partial_of(begun[1])
-    hold = "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
-    other = subprocess.Popen([sys.executable, "-c", hold, state], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    hold = (
+        "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); "
+        "print(flush=True); input()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", hold, state], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     other.stdout.readline()
     before = partial.read_bytes(), state.read_bytes()
-    with pytest.raises(FileExistsError, match="out is being written by another process: expected to be alone"):
+    with pytest.raises(
+        FileExistsError, match="out is being written by another process: expected to be alone"
+    ):
         generate_file(Batches(runtime, BEAMS, batch_size=4), *begun)
     other.communicate(b"\n")
     assert (partial.read_bytes(), state.read_bytes()) == before
 
 
-# -------------------------------------------------------------------------------------------------------------- refused
+# ------------------------------------------------------------------------------------------ refused
 
 
 def test_an_output_that_may_not_be_written_is_refused(runtime, export, tmp_path):
@@ -285,7 +340,11 @@ def test_an_output_that_may_not_be_written_is_refused(runtime, export, tmp_path)
         (tmp_path, FileExistsError, "is no file, expected one or a new path"),
         (tmp_path / "out.gz", UsageError, "written as plain text: expected a name without .gz"),
         (export / "out", UsageError, "inside the export: expected a place outside"),
-        (write(tmp_path / "there", ["mine"]), FileExistsError, "exists already; expected a new path, or --force"),
+        (
+            write(tmp_path / "there", ["mine"]),
+            FileExistsError,
+            "exists already; expected a new path, or --force",
+        ),
     ):
         with pytest.raises(kind, match=message):
             generate_file(job, source, out)
@@ -318,8 +377,12 @@ def test_input_that_is_no_text_is_refused_before_anything_is_written(runtime, tm
 def test_an_error_names_lines_and_what_is_done_stays(exported, tmp_path, small_windows):
     runtime = TextRuntime(with_words(exported("causal-learned").directory, tmp_path), threads=1)
     lines = ["w5"] * 4 + ["w6", "w7 " * 60, "w8", "w9"]
-    with pytest.raises(ValueError, match="among the lines 6, 8: max_length must be more than the 60 tokens of"):
-        generate_file(Batches(runtime, {}, batch_size=2), write(tmp_path / "in", lines), tmp_path / "out")
+    with pytest.raises(
+        ValueError, match="among the lines 6, 8: max_length must be more than the 60 tokens of"
+    ):
+        generate_file(
+            Batches(runtime, {}, batch_size=2), write(tmp_path / "in", lines), tmp_path / "out"
+        )
     assert len(partial_of(tmp_path / "out")[0].read_text().splitlines()) == 4
 
 
@@ -337,7 +400,9 @@ def test_what_changes_while_it_is_read_is_an_error(runtime, tmp_path, monkeypatc
 
 
 def test_options_that_cannot_be_are_refused_at_once(runtime, exported, tmp_path):
-    with pytest.raises(UsageError, match="num_return_sequences has no effect on lines: expected n_best"):
+    with pytest.raises(
+        UsageError, match="num_return_sequences has no effect on lines: expected n_best"
+    ):
         Batches(runtime, dict(num_return_sequences=2))
     with pytest.raises(UsageError, match="num_return_sequences must be at most num_beams, 2,"):
         Batches(runtime, dict(num_beams=2), n_best=3)
@@ -349,7 +414,9 @@ def test_options_that_cannot_be_are_refused_at_once(runtime, exported, tmp_path)
     (tmp_path / "decoder").mkdir()
     decoder = TextRuntime(with_words(exported("causal").directory, tmp_path / "decoder"), threads=1)
     source = write(tmp_path / "in", ["w5"])
-    with pytest.raises(UsageError, match="a target prefix is for seq2seq, and this export is a decoder"):
+    with pytest.raises(
+        UsageError, match="a target prefix is for seq2seq, and this export is a decoder"
+    ):
         generate_file(Batches(decoder, {}), source, tmp_path / "out", source)
 
 
@@ -358,7 +425,10 @@ def test_options_that_cannot_be_are_refused_at_once(runtime, exported, tmp_path)
     [
         (["w5", "--input", "in"], "--input goes without texts"),
         (["--output", "out"], "--output needs --input, and goes without --stream"),
-        (["--input", "in", "--output", "out", "--stream"], "--output needs --input, and goes without --stream"),
+        (
+            ["--input", "in", "--output", "out", "--stream"],
+            "--output needs --input, and goes without --stream",
+        ),
         (["--input", "in", "--target-prefix", "in"], "--target-prefix needs --input and --output"),
         (["--input", "in", "--force"], "--force needs --input and --output"),
         (["w5", "--scores"], "--scores is for lines, expected no texts and no --stream"),
@@ -372,7 +442,7 @@ def test_arguments_that_do_not_go_together_are_refused(arguments, message, capsy
     assert stopped.value.code == 2 and message in capsys.readouterr().err
 
 
-# --------------------------------------------------------------------------------------------------------------- memory
+# ------------------------------------------------------------------------------------------- memory
 
 # Not `ru_maxrss`, which begins with what the process that started this one has.
 PEAK = """
@@ -385,7 +455,8 @@ print(re.search(r"VmHWM:\\s*(\\d+) kB", open("/proc/self/status").read())[1])
 
 @pytest.mark.slow
 def test_ten_times_the_lines_take_no_more_memory(export, tmp_path):
-    """10,000 lines of 8 MB in all beside 1,000 of 0.8 MB, which are more than one window of them."""
+    """10,000 lines of 8 MB in all beside 1,000 of 0.8 MB, which are more than one window of
+    them."""
     peaks = []
     for count in (1000, 10_000):
         lines = [f"{line} {'  ' * 400}w7" for line in some_lines(count)]
@@ -394,7 +465,10 @@ def test_ten_times_the_lines_take_no_more_memory(export, tmp_path):
         files = ["--input", str(source), "--output", str(tmp_path / f"out-{count}")]
         options = ["--max-new-tokens", "4", "--threads", "1"]
         done = subprocess.run(
-            [sys.executable, "-c", PEAK, "generate", str(export), *files, *options], capture_output=True, text=True, check=True
+            [sys.executable, "-c", PEAK, "generate", str(export), *files, *options],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         peaks.append(int(done.stdout) * 1024)
         assert len((tmp_path / f"out-{count}").read_text().splitlines()) == count

@@ -17,10 +17,17 @@ HEADS = {  # task: (architecture, fields)
     "text-classification-by-a-decoder": ("VanillaDecoderForSequenceClassification", LABELLED),
     "text-classification-by-both-stacks": ("VanillaSeq2SeqForSequenceClassification", LABELLED),
     "token-classification": ("VanillaEncoderForTokenClassification", {"id2label": TAGS}),
-    "token-classification-by-a-decoder": ("VanillaDecoderForTokenClassification", {"id2label": TAGS}),
+    "token-classification-by-a-decoder": (
+        "VanillaDecoderForTokenClassification",
+        {"id2label": TAGS},
+    ),
     "feature-extraction": ("VanillaEncoderModel", {}),
 }
-CLASSIFIERS = ["text-classification", "text-classification-by-a-decoder", "text-classification-by-both-stacks"]
+CLASSIFIERS = [
+    "text-classification",
+    "text-classification-by-a-decoder",
+    "text-classification-by-both-stacks",
+]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +39,9 @@ def checkpoint(tmp_path_factory):
         if task not in made:
             architecture, fields = HEADS[task]
             variant = "decoder" if "Decoder" in architecture else "seq2seq"
-            tokenizer = train_tokenizer([*TEXTS, "This example is about animals or people ."] * 2, 70, variant=variant)
+            tokenizer = train_tokenizer(
+                [*TEXTS, "This example is about animals or people ."] * 2, 70, variant=variant
+            )
             tokenizer.add_special_tokens({"mask_token": "<mask>"})
             made[task] = save_head(architecture, tokenizer, tmp_path_factory.mktemp(task), **fields)
         return made[task]
@@ -45,7 +54,7 @@ def outputs(model, tokenizer, text, pair=None):
         return model(**tokenizer(text, pair, return_tensors="pt"))
 
 
-# ---------------------------------------------------------------------------------------------------------- text-generation
+# ---------------------------------------------------------------------------------- text-generation
 
 
 def greedy(model, ids, steps):
@@ -74,7 +83,9 @@ def test_text_generation_appends_the_most_probable_tokens(continues, text):
     wanted = continues.tokenizer.decode(ids[0], skip_special_tokens=True)
     assert wanted.startswith(text)
     assert continues(text, **PROMPT) == [{"generated_text": wanted}]
-    assert continues(text, return_full_text=False, **PROMPT) == [{"generated_text": wanted[len(text) :]}]
+    assert continues(text, return_full_text=False, **PROMPT) == [
+        {"generated_text": wanted[len(text) :]}
+    ]
 
 
 def test_text_generation_takes_lists_and_batches(continues):
@@ -88,7 +99,9 @@ def test_text_generation_takes_lists_and_batches(continues):
 
 def test_text_generation_returns_beams(continues):
     ids = prompt_ids(continues.tokenizer, TEXTS[0])
-    found = continues(TEXTS[0], **{**PROMPT, "max_new_tokens": 1}, num_beams=3, num_return_sequences=3)
+    found = continues(
+        TEXTS[0], **{**PROMPT, "max_new_tokens": 1}, num_beams=3, num_return_sequences=3
+    )
     with torch.no_grad():
         best = continues.model(ids).logits[0, -1].topk(3).indices
     decode = continues.tokenizer.decode
@@ -102,7 +115,7 @@ def test_text_generation_returns_token_ids(continues):
     assert list(found["generated_token_ids"]) == wanted[0].tolist()
 
 
-# ---------------------------------------------------------------------------------------------------------------- fill-mask
+# ---------------------------------------------------------------------------------------- fill-mask
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +127,9 @@ def filled(fills, text, top_k, among=None):
     ids = fills.tokenizer(text)["input_ids"]
     place = ids.index(fills.tokenizer.mask_token_id)
     probabilities = outputs(fills.model, fills.tokenizer, text).logits[0, place].softmax(-1)
-    order = sorted(among or range(len(probabilities)), key=lambda token: -probabilities[token])[:top_k]
+    order = sorted(among or range(len(probabilities)), key=lambda token: -probabilities[token])[
+        :top_k
+    ]
     decode = fills.tokenizer.decode
     return [
         {
@@ -143,10 +158,13 @@ def test_fill_mask_takes_lists_and_batches(fills, batch_size):
 
 def test_fill_mask_chooses_among_targets(fills):
     targets = ["\u2581the", "\u2581a"]
-    close(fills(MASKED[0], targets=targets), filled(fills, MASKED[0], 2, fills.tokenizer.convert_tokens_to_ids(targets)))
+    close(
+        fills(MASKED[0], targets=targets),
+        filled(fills, MASKED[0], 2, fills.tokenizer.convert_tokens_to_ids(targets)),
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ text-classification
+# ------------------------------------------------------------------------------ text-classification
 
 
 @pytest.fixture(scope="module", params=CLASSIFIERS)
@@ -156,12 +174,17 @@ def classifies(request, checkpoint):
 
 def classes(classifies, text, pair=None, apply=lambda logits: logits.softmax(-1)):
     scores = apply(outputs(classifies.model, classifies.tokenizer, text, pair).logits[0]).tolist()
-    return sorted(({"label": LABELS[i], "score": score} for i, score in enumerate(scores)), key=lambda one: -one["score"])
+    return sorted(
+        ({"label": LABELS[i], "score": score} for i, score in enumerate(scores)),
+        key=lambda one: -one["score"],
+    )
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_text_classification_gives_the_most_probable_label(classifies, batch_size):
-    close(classifies(TEXTS, batch_size=batch_size), [classes(classifies, text)[0] for text in TEXTS])
+    close(
+        classifies(TEXTS, batch_size=batch_size), [classes(classifies, text)[0] for text in TEXTS]
+    )
     close(classifies(TEXTS[0]), classes(classifies, TEXTS[0])[:1])
 
 
@@ -170,18 +193,29 @@ def test_text_classification_gives_every_label(classifies):
 
 
 def test_text_classification_applies_the_function_asked_for(classifies):
-    close(classifies(TEXTS[0], top_k=3, function_to_apply="sigmoid"), classes(classifies, TEXTS[0], apply=torch.sigmoid))
-    close(classifies(TEXTS[0], top_k=3, function_to_apply="none"), classes(classifies, TEXTS[0], apply=lambda logits: logits))
+    close(
+        classifies(TEXTS[0], top_k=3, function_to_apply="sigmoid"),
+        classes(classifies, TEXTS[0], apply=torch.sigmoid),
+    )
+    close(
+        classifies(TEXTS[0], top_k=3, function_to_apply="none"),
+        classes(classifies, TEXTS[0], apply=lambda logits: logits),
+    )
 
 
 def test_text_classification_takes_pairs(classifies):
-    close(classifies({"text": TEXTS[0], "text_pair": TEXTS[1]}), classes(classifies, TEXTS[0], TEXTS[1])[0])
+    close(
+        classifies({"text": TEXTS[0], "text_pair": TEXTS[1]}),
+        classes(classifies, TEXTS[0], TEXTS[1])[0],
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ token-classification
+# ----------------------------------------------------------------------------- token-classification
 
 
-@pytest.fixture(scope="module", params=["token-classification", "token-classification-by-a-decoder"])
+@pytest.fixture(
+    scope="module", params=["token-classification", "token-classification-by-a-decoder"]
+)
 def tags(request, checkpoint):
     return pipeline("token-classification", model=checkpoint(request.param))
 
@@ -192,7 +226,9 @@ def tagged(tags, text):
     probabilities = outputs(tags.model, tags.tokenizer, text).logits[0].softmax(-1)
     found = []
     special = tags.tokenizer(text, return_special_tokens_mask=True)["special_tokens_mask"]
-    for index, (token, (start, end)) in enumerate(zip(tokens["input_ids"], tokens["offset_mapping"])):
+    for index, (token, (start, end)) in enumerate(
+        zip(tokens["input_ids"], tokens["offset_mapping"])
+    ):
         if special[index]:
             continue
         score, tag = probabilities[index].max(-1)
@@ -225,7 +261,11 @@ def test_token_classification_joins_the_tokens_of_an_entity(tags):
         kind = entity["entity"][2:]
         before = groups[-1][-1] if groups else {"index": None, "entity": "O"}
         # An entity goes on with an I- of its kind, directly after it.
-        if entity["entity"] == f"I-{kind}" and before["entity"][2:] == kind and before["index"] == entity["index"] - 1:
+        if (
+            entity["entity"] == f"I-{kind}"
+            and before["entity"][2:] == kind
+            and before["index"] == entity["index"] - 1
+        ):
             groups[-1].append(entity)
         else:
             groups.append([entity])
@@ -242,7 +282,7 @@ def test_token_classification_joins_the_tokens_of_an_entity(tags):
     close(tags(TEXTS[0], aggregation_strategy="simple"), wanted)
 
 
-# -------------------------------------------------------------------------------------------------------- feature-extraction
+# ------------------------------------------------------------------------------- feature-extraction
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -254,20 +294,27 @@ def test_feature_extraction_gives_the_last_hidden_state(checkpoint, batch_size):
         torch.testing.assert_close(found[:, : state.shape[1]], state)  # a batch keeps its padding
 
 
-# -------------------------------------------------------------------------------------------------- zero-shot-classification
+# ------------------------------------------------------------------------- zero-shot-classification
 
 CANDIDATES = ["animals", "people", "house"]
 
 
 def entailment(chooses, text, template):
     """The logits (candidates, labels) of the text and the template with each candidate."""
-    pairs = [outputs(chooses.model, chooses.tokenizer, text, template.format(name)).logits[0] for name in CANDIDATES]
+    pairs = [
+        outputs(chooses.model, chooses.tokenizer, text, template.format(name)).logits[0]
+        for name in CANDIDATES
+    ]
     return torch.stack(pairs)
 
 
 def chosen(text, scores):
     order = sorted(range(len(CANDIDATES)), key=lambda index: -scores[index])
-    return {"sequence": text, "labels": [CANDIDATES[i] for i in order], "scores": [scores[i].item() for i in order]}
+    return {
+        "sequence": text,
+        "labels": [CANDIDATES[i] for i in order],
+        "scores": [scores[i].item() for i in order],
+    }
 
 
 @pytest.mark.parametrize("task", CLASSIFIERS)
@@ -278,16 +325,21 @@ def test_zero_shot_classification_compares_the_entailment_of_the_candidates(chec
     close(chooses(TEXTS[0], CANDIDATES), wanted[0])
     close(chooses(TEXTS, CANDIDATES, batch_size=2), wanted)
     scores = entailment(chooses, TEXTS[0], other)[:, 2].softmax(0)
-    close(chooses(TEXTS[0], candidate_labels=CANDIDATES, hypothesis_template=other), chosen(TEXTS[0], scores))
+    close(
+        chooses(TEXTS[0], candidate_labels=CANDIDATES, hypothesis_template=other),
+        chosen(TEXTS[0], scores),
+    )
     several = entailment(chooses, TEXTS[0], default)[:, [0, 2]].softmax(-1)[:, 1]
     close(chooses(TEXTS[0], CANDIDATES, multi_label=True), chosen(TEXTS[0], several))
 
 
-# ------------------------------------------------------------------------------------------------------------------- for all
+# ------------------------------------------------------------------------------------------ for all
 
 
 @pytest.mark.parametrize("task", HEADS)
 def test_a_pipeline_loads_the_model_and_the_tokenizer_of_the_directory(checkpoint, task):
     found = pipeline(task.partition("-by-")[0], model=checkpoint(task))
     assert type(found.model).__name__ == HEADS[task][0]
-    assert found.tokenizer.get_vocab() == AutoTokenizer.from_pretrained(checkpoint(task)).get_vocab()
+    assert (
+        found.tokenizer.get_vocab() == AutoTokenizer.from_pretrained(checkpoint(task)).get_vocab()
+    )

@@ -1,4 +1,5 @@
-"""Whole files in shards: every line once and in order, bad ones set aside, and a call that goes on wherever one stopped."""
+"""Whole files in shards: every line once and in order, bad ones set aside, and a call that goes on
+wherever one stopped."""
 
 import bz2
 import functools
@@ -29,7 +30,13 @@ from vanilla_transformer_export.bulk.rows import Fields
 from vanilla_transformer_export.bulk.run import Bulk
 from vanilla_transformer_export.cli import main
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.runtime.predictions import CHOICES, PAIR, QUESTION, TEXT, Predictions
+from vanilla_transformer_export.runtime.predictions import (
+    CHOICES,
+    PAIR,
+    QUESTION,
+    TEXT,
+    Predictions,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was cut after")
 COMMAND = [sys.executable, "-m", "vanilla_transformer_export.cli"]
@@ -38,7 +45,8 @@ OPTIONS = {"max_new_tokens": 8}
 
 @pytest.fixture(scope="module")
 def runtime_of(exported, tmp_path_factory):
-    """The name of an export -> the runtime of a copy, with a tokenizer of words; `comment` is in its manifest."""
+    """The name of an export -> the runtime of a copy, with a tokenizer of words; `comment` is in
+    its manifest."""
 
     @functools.cache
     def opened(name, comment=None):
@@ -53,7 +61,14 @@ def runtime_of(exported, tmp_path_factory):
 def bulk(runtime_of):
     """A translation in shards of eight lines, with other settings where they are given."""
 
-    def made(task="translate", result="translation", model=("seq2seq",), options=OPTIONS, shard_lines=8, **settings):
+    def made(
+        task="translate",
+        result="translation",
+        model=("seq2seq",),
+        options=OPTIONS,
+        shard_lines=8,
+        **settings,
+    ):
         predictions = Predictions(runtime_of(*model), task, options if task == "translate" else {})
         return Bulk(predictions, result, shard_lines=shard_lines, **settings)
 
@@ -63,7 +78,10 @@ def bulk(runtime_of):
 def some_lines(count, seed=0):
     """Each with its number in it; one in eight has no words."""
     rng = np.random.default_rng(seed)
-    lines = [" ".join(f"w{token}" for token in rng.integers(4, 48, rng.integers(1, 10))) for _ in range(count)]
+    lines = [
+        " ".join(f"w{token}" for token in rng.integers(4, 48, rng.integers(1, 10)))
+        for _ in range(count)
+    ]
     return ["" if rng.random() < 1 / 8 else line for line in lines]
 
 
@@ -86,10 +104,12 @@ def contents(folder):
 
 
 def bad_lines(path):
-    return [(found["line"], found["reason"]) for found in map(json.loads, path.read_text().splitlines())]
+    return [
+        (found["line"], found["reason"]) for found in map(json.loads, path.read_text().splitlines())
+    ]
 
 
-# --------------------------------------------------------------------------------------------------------- what is written
+# ---------------------------------------------------------------------------------- what is written
 
 
 def test_each_line_is_translated_once_and_in_order(bulk, runtime_of, tmp_path):
@@ -123,15 +143,22 @@ def test_tables_keep_their_other_columns(bulk, runtime_of, tmp_path, count):
     report = bulk().run([tmp_path / "a.parquet"], tmp_path / "out")
     found = pyarrow.parquet.read_table(tmp_path / "out" / "a.parquet").to_pydict()
     expected = translated(runtime_of("seq2seq"), lines, None)
-    assert found == {"id": [*range(count)], "text": lines, "translation": expected} and report["lines"] == count
+    assert (
+        found == {"id": [*range(count)], "text": lines, "translation": expected}
+        and report["lines"] == count
+    )
 
 
 def test_predictions_of_text_are_json_lines(bulk, runtime_of, tmp_path):
     lines = [line or "w5" for line in some_lines(10)]
-    bulk(None, "prediction", ["classification"]).run([write(tmp_path / "a", lines)], tmp_path / "out")
+    bulk(None, "prediction", ["classification"]).run(
+        [write(tmp_path / "a", lines)], tmp_path / "out"
+    )
     found = [json.loads(line) for line in (tmp_path / "out" / "a.jsonl").read_text().splitlines()]
     for own, [expected] in zip(found, runtime_of("classification").classify(lines), strict=True):
-        assert own[0]["label"] == expected["label"] and own[0]["score"] == pytest.approx(expected["score"], abs=1e-6)
+        assert own[0]["label"] == expected["label"] and own[0]["score"] == pytest.approx(
+            expected["score"], abs=1e-6
+        )
 
 
 @pytest.mark.parametrize("kind", ["txt", "parquet"])
@@ -146,7 +173,9 @@ def test_embeddings(bulk, runtime_of, tmp_path, kind):
         assert column.type == pyarrow.list_(pyarrow.float32())
         found = column.to_pylist()
     else:
-        found = [json.loads(line) for line in (tmp_path / "out" / "a.txt.jsonl").read_text().splitlines()]
+        found = [
+            json.loads(line) for line in (tmp_path / "out" / "a.txt.jsonl").read_text().splitlines()
+        ]
     np.testing.assert_allclose(found, runtime_of("encoder").embed(lines), rtol=0, atol=1e-6)
 
 
@@ -178,7 +207,9 @@ def test_a_nested_field_is_read_and_the_results_get_another_name(bulk, runtime_o
 @pytest.mark.parametrize("name", ["a.en", "a.jsonl"])
 def test_compressed_files_are_read_as_plain_ones(bulk, tmp_path, compressed, name):
     suffix = {gzip: ".gz", bz2: ".bz2", lzma: ".xz"}[compressed]
-    content = "".join(f"{json.dumps({'text': line}) if name == 'a.jsonl' else line}\n" for line in some_lines(9)).encode()
+    content = "".join(
+        f"{json.dumps({'text': line}) if name == 'a.jsonl' else line}\n" for line in some_lines(9)
+    ).encode()
     (tmp_path / name).write_bytes(content)
     (tmp_path / f"{name}{suffix}").write_bytes(compressed.compress(content))
     for source, out in ((tmp_path / name, "plain"), (tmp_path / f"{name}{suffix}", "packed")):
@@ -193,24 +224,50 @@ def test_compressed_files_are_read_as_plain_ones(bulk, tmp_path, compressed, nam
         ("a.zst", b"w5", "a.zst is a Zstandard file, expected plain text, .gz, .bz2, .xz"),
         ("a.txt.Z", b"w5", "a.txt.Z is a compress file, expected plain text"),
         ("a.txt.lzma", b"w5", "a.txt.lzma is a LZMA file, expected plain text"),
-        ("a.txt", bytes.fromhex("1f9d9061"), "has the first bytes of a compress file, expected plain text"),
+        (
+            "a.txt",
+            bytes.fromhex("1f9d9061"),
+            "has the first bytes of a compress file, expected plain text",
+        ),
         ("a.tar.gz", gzip.compress(b"w5", mtime=0), "a.tar.gz is a tar file, expected plain text"),
-        ("a", bytes.fromhex("28b52ffd2010810000"), "has the first bytes of a Zstandard file, expected plain text"),
-        ("a", bz2.compress(b"w5"), "has the first bytes of a bzip2 file, expected a name that ends with .bz2"),
-        ("a", bz2.compress(b""), "has the first bytes of a bzip2 file, expected a name that ends with .bz2"),
-        ("a.jsonl", gzip.compress(b"w5", mtime=0), "has the first bytes of a gzip file, expected a name that ends with .gz"),
-        ("a.en", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "git-lfs pointer.*git lfs pull"),
+        (
+            "a",
+            bytes.fromhex("28b52ffd2010810000"),
+            "has the first bytes of a Zstandard file, expected plain text",
+        ),
+        (
+            "a",
+            bz2.compress(b"w5"),
+            "has the first bytes of a bzip2 file, expected a name that ends with .bz2",
+        ),
+        (
+            "a",
+            bz2.compress(b""),
+            "has the first bytes of a bzip2 file, expected a name that ends with .bz2",
+        ),
+        (
+            "a.jsonl",
+            gzip.compress(b"w5", mtime=0),
+            "has the first bytes of a gzip file, expected a name that ends with .gz",
+        ),
+        (
+            "a.en",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
+            "git-lfs pointer.*git lfs pull",
+        ),
         ("a.parquet", b"version https://git-lfs.github.com/spec/v1\n", "is a git-lfs pointer"),
     ],
 )
-def test_files_that_hold_no_lines_are_refused_before_anything_is_written(bulk, tmp_path, name, content, message):
+def test_files_that_hold_no_lines_are_refused_before_anything_is_written(
+    bulk, tmp_path, name, content, message
+):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         bulk().run([tmp_path / name], tmp_path / "out")
     assert names(tmp_path) == [name]
 
 
-# --------------------------------------------------------------------------------------------------------------- bad lines
+# ---------------------------------------------------------------------------------------- bad lines
 
 
 def test_bad_lines_of_text_are_set_aside_and_leave_their_place(bulk, runtime_of, tmp_path):
@@ -228,11 +285,26 @@ def test_bad_lines_of_text_are_set_aside_and_leave_their_place(bulk, runtime_of,
 
 
 def test_bad_json_lines(bulk, tmp_path):
-    lines = ['{"text": "w5"}', "{", "[1]", '{"other": "w5"}', '{"text": null}', "", '{"text": "\\ud800"}', '{"text": "w6"}']
+    lines = [
+        '{"text": "w5"}',
+        "{",
+        "[1]",
+        '{"other": "w5"}',
+        '{"text": null}',
+        "",
+        '{"text": "\\ud800"}',
+        '{"text": "w6"}',
+    ]
     bulk().run([write(tmp_path / "a.jsonl", lines)], tmp_path / "out")
     found = [json.loads(line) for line in (tmp_path / "out" / "a.jsonl").read_text().splitlines()]
-    assert [row and row["translation"] for row in found[:7]] == [found[0]["translation"], *[None] * 6]
-    assert found[0]["translation"] is not None is not found[7]["translation"] and found[1] is found[2] is found[5] is None
+    assert [row and row["translation"] for row in found[:7]] == [
+        found[0]["translation"],
+        *[None] * 6,
+    ]
+    assert (
+        found[0]["translation"] is not None is not found[7]["translation"]
+        and found[1] is found[2] is found[5] is None
+    )
     assert [row and {**row, "translation": 0} for row in found[3:5]] == [
         {"other": "w5", "translation": 0},
         {"text": None, "translation": 0},
@@ -240,11 +312,16 @@ def test_bad_json_lines(bulk, tmp_path):
     assert found[6]["text"] == "\ud800"
     numbers, reasons = zip(*bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl"))
     assert numbers == (2, 3, 4, 5, 7)
-    for reason, words in zip(reasons, ("no JSON", "expected a JSON object", "expected text", "its text is None", "no Unicode")):
+    for reason, words in zip(
+        reasons,
+        ("no JSON", "expected a JSON object", "expected text", "its text is None", "no Unicode"),
+    ):
         assert words in reason
 
 
-@pytest.mark.parametrize("line", ['{"text": "w5", "text": "w6"}', '{"text": "w5", "a": [{"b": 1, "b": 1}]}'])
+@pytest.mark.parametrize(
+    "line", ['{"text": "w5", "text": "w6"}', '{"text": "w5", "a": [{"b": 1, "b": 1}]}']
+)
 def test_a_line_with_two_fields_of_one_name_is_set_aside(bulk, tmp_path, line):
     report = bulk().run([write(tmp_path / "a.jsonl", [line, '{"text": "w5"}'])], tmp_path / "out")
     first, second = (tmp_path / "out" / "a.jsonl").read_text().splitlines()
@@ -255,10 +332,17 @@ def test_a_line_with_two_fields_of_one_name_is_set_aside(bulk, tmp_path, line):
 
 @pytest.mark.parametrize("number", ["1e400", "-1e999", "NaN", "Infinity", '[{"a": 1E+400}]'])
 def test_numbers_that_json_cannot_hold_are_set_aside(bulk, tmp_path, number):
-    lines = [f'{{"text": "w5", "score": {number}}}', '{"text": "w5", "score": 1e300, "id": 123456789012345678901234567890}']
+    lines = [
+        f'{{"text": "w5", "score": {number}}}',
+        '{"text": "w5", "score": 1e300, "id": 123456789012345678901234567890}',
+    ]
     report = bulk().run([write(tmp_path / "a.jsonl", lines)], tmp_path / "out")
     first, second = (tmp_path / "out" / "a.jsonl").read_text().splitlines()
-    assert first == "null" and json.loads(second)["id"] == 123456789012345678901234567890 and report["bad"] == 1
+    assert (
+        first == "null"
+        and json.loads(second)["id"] == 123456789012345678901234567890
+        and report["bad"] == 1
+    )
     [(place, reason)] = bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")
     assert place == 1 and number.strip('[{}]"a: ') in reason
 
@@ -270,7 +354,9 @@ def test_an_escaped_name_of_the_output_field_is_set_aside(bulk, tmp_path):
     assert place == 1 and "has a field translation already" in reason
 
 
-def test_what_is_too_long_for_the_model_is_bad_and_its_neighbours_are_not(bulk, runtime_of, tmp_path):
+def test_what_is_too_long_for_the_model_is_bad_and_its_neighbours_are_not(
+    bulk, runtime_of, tmp_path
+):
     lines = ["w5 w1 w6"] * 20
     lines[2] = lines[13] = "w5 " * 60  # of 40 positions
     predictions = Predictions(runtime_of("causal-learned"), None, OPTIONS)
@@ -280,7 +366,7 @@ def test_what_is_too_long_for_the_model_is_bad_and_its_neighbours_are_not(bulk, 
     assert [number for number, _ in bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")] == [3, 14]
 
 
-# ------------------------------------------------------------------------------------------------------------- going on
+# ----------------------------------------------------------------------------------------- going on
 
 
 class Stopped(Exception):
@@ -334,7 +420,9 @@ def test_a_truncated_shard_is_made_again(bulk, tmp_path):
     part.write_bytes(part.read_bytes()[:-3])
     (tmp_path / "out" / "a.parts" / "000002.facts").write_text('{"input": ')
     (tmp_path / "out" / "a.parts" / ".000003.new").write_text("half")
-    with pytest.warns(UserWarning, match="000001 is damaged, expected what was written there: it is made again"):
+    with pytest.warns(
+        UserWarning, match="000001 is damaged, expected what was written there: it is made again"
+    ):
         bulk().run([source], tmp_path / "out")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
@@ -358,7 +446,10 @@ def test_a_truncated_input_is_an_error_that_goes_on_when_it_is_repaired(bulk, tm
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("error, message", [(MemoryError("12 GB"), "not enough memory: 12 GB"), (OSError(28, "full"), "full")])
+@pytest.mark.parametrize(
+    "error, message",
+    [(MemoryError("12 GB"), "not enough memory: 12 GB"), (OSError(28, "full"), "full")],
+)
 def test_what_stops_a_run_says_what_is_kept(bulk, tmp_path, error, message):
     source = write(tmp_path / "a", some_lines(30))
     caught = begun(bulk(), [source], tmp_path / "out", 2, error)
@@ -369,7 +460,11 @@ def test_what_stops_a_run_says_what_is_kept(bulk, tmp_path, error, message):
 
 def call_of(runtime_of, source, **flags):
     """Of the command, without its output."""
-    words = [str(word) for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)]
+    words = [
+        str(word)
+        for name, value in flags.items()
+        for word in (f"--{name.replace('_', '-')}", value)
+    ]
     return ["translate-files", str(runtime_of("seq2seq").path.parent), str(source), *words]
 
 
@@ -381,9 +476,18 @@ def test_lines_without_letters_are_copied(runtime_of, tmp_path, capsys):
     for flags, copies in ([], True), (["--no-copy-letterless"], False):
         main([*call, *flags, "--output", str(tmp_path / str(copies))])
         expected = runtime.translate(lines, max_new_tokens=4, copy_letterless=copies)
-        assert (tmp_path / str(copies) / "a").read_text() == "".join(f"{line}\n" for line in expected)
+        assert (tmp_path / str(copies) / "a").read_text() == "".join(
+            f"{line}\n" for line in expected
+        )
     capsys.readouterr()
-    predict = ["predict", str(runtime.path.parent), "--task", "translate", "--set", "max_new_tokens=4"]
+    predict = [
+        "predict",
+        str(runtime.path.parent),
+        "--task",
+        "translate",
+        "--set",
+        "max_new_tokens=4",
+    ]
     for copies in (True, False):
         main([*predict, "--set", f"copy_letterless={str(copies).lower()}", *lines])
         found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -392,20 +496,34 @@ def test_lines_without_letters_are_copied(runtime_of, tmp_path, capsys):
 
 
 def test_a_full_disk_leaves_whole_shards(runtime_of, tmp_path):
-    """A process that may write no file of more than 2000 bytes; the results of the third shard are longer."""
-    rows = [{"text": f"w{5 + number} w6 w7", "more": "x" * 3000 * (number == 25)} for number in range(40)]
+    """A process that may write no file of more than 2000 bytes; the results of the third shard are
+    longer."""
+    rows = [
+        {"text": f"w{5 + number} w6 w7", "more": "x" * 3000 * (number == 25)}
+        for number in range(40)
+    ]
     source = write(tmp_path / "a.jsonl", map(json.dumps, rows))
     call = call_of(runtime_of, source, shard_lines=10, max_new_tokens=2)
     main([*call, "--output", str(tmp_path / "whole")])
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # noqa: E731
     again = [*COMMAND, *call, "--output", str(tmp_path / "out")]
     done = subprocess.run(again, preexec_fn=limit, capture_output=True, text=True)
-    assert done.returncode == 1 and "File too large; the shards that are whole stay in" in done.stderr, done.stderr
-    assert names(tmp_path / "out" / "a.jsonl.parts") == ["000000.facts", "000000.jsonl", "000001.facts", "000001.jsonl"]
+    assert (
+        done.returncode == 1 and "File too large; the shards that are whole stay in" in done.stderr
+    ), done.stderr
+    assert names(tmp_path / "out" / "a.jsonl.parts") == [
+        "000000.facts",
+        "000000.jsonl",
+        "000001.facts",
+        "000001.jsonl",
+    ]
     done = subprocess.run(again, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     expected = contents(tmp_path / "whole")
-    assert {**contents(tmp_path / "out"), "manifest.json": b""} == {**expected, "manifest.json": b""}
+    assert {**contents(tmp_path / "out"), "manifest.json": b""} == {
+        **expected,
+        "manifest.json": b"",
+    }
 
 
 def test_a_killed_command_goes_on_to_the_same_result(runtime_of, tmp_path):
@@ -423,7 +541,9 @@ def killed(call, out, kills, shards):
     rng = random.Random(1)
     for _ in range(kills):
         before = len([*out.glob("*.parts/*.facts")])
-        process = subprocess.Popen([*COMMAND, *call, "--output", str(out)], stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [*COMMAND, *call, "--output", str(out)], stdout=subprocess.DEVNULL
+        )
         while len([*out.glob("*.parts/*.facts")]) < before + shards and process.poll() is None:
             time.sleep(0.001)
         time.sleep(rng.uniform(0, 0.02))
@@ -440,7 +560,7 @@ def peak(call, out):
     return usage.ru_maxrss
 
 
-# --------------------------------------------------------------------------------------------------------------- refused
+# ------------------------------------------------------------------------------------------ refused
 
 
 def test_a_call_with_other_arguments_is_refused_by_name(bulk, tmp_path):
@@ -456,7 +576,10 @@ def test_a_call_with_other_arguments_is_refused_by_name(bulk, tmp_path):
             other.run(given, tmp_path / "out")
     bulk().run(inputs, tmp_path / "out")
     write(tmp_path / "a", some_lines(29))
-    with pytest.raises(FileExistsError, match="out/a was made of other lines than .*a has now: expected the same lines"):
+    with pytest.raises(
+        FileExistsError,
+        match="out/a was made of other lines than .*a has now: expected the same lines",
+    ):
         bulk().run(inputs, tmp_path / "out")
 
 
@@ -467,12 +590,27 @@ def test_what_is_not_ours_is_refused_and_stays(bulk, runtime_of, tmp_path):
     export = runtime_of("seq2seq").path.parent
     (tmp_path / "other").mkdir()
     for inputs, out, kind, message in (
-        ([source], tmp_path / "mine", FileExistsError, "mine holds notes: expected a new or an empty directory"),
-        ([source], tmp_path / "mine" / "notes", NotADirectoryError, "is a file, expected a directory or a new path"),
+        (
+            [source],
+            tmp_path / "mine",
+            FileExistsError,
+            "mine holds notes: expected a new or an empty directory",
+        ),
+        (
+            [source],
+            tmp_path / "mine" / "notes",
+            NotADirectoryError,
+            "is a file, expected a directory or a new path",
+        ),
         ([source], export / "out", UsageError, "inside the export"),
         ([source], tmp_path, UsageError, "the input .*a is inside the output"),
         ([source, source], tmp_path / "out", UsageError, "would both become .*out/a"),
-        ([tmp_path / "none"], tmp_path / "out", FileNotFoundError, "none does not exist, expected a file"),
+        (
+            [tmp_path / "none"],
+            tmp_path / "out",
+            FileNotFoundError,
+            "none does not exist, expected a file",
+        ),
         ([tmp_path], tmp_path / "out", IsADirectoryError, "is a directory, expected a file"),
     ):
         with pytest.raises(kind, match=message):
@@ -482,37 +620,83 @@ def test_what_is_not_ours_is_refused_and_stays(bulk, runtime_of, tmp_path):
 
 def test_wrong_usage_is_refused_before_anything_is_written(bulk, tmp_path):
     text = write(tmp_path / "a", ["w5"])
-    pyarrow.parquet.write_table(pyarrow.table({"translation": ["w5"], "text": ["w5"]}), tmp_path / "b.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.table({"translation": ["w5"], "text": ["w5"]}), tmp_path / "b.parquet"
+    )
     pyarrow.parquet.write_table(pyarrow.table({"other": ["w5"]}), tmp_path / "c.parquet")
     doubled = pyarrow.table([["w5"], ["w6"]], names=["text", "text"])
     pyarrow.parquet.write_table(doubled, tmp_path / "e.parquet")
-    jsonl = write(tmp_path / "e.jsonl", ['{"text": "w5", "a": "translation"}', '{"text": "w5", "translation": {"de": "w7"}}'])
+    jsonl = write(
+        tmp_path / "e.jsonl",
+        ['{"text": "w5", "a": "translation"}', '{"text": "w5", "translation": {"de": "w7"}}'],
+    )
     for settings, inputs, kind, message in (
         ({"options": {"src_lang": "de"}}, [text], UsageError, "src_lang is 'de', expected None"),
         ({"options": {"num_beams": 0}}, [text], UsageError, "num_beams"),
         ({"field": "en"}, [text], UsageError, "lines of text have no fields"),
         ({"output_field": "de"}, [text], UsageError, "output_field is 'de', expected None"),
-        ({}, [tmp_path / "b.parquet"], UsageError, "has a column translation already: .*--output-field NAME"),
-        ({"output_field": "text"}, [tmp_path / "b.parquet"], UsageError, "has a column text already"),
-        ({}, [tmp_path / "e.parquet"], ValueError, "e.parquet has several columns of the name text, expected one"),
-        ({}, [jsonl], UsageError, "line 2 of .*e.jsonl has a field translation already: .*--output-field NAME"),
-        ({"output_field": "text"}, [jsonl], UsageError, "line 1 of .*e.jsonl has a field text already"),
+        (
+            {},
+            [tmp_path / "b.parquet"],
+            UsageError,
+            "has a column translation already: .*--output-field NAME",
+        ),
+        (
+            {"output_field": "text"},
+            [tmp_path / "b.parquet"],
+            UsageError,
+            "has a column text already",
+        ),
+        (
+            {},
+            [tmp_path / "e.parquet"],
+            ValueError,
+            "e.parquet has several columns of the name text, expected one",
+        ),
+        (
+            {},
+            [jsonl],
+            UsageError,
+            "line 2 of .*e.jsonl has a field translation already: .*--output-field NAME",
+        ),
+        (
+            {"output_field": "text"},
+            [jsonl],
+            UsageError,
+            "line 1 of .*e.jsonl has a field text already",
+        ),
         ({}, [tmp_path / "c.parquet"], UsageError, "it has the fields .'other'., expected text"),
-        ({}, [write(tmp_path / "d.parquet", ["w5"])], ValueError, "d.parquet is not a whole Parquet file"),
-        ({}, [write(tmp_path / "d.parquet.gz", ["w5"])], UsageError, "compressed Parquet, expected a name without .gz"),
+        (
+            {},
+            [write(tmp_path / "d.parquet", ["w5"])],
+            ValueError,
+            "d.parquet is not a whole Parquet file",
+        ),
+        (
+            {},
+            [write(tmp_path / "d.parquet.gz", ["w5"])],
+            UsageError,
+            "compressed Parquet, expected a name without .gz",
+        ),
     ):
         with pytest.raises(kind, match=message):
             bulk(**settings).run(inputs, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(UsageError, match="the task reads question and context: expected JSON lines"):
+    with pytest.raises(
+        UsageError, match="the task reads question and context: expected JSON lines"
+    ):
         format_of(text, Fields([QUESTION]), "prediction")
-    with pytest.raises(UsageError, match="field is 'a', expected None: the task reads question and context"):
+    with pytest.raises(
+        UsageError, match="field is 'a', expected None: the task reads question and context"
+    ):
         Fields([QUESTION], "a")
 
 
 def test_a_cluster_without_ray_names_the_extra(bulk, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "ray", None)
-    with pytest.raises(ImportError, match=r"Ray Data is not installed: pip install 'vanilla-transformer\[ray\]'"):
+    with pytest.raises(
+        ImportError, match=r"Ray Data is not installed: pip install 'vanilla-transformer\[ray\]'"
+    ):
         bulk().run([write(tmp_path / "a", ["w5"])], tmp_path / "out", ray="auto")
     assert names(tmp_path) == ["a"]
 
@@ -527,22 +711,34 @@ def test_what_a_task_reads_of_an_object():
         assert Fields([TEXT], name).of_record(nested).example == {"text": text}
     for name in ("a.x", "a.b.c.d", "e.0", "a.", ".a", "x.y"):
         assert "it has the fields" in Fields([TEXT], name).of_record(nested).fault
-    assert Fields([CHOICES]).of_record({"text": "a", "choices": ["b"]}).example == {"text": "a", "choices": ["b"]}
+    assert Fields([CHOICES]).of_record({"text": "a", "choices": ["b"]}).example == {
+        "text": "a",
+        "choices": ["b"],
+    }
 
 
 def test_two_processes_do_not_write_one_directory(bulk, tmp_path):
     source = write(tmp_path / "a", some_lines(30))
     begun(bulk(), [source], tmp_path / "out", 2)
-    hold = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); print(flush=True); input()"
-    other = subprocess.Popen([sys.executable, "-c", hold, tmp_path / "out"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    hold = (
+        "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); "
+        "print(flush=True); input()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", hold, tmp_path / "out"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     other.stdout.readline()
-    with pytest.raises(FileExistsError, match="out is being written by another process: expected to be alone"):
+    with pytest.raises(
+        FileExistsError, match="out is being written by another process: expected to be alone"
+    ):
         bulk().run([source], tmp_path / "out")
     other.communicate(b"\n")
     assert bulk().run([source], tmp_path / "out")["lines"] == 30
 
 
-# -------------------------------------------------------------------------------------------------------------- progress
+# ----------------------------------------------------------------------------------------- progress
 
 
 def test_what_is_told_without_a_terminal(bulk, tmp_path, monkeypatch, capsys):
@@ -566,12 +762,17 @@ def test_the_benchmark_runs(runtime_of, tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_fifty_thousand_lines_in_constant_memory(runtime_of, tmp_path):
     """Killed twice. What is left takes as much memory as a tenth of the lines does."""
-    lines = [f"w{4 + number % 44} w{4 + number // 44 % 44} w{4 + number // 1936 % 44}" for number in range(50_000)]
+    lines = [
+        f"w{4 + number % 44} w{4 + number // 44 % 44} w{4 + number // 1936 % 44}"
+        for number in range(50_000)
+    ]
     source = write(tmp_path / "a", lines)
     call = call_of(runtime_of, source, shard_lines=500, max_new_tokens=4)
     most = killed(call, tmp_path / "out", kills=2, shards=20)
     few = write(tmp_path / "few", lines[:5000])
-    assert most < 1.1 * peak(call_of(runtime_of, few, shard_lines=500, max_new_tokens=4), tmp_path / "out-of-few")
+    assert most < 1.1 * peak(
+        call_of(runtime_of, few, shard_lines=500, max_new_tokens=4), tmp_path / "out-of-few"
+    )
     found = (tmp_path / "out" / "a").read_text().splitlines()
     expected = dict(zip(lines, found))
     assert len(found) == len(lines) == len(expected)

@@ -64,12 +64,15 @@ def test_the_integers_hold_what_torch_computes_on_the_text(tmp_path, capsys):
         cli.main([*arguments, "--calibrate", str(tmp_path / "nowhere")])
     cli.main([*arguments, "--calibrate", str(text)])
     graph, counts = opened(tmp_path / "out/onnx/model.onnx")
-    assert counts["MatMulIntegerToFloat"] == 2 * 6  # of each layer queries, keys, values, output, two of feed-forward
+    # of each layer queries, keys, values, output, two of feed-forward
+    assert counts["MatMulIntegerToFloat"] == 2 * 6
     assert counts["QuantizeLinear"] == 2 * 4  # of three the same input
     model, tokenizer = load_checkpoint(CARD), load_tokenizer(CARD)
     rows = [torch.tensor([tokenizer(line)["input_ids"]]) for line in QUESTIONS]
     with torch.no_grad():
-        states = torch.cat([model(row, output_hidden_states=True).hidden_states[0][0] for row in rows])
+        states = torch.cat(
+            [model(row, output_hidden_states=True).hidden_states[0][0] for row in rows]
+        )
     first = next(node for node in graph if node.op_type == "QuantizeLinear")
     scale, zero = (value.const_value.numpy().item() for value in first.inputs[1:])
     assert scale == pytest.approx((states.max() - states.min()).item() / 255, rel=1e-5)
@@ -84,27 +87,43 @@ def test_the_integers_hold_what_torch_computes_on_the_text(tmp_path, capsys):
 
 
 def test_one_line_of_text_costs_a_translator_little(tmp_path):
-    """The mean cosine of the logits with torch's in fp32 falls by at most 0.002, on sentences that calibration has not read."""
-    (line, _), *unseen = [row.split("\t") for row in (TRANSLATOR / "examples.tsv").read_text().splitlines()]
+    """The mean cosine of the logits with torch's in fp32 falls by at most 0.002, on sentences that
+    calibration has not read."""
+    (line, _), *unseen = [
+        row.split("\t") for row in (TRANSLATOR / "examples.tsv").read_text().splitlines()
+    ]
     (tmp_path / "text").write_text(f"{line}\n")
     settings = {"target": "cpu", "dtype": "int8", "cases": 1}
     export(TRANSLATOR, tmp_path / "rows", **settings)
     manifest = export(TRANSLATOR, tmp_path / "calibrated", calibrate=tmp_path / "text", **settings)
-    calibrated, row_scales = (cosine_with_torch(tmp_path / name, unseen) for name in ("calibrated", "rows"))
+    calibrated, row_scales = (
+        cosine_with_torch(tmp_path / name, unseen) for name in ("calibrated", "rows")
+    )
     assert row_scales - 0.002 < calibrated < 1
     assert manifest["calibration"]["row_scales"] < manifest["calibration"]["matmuls"]
 
 
 def cosine_with_torch(directory, pairs):
-    """The mean cosine of the logits after each token of the translations `pairs`, with those of torch."""
-    model, tokenizer, runtime = load_checkpoint(TRANSLATOR), load_tokenizer(TRANSLATOR), Runtime(directory)
+    """The mean cosine of the logits after each token of the translations `pairs`, with those of
+    torch."""
+    model, tokenizer, runtime = (
+        load_checkpoint(TRANSLATOR),
+        load_tokenizer(TRANSLATOR),
+        Runtime(directory),
+    )
     cosines = []
     for source, target in pairs:
         ids = torch.tensor([tokenizer(source)["input_ids"]])
-        read = torch.tensor([[model.config.decoder_start_token_id, *tokenizer(text_target=target)["input_ids"]]])
+        read = torch.tensor(
+            [[model.config.decoder_start_token_id, *tokenizer(text_target=target)["input_ids"]]]
+        )
         with torch.no_grad():
             expected = model(input_ids=ids, decoder_input_ids=read).logits[0]
-        cosines.append(torch.cosine_similarity(torch.from_numpy(forced_logits(runtime, ids.numpy(), read.numpy())), expected))
+        cosines.append(
+            torch.cosine_similarity(
+                torch.from_numpy(forced_logits(runtime, ids.numpy(), read.numpy())), expected
+            )
+        )
     return torch.cat(cosines).mean().item()
 
 
@@ -112,12 +131,18 @@ def forced_logits(runtime, ids, read):
     """The logits (T, V) after each token of `read` (1, T), for a source `ids` (1, S)."""
     first, mask = read[:, :1], np.ones((1, 1), int)
     options = Options(max_new_tokens=read.shape[1] + 1)
-    decoder = runtime.decoders.start(GenerationRequest(options, first, mask, (ids, np.ones_like(ids))))
+    decoder = runtime.decoders.start(
+        GenerationRequest(options, first, mask, (ids, np.ones_like(ids)))
+    )
     logits = [decoder.prefill(first, mask)[0, -1].copy()]
-    return np.stack(logits + [decoder.step(read[:, [place]])[0, -1].copy() for place in range(1, read.shape[1])])
+    return np.stack(
+        logits + [decoder.step(read[:, [place]])[0, -1].copy() for place in range(1, read.shape[1])]
+    )
 
 
-@pytest.mark.parametrize("architecture", [GENERATORS[0], pytest.param(GENERATORS[1], marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "architecture", [GENERATORS[0], pytest.param(GENERATORS[1], marks=pytest.mark.slow)]
+)
 def test_the_graphs_of_a_generator_have_no_scale_of_a_row_left(tmp_path, text, architecture):
     layers = {"encoder_layers": 1, "decoder_layers": 1} if "Seq2Seq" in architecture else {}
     tokenizer = saved(tmp_path / "model", architecture, **layers, **WIDTHS)
@@ -134,7 +159,9 @@ def test_the_graphs_of_a_generator_have_no_scale_of_a_row_left(tmp_path, text, a
         # What a shortlist leaves out cannot be generated, with torch neither.
         left_out = sorted(set(range(len(tokenizer))) - set(manifest["shortlist"]))
         settings = {"max_new_tokens": 8, "do_sample": False, "suppress_tokens": left_out}
-        expected = load_checkpoint(tmp_path / "model").generate(torch.from_numpy(ids), **settings).numpy()
+        expected = (
+            load_checkpoint(tmp_path / "model").generate(torch.from_numpy(ids), **settings).numpy()
+        )
     length = min(together.shape[1], expected.shape[1])
     assert (together[:, :length] == expected[:, :length]).mean() > 0.9
     for row, wanted in zip(ids, together):
@@ -143,7 +170,8 @@ def test_the_graphs_of_a_generator_have_no_scale_of_a_row_left(tmp_path, text, a
 
 
 def test_features_of_unlike_size_are_made_alike():
-    """One feature is a hundred times as large as the others, which have a level or two each with one scale for all."""
+    """One feature is a hundred times as large as the others, which have a level or two each with
+    one scale for all."""
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((400, 64)).astype(np.float32)
     matrix = rng.standard_normal((64, 32)).astype(np.float32)
@@ -158,13 +186,21 @@ def test_features_of_unlike_size_are_made_alike():
 
 
 def product_by_calibration(seen, rows, matrix, kept=0):
-    """`rows` x `matrix` in integers, with the scales that `seen` has led to; whether features were made alike. Of the product,
-    `kept` keep a scale for each row."""
+    """`rows` x `matrix` in integers, with the scales that `seen` has led to; whether features were
+    made alike. Of the product, `kept` keep a scale for each row."""
     calibration = Calibration()
     for rows_of_batch in (seen[:100], seen[100:]):
-        calibration.observe("w", Inputs.sample(rows_of_batch, np.random.default_rng(len(rows_of_batch))))
+        calibration.observe(
+            "w", Inputs.sample(rows_of_batch, np.random.default_rng(len(rows_of_batch)))
+        )
     weights = {"w.weight": matrix.T.copy()}
-    model = write(lambda g, x: [linear(g, x, "w")], weights, {"x": rows}, dtype="int8", calibration=calibration)
+    model = write(
+        lambda g, x: [linear(g, x, "w")],
+        weights,
+        {"x": rows},
+        dtype="int8",
+        calibration=calibration,
+    )
     assert operators(model).count("ReduceMax") == kept
     return run(model, {"x": rows})[0], "Mul" in operators(model)
 
@@ -175,7 +211,8 @@ def relative_errors(products, exact):
 
 
 def rows_with_special_tokens():
-    """As after GELU: most values are near 0, and in each tenth row two features are as large as 100."""
+    """As after GELU: most values are near 0, and in each tenth row two features are as large as
+    100."""
     rng = np.random.default_rng(0)
     matrix = rng.normal(0, 0.05, (512, 32))
     matrix[:2] *= 4  # smoothing cannot move the size of the large features there
@@ -193,14 +230,16 @@ def test_rows_keep_their_scales_where_a_few_large_ones_would_ruin_the_others():
     found, _ = product_by_calibration(rows[:200], rows, matrix, kept=1)
     assert np.median(relative_errors(found, exact)) < 0.001 < 0.01 < lost_with_one_scale
     choice = choose(Inputs.sample(rows, np.random.default_rng(0)), [matrix])
-    assert choice.steps is None and 0.01 < choice.error < lost_with_one_scale  # smoothing helps, and not enough
+    # smoothing helps, and not enough
+    assert choice.steps is None and 0.01 < choice.error < lost_with_one_scale
     assert choice.row_error == pytest.approx(np.median(relative_errors(found, exact)), rel=0.3)
     usual = np.delete(rows, np.s_[::10], axis=0)  # without the large rows one scale is enough
     assert choose(Inputs.sample(usual, np.random.default_rng(0)), [matrix]).error < 0.001
 
 
 def test_the_matrix_that_loses_the_most_decides_for_all_that_read_the_same_rows():
-    """The first reads a feature that is large in all rows, the second reads the others, and no smoothing suits both."""
+    """The first reads a feature that is large in all rows, the second reads the others, and no
+    smoothing suits both."""
     rows, second = rows_with_special_tokens()
     rows[:, 0] = np.where(rows[:, 0] == 100, 100, 20)
     rows[:, 1], second[0] = 0, 0
@@ -208,14 +247,21 @@ def test_the_matrix_that_loses_the_most_decides_for_all_that_read_the_same_rows(
     first[0] = 10
     inputs = Inputs.sample(rows, np.random.default_rng(0))
     assert all(choose(inputs, [matrix]).steps is not None for matrix in (first, second))
-    expected = np.median(relative_errors(np.rint(rows / (100 / 255)) * (100 / 255) @ second, rows @ second))
+    expected = np.median(
+        relative_errors(np.rint(rows / (100 / 255)) * (100 / 255) @ second, rows @ second)
+    )
     for matrices in ([first, second], [second, first]):
         together = choose(inputs, matrices)
-        assert together.steps is None and together.error == pytest.approx(expected, rel=0.2) and expected > 0.01
+        assert (
+            together.steps is None
+            and together.error == pytest.approx(expected, rel=0.2)
+            and expected > 0.01
+        )
 
 
 def test_features_that_a_short_text_does_not_show_are_not_smoothed():
-    """Each feature is 30 in one of 100 rows. Of 20 rows most show it as at most 1, and smoothing would clip it in others."""
+    """Each feature is 30 in one of 100 rows. Of 20 rows most show it as at most 1, and smoothing
+    would clip it in others."""
     rng = np.random.default_rng(0)
     rows = rng.uniform(-1, 1, (6000, 64)).astype(np.float32)
     rows[rng.random(rows.shape) < 0.01] = 30
@@ -232,7 +278,9 @@ def test_rows_of_zeros_have_no_error():
     rows, matrix = rows_with_special_tokens()
     usual = np.delete(rows, np.s_[::10], axis=0)[:80]
     padded = np.concatenate([usual, np.zeros_like(usual), np.zeros_like(usual)])
-    alone, beside = (choose(Inputs.sample(part, np.random.default_rng(0)), [matrix]) for part in (usual, padded))
+    alone, beside = (
+        choose(Inputs.sample(part, np.random.default_rng(0)), [matrix]) for part in (usual, padded)
+    )
     assert beside.error == pytest.approx(alone.error, rel=1e-3)
     assert beside.row_error == pytest.approx(alone.row_error, rel=1e-3)
     nothing = choose(Inputs.sample(np.zeros_like(usual), np.random.default_rng(0)), [matrix])
@@ -241,7 +289,8 @@ def test_rows_of_zeros_have_no_error():
 
 @pytest.mark.parametrize("batch", [1, 8, 16])
 def test_errors_are_measured_on_rows_of_all_positions_and_texts(batch):
-    """Row i of 6400 holds the number i. Of 256, 25.6 are of each of ten positions and 128 of the first half of the texts."""
+    """Row i of 6400 holds the number i. Of 256, 25.6 are of each of ten positions and 128 of the
+    first half of the texts."""
     rows = np.arange(6400, dtype=np.float32)[:, None]
     generator = np.random.default_rng(0)
     first, *others = (Inputs.sample(part, generator) for part in np.split(rows, 640 // batch))
@@ -250,19 +299,24 @@ def test_errors_are_measured_on_rows_of_all_positions_and_texts(batch):
     kept = first.rows[:, 0]
     assert len(set(kept.tolist())) == len(kept) == SAMPLED
     per_position = np.bincount(kept.astype(int) % 10, minlength=10)
-    assert per_position.min() >= 8 and per_position.max() <= 45  # four deviations of the binomial distribution
+    # four deviations of the binomial distribution
+    assert per_position.min() >= 8 and per_position.max() <= 45
     assert 96 <= (kept < 3200).sum() <= 160
     assert (first.lowest.min(), first.highest.max()) == (0, 6399)
 
 
-def test_decoders_are_calibrated_on_what_they_read_when_each_line_is_translated_alone(tmp_path, text):
+def test_decoders_are_calibrated_on_what_they_read_when_each_line_is_translated_alone(
+    tmp_path, text
+):
     tokenizer = saved(tmp_path / "model", GENERATORS[0], encoder_layers=1, decoder_layers=1)
     model = load_checkpoint(tmp_path / "model")
     calibration = calibrate(model, tokenizer, text)
     read = collections.defaultdict(list)
     for name, layer in model.named_modules():
         if isinstance(layer, torch.nn.Linear):
-            layer.register_forward_pre_hook(lambda layer, inputs, name=name: read[name].append(inputs[0].flatten(0, -2)))
+            layer.register_forward_pre_hook(
+                lambda layer, inputs, name=name: read[name].append(inputs[0].flatten(0, -2))
+            )
     for line in text.read_text().splitlines():
         ids = torch.tensor([tokenizer(line)["input_ids"]])
         model.generate(ids, num_beams=1, do_sample=False, max_new_tokens=2 * ids.shape[1] + 10)
@@ -275,19 +329,24 @@ def test_decoders_are_calibrated_on_what_they_read_when_each_line_is_translated_
 
 
 def save_with_a_large_feature(directory):
-    """An encoder in whose first layer one feature is 1e5 in the row of the first token, and 0 in others."""
+    """An encoder in whose first layer one feature is 1e5 in the row of the first token, and 0 in
+    others."""
     tokenizer = saved(directory, tokenizer="pieces")
     model = load_checkpoint(directory)
     up = model.model.layers[0].feed_forward.up_proj
     with torch.no_grad():
-        model.get_input_embeddings().weight[tokenizer.cls_token_id, 0] = 10  # unlike all other tokens
+        # unlike all other tokens
+        model.get_input_embeddings().weight[tokenizer.cls_token_id, 0] = 10
     states = []
     hook = up.register_forward_pre_hook(lambda layer, inputs: states.append(inputs[0][0]))
     with torch.no_grad():
         for line in MANY:
             model(torch.tensor([tokenizer(line)["input_ids"]]))
         hook.remove()
-        firsts, others = torch.stack([rows[0] for rows in states]), torch.cat([rows[1:] for rows in states])
+        firsts, others = (
+            torch.stack([rows[0] for rows in states]),
+            torch.cat([rows[1:] for rows in states]),
+        )
         direction = firsts.mean(axis=0) - others.mean(axis=0)
         low, high = (others @ direction).max(), (firsts @ direction).min()
         assert high > low
@@ -297,18 +356,31 @@ def save_with_a_large_feature(directory):
     return model, tokenizer
 
 
-def test_export_ends_with_both_errors_and_the_number_of_products_with_a_scale_of_a_row(tmp_path, text, capsys):
+def test_export_ends_with_both_errors_and_the_number_of_products_with_a_scale_of_a_row(
+    tmp_path, text, capsys
+):
     model, tokenizer = save_with_a_large_feature(tmp_path / "model")
-    arguments = [str(tmp_path / "model"), str(tmp_path / "out"), "--target", "cpu", "--dtype", "int8"]
+    arguments = [
+        str(tmp_path / "model"),
+        str(tmp_path / "out"),
+        "--target",
+        "cpu",
+        "--dtype",
+        "int8",
+    ]
     cli.main(["export", *arguments, "--calibrate", str(text)])
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
     reported = json.loads(capsys.readouterr().out.splitlines()[-1])["calibration"]
     left_out = manifest["calibration"].pop("left_out")
     assert reported == manifest["calibration"]
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
+    layers = {
+        name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)
+    }
     assert reported["matmuls"] == 6  # queries, keys, values, output, two of feed-forward
     _, counts = opened(tmp_path / "out/onnx/model.onnx")
-    assert reported["row_scales"] == counts["ReduceMax"] == 1 and counts["MatMulIntegerToFloat"] == 6
+    assert (
+        reported["row_scales"] == counts["ReduceMax"] == 1 and counts["MatMulIntegerToFloat"] == 6
+    )
     [(name, errors)] = left_out.items()
     rows = []
     layer = layers[f"model.{name}"]
@@ -317,13 +389,17 @@ def test_export_ends_with_both_errors_and_the_number_of_products_with_a_scale_of
         for line in MANY:
             model(torch.tensor([tokenizer(line)["input_ids"]]))
     rows, matrix = np.concatenate(rows), layer.weight.detach().numpy().T
-    divisor = np.sqrt(rows.max(axis=0).clip(1e-5) / np.abs(matrix).max(axis=1))  # SmoothQuant, equation 4
+    # SmoothQuant, equation 4
+    divisor = np.sqrt(rows.max(axis=0).clip(1e-5) / np.abs(matrix).max(axis=1))
     step = (rows / divisor).max() / 255
     weights = matrix * divisor[:, None]
     scales = np.abs(weights).max(axis=0) / 127
     products = np.rint(rows / divisor / step) * step @ (np.rint(weights / scales) * scales)
     expected = np.median(relative_errors(products, rows @ matrix))
-    assert errors["error"] == pytest.approx(expected, rel=0.2) and expected > 0.01 > errors["row_error"]
+    assert (
+        errors["error"] == pytest.approx(expected, rel=0.2)
+        and expected > 0.01 > errors["row_error"]
+    )
     assert errors["row_error"] / 6 < reported["row_error"] <= reported["error"] < 0.01
 
 
@@ -334,7 +410,8 @@ def test_export_ends_with_both_errors_and_the_number_of_products_with_a_scale_of
         (b"\n  \n", "has 0 lines and no token"),
         (
             "\u4e2d\u6587\n\u4e2d\n".encode(),
-            "has 2 lines and no token that the tokenizer knows, expected text as the model reads it",
+            "has 2 lines and no token that the tokenizer knows, expected text as the model "
+            "reads it",
         ),
         (b"the man\n\xff\n", "line 2 is not UTF-8 text"),
     ],
@@ -343,19 +420,35 @@ def test_text_that_says_nothing_is_refused_before_anything_is_written(tmp_path, 
     saved(tmp_path / "model", tokenizer="pieces")
     (tmp_path / "text").write_bytes(content)
     with pytest.raises(ValueError, match=said):
-        export(tmp_path / "model", tmp_path / "out", target="cpu", dtype="int8", calibrate=tmp_path / "text")
+        export(
+            tmp_path / "model",
+            tmp_path / "out",
+            target="cpu",
+            dtype="int8",
+            calibrate=tmp_path / "text",
+        )
     assert not (tmp_path / "out").exists()
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path, text):
     saved(tmp_path / "model", vocab_size=12)
-    with pytest.raises(ValueError, match=r"the tokenizer gives the token \d+, expected one of \[0, 11\], the vocabulary"):
+    with pytest.raises(
+        ValueError,
+        match=r"the tokenizer gives the token \d+, expected one of \[0, 11\], the vocabulary",
+    ):
         export(tmp_path / "model", tmp_path / "out", target="cpu", dtype="int8", calibrate=text)
 
 
 @pytest.mark.parametrize(
-    "settings", [{"target": "cpu"}, {"target": "portable", "dtype": "int8"}, {"target": "cpu", "dtype": "int4"}]
+    "settings",
+    [
+        {"target": "cpu"},
+        {"target": "portable", "dtype": "int8"},
+        {"target": "cpu", "dtype": "int4"},
+    ],
 )
 def test_other_products_have_no_use_for_it(tmp_path, text, settings):
-    with pytest.raises(UsageError, match="calibrate is '.*text' for the target .*, expected 'cpu' with 'int8'"):
+    with pytest.raises(
+        UsageError, match="calibrate is '.*text' for the target .*, expected 'cpu' with 'int8'"
+    ):
         export(tmp_path / "model", tmp_path / "out", calibrate=text, **settings)

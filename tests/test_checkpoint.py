@@ -1,4 +1,5 @@
-"""What a checkpoint's files may hold: damaged ones are refused by every verb in one line, and no code beside them is run."""
+"""What a checkpoint's files may hold: damaged ones are refused by every verb in one line, and no
+code beside them is run."""
 
 import io
 import json
@@ -29,7 +30,9 @@ def saved(tmp_path_factory):
     directory = tmp_path_factory.mktemp("saved") / "seq2seq"
     fields = SIZES | dict(encoder_layers=1, decoder_layers=2, head_dim=8, value_head_dim=8)
     perturbed("VanillaSeq2SeqForConditionalGeneration", fields).save_pretrained(directory)
-    train_tokenizer([text for pair in toy_corpus(50, seed=0) for text in pair], 48).save_pretrained(directory)
+    train_tokenizer([text for pair in toy_corpus(50, seed=0) for text in pair], 48).save_pretrained(
+        directory
+    )
     return directory
 
 
@@ -75,7 +78,7 @@ def assert_refused(checkpoint, words, capsys, chosen=VERBS):
     assert sorted(checkpoint.parent.rglob("*")) == before
 
 
-# --------------------------------------------------------------------------------------------------------------- weights
+# ------------------------------------------------------------------------------------------ weights
 
 
 def edit_tensors(directory, change):
@@ -89,7 +92,9 @@ def edit_header(directory, change):
     data = (directory / "model.safetensors").read_bytes()
     end = 8 + struct.unpack("<Q", data[:8])[0]
     header = json.dumps(change(json.loads(data[8:end]))).encode()
-    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + data[end:])
+    (directory / "model.safetensors").write_bytes(
+        struct.pack("<Q", len(header)) + header + data[end:]
+    )
 
 
 def first(tensors):
@@ -104,11 +109,20 @@ OF_WEIGHTS = ["average", "attention", "export", "evaluate"]
     "change, words",
     [
         (lambda t: t.pop(Q_PROJ), ["1 are missing", Q_PROJ.removeprefix("model.")]),
-        (lambda t: t[Q_PROJ].fill_(torch.nan), [Q_PROJ, "1024 of 1024 values that are NaN or infinite"]),
-        (lambda t: t.update({Q_PROJ: torch.ones(3, 32)}), ["of another shape", "(3, 32) for (32, 32)"]),
+        (
+            lambda t: t[Q_PROJ].fill_(torch.nan),
+            [Q_PROJ, "1024 of 1024 values that are NaN or infinite"],
+        ),
+        (
+            lambda t: t.update({Q_PROJ: torch.ones(3, 32)}),
+            ["of another shape", "(3, 32) for (32, 32)"],
+        ),
         (lambda t: t.update({Q_PROJ: t[Q_PROJ].to(torch.int64)}), ["no floating point", Q_PROJ]),
         (lambda t: t.update(extra=torch.ones(2)), ["1 are unexpected: extra"]),
-        (lambda t: t.update({name: torch.ones(()) for name in t}), ["hidden_size is 32", "expected at most 0"]),
+        (
+            lambda t: t.update({name: torch.ones(()) for name in t}),
+            ["hidden_size is 32", "expected at most 0"],
+        ),
     ],
     ids=["missing", "NaN", "shape", "integers", "unexpected", "no axes"],
 )
@@ -126,12 +140,22 @@ def test_weights_that_are_not_those_of_the_model_are_refused(checkpoint, change,
         lambda data: struct.pack("<Q", 10**8 - 1) + data[8:],
         lambda data: b"junk" * 99,
     ],
-    ids=["8 bytes are missing", "the end is missing", "a header of 2**63 bytes", "a header longer than the file", "junk"],
+    ids=[
+        "8 bytes are missing",
+        "the end is missing",
+        "a header of 2**63 bytes",
+        "a header longer than the file",
+        "junk",
+    ],
 )
 def test_a_file_that_is_no_safetensors_file_is_refused(checkpoint, change, capsys):
     path = checkpoint / "model.safetensors"
     path.write_bytes(change(path.read_bytes()))
-    assert_refused(checkpoint, [str(path), "is not a whole safetensors file", f"({path.stat().st_size} bytes)"], capsys)
+    assert_refused(
+        checkpoint,
+        [str(path), "is not a whole safetensors file", f"({path.stat().st_size} bytes)"],
+        capsys,
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +165,9 @@ def test_a_file_that_is_no_safetensors_file_is_refused(checkpoint, change, capsy
         lambda header: 5,
         lambda header: header | {first(header): {**header[first(header)], "shape": "x"}},
         lambda header: header | {first(header): {**header[first(header)], "shape": [-1]}},
-        lambda header: header | {first(header): {**header[first(header)], "data_offsets": [0, 10**15]}},
+        lambda header: (
+            header | {first(header): {**header[first(header)], "data_offsets": [0, 10**15]}}
+        ),
         lambda header: header | {first(header): {**header[first(header)], "dtype": "Q8"}},
     ],
     ids=["a list", "a number", "shape x", "shape -1", "offsets behind the end", "unknown type"],
@@ -153,7 +179,9 @@ def test_a_header_of_wrong_types_is_refused(checkpoint, change, capsys):
 
 def test_a_type_of_tensors_that_has_no_place_here_is_refused(checkpoint, capsys):
     edit_tensors(checkpoint, lambda t: t.update({Q_PROJ: t[Q_PROJ].to(torch.float8_e4m3fn)}))
-    assert_refused(checkpoint, [Q_PROJ, "is of type F8_E4M3, expected one of ['F64', 'F32',"], capsys)
+    assert_refused(
+        checkpoint, [Q_PROJ, "is of type F8_E4M3, expected one of ['F64', 'F32',"], capsys
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,10 +194,19 @@ def test_a_type_of_tensors_that_has_no_place_here_is_refused(checkpoint, capsys)
         ({"weight_map": []}, ["the weight_map [], expected"]),
         ({"weight_map": {"a": 5}}, ["the weight_map {'a': 5}, expected"]),
         ({"weight_map": {"a": f"../copy/{SHARD}"}}, ["expected .safetensors files beside it"]),
-        ({"weight_map": {"a": "/etc/passwd"}}, ["['/etc/passwd'], expected .safetensors files beside it"]),
+        (
+            {"weight_map": {"a": "/etc/passwd"}},
+            ["['/etc/passwd'], expected .safetensors files beside it"],
+        ),
         ({"weight_map": {"a": ".."}}, ["['..'], expected .safetensors files beside it"]),
-        ({"weight_map": {"a": "config.json"}}, ["['config.json'], expected .safetensors files beside it"]),
-        ({"weight_map": {"a": "gone.safetensors"}}, [f"lacks gone.safetensors, which {INDEX} names"]),
+        (
+            {"weight_map": {"a": "config.json"}},
+            ["['config.json'], expected .safetensors files beside it"],
+        ),
+        (
+            {"weight_map": {"a": "gone.safetensors"}},
+            [f"lacks gone.safetensors, which {INDEX} names"],
+        ),
         ({"weight_map": {"a": SHARD}, "metadata": 5}, ["the metadata 5, expected a JSON object"]),
     ],
     ids=lambda value: str(value)[:40] if not isinstance(value, list) else "",
@@ -195,13 +232,20 @@ def test_what_a_model_of_ours_saves_loads_whole(name, tmp_path):
     model.save_pretrained(tmp_path)
     loaded = load_checkpoint(tmp_path)
     assert type(loaded) is type(model) and not loaded.training
-    for (expected_name, expected), (found_name, found) in zip(model.named_parameters(), loaded.named_parameters(), strict=True):
-        assert (expected_name, expected.dtype) == (found_name, found.dtype) and torch.equal(expected, found)
+    for (expected_name, expected), (found_name, found) in zip(
+        model.named_parameters(), loaded.named_parameters(), strict=True
+    ):
+        assert (expected_name, expected.dtype) == (found_name, found.dtype) and torch.equal(
+            expected, found
+        )
 
 
 def test_a_matrix_that_is_tied_may_be_in_the_file_twice(tmp_path):
     build("causal").save_pretrained(tmp_path)
-    edit_tensors(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embeddings.embed_tokens.weight"].clone()}))
+    edit_tensors(
+        tmp_path,
+        lambda t: t.update({"lm_head.weight": t["model.embeddings.embed_tokens.weight"].clone()}),
+    )
     model = load_checkpoint(tmp_path)
     assert model.lm_head.weight is model.model.embeddings.embed_tokens.weight
 
@@ -209,12 +253,15 @@ def test_a_matrix_that_is_tied_may_be_in_the_file_twice(tmp_path):
 def test_a_matrix_that_is_tied_has_to_be_there_under_the_name_it_is_saved_by(tmp_path):
     """Transformers would draw a new one."""
     build("causal").save_pretrained(tmp_path)
-    edit_tensors(tmp_path, lambda t: t.update({"lm_head.weight": t.pop("model.embeddings.embed_tokens.weight")}))
+    edit_tensors(
+        tmp_path,
+        lambda t: t.update({"lm_head.weight": t.pop("model.embeddings.embed_tokens.weight")}),
+    )
     with pytest.raises(ValueError, match="1 are missing: embeddings.embed_tokens.weight"):
         load_checkpoint(tmp_path)
 
 
-# --------------------------------------------------------------------------------------------------------------- configs
+# ------------------------------------------------------------------------------------------ configs
 
 
 @pytest.mark.parametrize(
@@ -248,8 +295,14 @@ FIELDS = [
     (dict(architectures="x"), "the architectures 'x', expected a list of names"),
     (dict(architectures=[5]), "the architectures [5], expected a list of names"),
     (dict(architectures=[]), "and architecture none, expected one of VanillaSeq2SeqModel"),
-    (dict(architectures=["VanillaPreTrainedModel"]), "and architecture VanillaPreTrainedModel, expected one of"),
-    (dict(architectures=["VanillaEncoderModel"]), "and architecture VanillaEncoderModel, expected one of VanillaSeq2SeqModel"),
+    (
+        dict(architectures=["VanillaPreTrainedModel"]),
+        "and architecture VanillaPreTrainedModel, expected one of",
+    ),
+    (
+        dict(architectures=["VanillaEncoderModel"]),
+        "and architecture VanillaEncoderModel, expected one of VanillaSeq2SeqModel",
+    ),
     (dict(id2label=5), "id2label 5, expected a JSON object"),
     (dict(id2label={"x": "a"}), "'x'"),
     (dict(num_labels=10**12), "num_labels 1000000000000, expected at most"),
@@ -259,7 +312,10 @@ FIELDS = [
     (dict(is_encoder_decoder=False), "is_encoder_decoder False, expected True"),
     (dict(return_dict=False), "return_dict False, expected True"),
     (dict(output_hidden_states="x"), "output_hidden_states 'x', expected False"),
-    *[(dict(_attn_implementation=value), f"_attn_implementation {value}, expected a name") for value in (True, 5, [1])],
+    *[
+        (dict(_attn_implementation=value), f"_attn_implementation {value}, expected a name")
+        for value in (True, 5, [1])
+    ],
     (dict(decoder="x"), "the configs decoder within"),
     (dict(to_dict=5), "the key to_dict, expected none of a class's own attributes"),
     (dict(attribute_map={}), "the key attribute_map, expected none of"),
@@ -269,28 +325,41 @@ FIELDS = [
 @pytest.mark.parametrize("fields, word", FIELDS, ids=[str(fields) for fields, _ in FIELDS])
 def test_a_field_of_a_wrong_type_or_an_absurd_value_is_refused(checkpoint, fields, word, capsys):
     edit_json(checkpoint / "config.json", **fields)
-    for arguments in (["info", checkpoint], verbs(checkpoint, checkpoint.parent / "out")["average"]):
+    for arguments in (
+        ["info", checkpoint],
+        verbs(checkpoint, checkpoint.parent / "out")["average"],
+    ):
         line = error_of(arguments, capsys)
         assert word in line and str(checkpoint) in line
 
 
 @pytest.mark.parametrize("field", ["encoder_layers", "decoder_layers"])
-def test_layers_that_the_file_does_not_hold_are_refused_before_any_is_built(checkpoint, field, capsys):
+def test_layers_that_the_file_does_not_hold_are_refused_before_any_is_built(
+    checkpoint, field, capsys
+):
     edit_json(checkpoint / "config.json", **{field: 10**9})
-    assert_refused(checkpoint, [f"{field} is 1000000000 in the config of {checkpoint}, expected at most 2"], capsys)
+    assert_refused(
+        checkpoint,
+        [f"{field} is 1000000000 in the config of {checkpoint}, expected at most 2"],
+        capsys,
+    )
 
 
 def test_a_foreign_config_with_layers_that_the_file_does_not_hold_is_refused(tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(n_embd=16, n_head=2, n_layer=1, vocab_size=20, bos_token_id=1, eos_token_id=2)
+    config = GPT2Config(
+        n_embd=16, n_head=2, n_layer=1, vocab_size=20, bos_token_id=1, eos_token_id=2
+    )
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     edit_json(tmp_path / "config.json", n_layer=10**9)
-    with pytest.raises(ValueError, match="num_hidden_layers is 1000000000 .* expected at most 1 by its tensors"):
+    with pytest.raises(
+        ValueError, match="num_hidden_layers is 1000000000 .* expected at most 1 by its tensors"
+    ):
         plan_conversion(tmp_path)
 
 
-# ------------------------------------------------------------------------------------------------- tokenizers, generation
+# --------------------------------------------------------------------------- tokenizers, generation
 
 
 TOKENIZER_VERBS = ["attention", "evaluate", "convert"]
@@ -322,7 +391,10 @@ def test_a_damaged_companion_is_refused(checkpoint, file, content, word, capsys)
     "content, message",
     [
         (dict(num_beams="x"), "num_beams 'x', expected a whole number of at least 0 and below 2"),
-        (dict(max_length=10**30), "max_length 1000000000000000000000000000000, expected a whole number"),
+        (
+            dict(max_length=10**30),
+            "max_length 1000000000000000000000000000000, expected a whole number",
+        ),
         (dict(top_k=[5]), r"top_k \[5\], expected a whole number"),
         (dict(temperature="hot"), "temperature 'hot', expected a number"),
         (dict(output_hidden_states="x"), "output_hidden_states 'x', expected true or false"),
@@ -330,7 +402,10 @@ def test_a_damaged_companion_is_refused(checkpoint, file, content, word, capsys)
         (dict(pad_token_id=48), r"pad_token_id 48, expected one of \[0, 47\]"),
         (dict(eos_token_id=[2, "x"]), r"eos_token_id \[2, 'x'\], expected one of"),
         (dict(decoder_start_token_id=[1]), r"decoder_start_token_id \[1\], expected one of"),
-        (dict(penalty_alpha=0.5), "penalty_alpha 0.5, which transformers runs with code of the Hub: expected none"),
+        (
+            dict(penalty_alpha=0.5),
+            "penalty_alpha 0.5, which transformers runs with code of the Hub: expected none",
+        ),
     ],
     ids=str,
 )
@@ -345,7 +420,12 @@ def test_a_tokenizer_whose_expression_is_past_the_engine_s_limit_is_refused(chec
     edit_json(
         checkpoint / "tokenizer.json",
         normalizer=None,
-        pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False},
+        pre_tokenizer={
+            "type": "Split",
+            "pattern": {"Regex": "(a+)+$"},
+            "behavior": "Isolated",
+            "invert": False,
+        },
     )
     arguments = verbs(checkpoint, checkpoint.parent / "out")["attention"]
     line = error_of([*arguments[:2], "a" * 40 + "b", *arguments[3:]], capsys)
@@ -355,10 +435,12 @@ def test_a_tokenizer_whose_expression_is_past_the_engine_s_limit_is_refused(chec
 def test_a_checkpoint_without_a_tokenizer_says_so(tmp_path, capsys):
     build("seq2seq").save_pretrained(tmp_path / "copy")
     for verb in ("attention", "evaluate"):
-        assert_refused(tmp_path / "copy", ["has no tokenizer, expected one of tokenizer.json"], capsys, [verb])
+        assert_refused(
+            tmp_path / "copy", ["has no tokenizer, expected one of tokenizer.json"], capsys, [verb]
+        )
 
 
-# ------------------------------------------------------------------------------------------------------------------ code
+# --------------------------------------------------------------------------------------------- code
 
 
 MARK = "open({mark!r}, 'w').write('ran')\n"
@@ -371,16 +453,28 @@ def foreign_code(checkpoint, tmp_path, monkeypatch):
     (checkpoint / "theirs.py").write_text(MARK.format(mark=str(mark)) + "class Theirs: pass\n")
     autos = ("AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM")
     edit_json(checkpoint / "config.json", auto_map={name: "theirs.Theirs" for name in autos})
-    edit_json(checkpoint / "tokenizer_config.json", auto_map={"AutoTokenizer": ["theirs.Theirs", "theirs.Theirs"]})
+    edit_json(
+        checkpoint / "tokenizer_config.json",
+        auto_map={"AutoTokenizer": ["theirs.Theirs", "theirs.Theirs"]},
+    )
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 99))
     return mark
 
 
-def test_no_verb_runs_the_code_of_a_checkpoint_of_ours_or_asks_whether_to(checkpoint, foreign_code, tmp_path, capsys):
+def test_no_verb_runs_the_code_of_a_checkpoint_of_ours_or_asks_whether_to(
+    checkpoint, foreign_code, tmp_path, capsys
+):
     for side, text in zip(("en", "de"), ("the dog", "der Hund"), strict=True):
         (tmp_path / f"a.{side}").write_text(f"{text}\n")
     chosen = verbs(checkpoint, tmp_path / "out") | {"info": ["info", checkpoint]}
-    chosen["evaluate"] = ["evaluate", checkpoint, "--source", tmp_path / "a.en", "--references", tmp_path / "a.de"]
+    chosen["evaluate"] = [
+        "evaluate",
+        checkpoint,
+        "--source",
+        tmp_path / "a.en",
+        "--references",
+        tmp_path / "a.de",
+    ]
     for verb in ("info", "average", "attention", "evaluate"):
         main([str(argument) for argument in chosen[verb]])
     assert sys.stdin.read(2) == "y\n"
@@ -391,7 +485,9 @@ def test_no_verb_runs_the_code_of_a_checkpoint_of_ours_or_asks_whether_to(checkp
 def test_a_checkpoint_that_is_nothing_but_code_is_refused(checkpoint, foreign_code, verb, capsys):
     edit_json(checkpoint / "config.json", model_type="theirs")
     edit_json(checkpoint / "tokenizer_config.json", tokenizer_class="Theirs")
-    arguments = (verbs(checkpoint, checkpoint.parent / "out") | {"info": ["info", checkpoint]})[verb]
+    arguments = (verbs(checkpoint, checkpoint.parent / "out") | {"info": ["info", checkpoint]})[
+        verb
+    ]
     line = error_of(arguments, capsys)
     assert "trust_remote_code" not in line
     assert sys.stdin.read(2) == "y\n" and not foreign_code.exists()
@@ -410,16 +506,19 @@ def test_an_average_has_our_code_and_not_that_of_a_file(checkpoint, foreign_code
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["auto_map"] == VANILLA_SEQ2SEQ_MAP
     code = {path.name for path in (tmp_path / "out").glob("*.py")}
-    assert code == {f"{part}_vanilla_transformer.py" for part in ("configuration", "layers", "modeling")}
+    assert code == {
+        f"{part}_vanilla_transformer.py" for part in ("configuration", "layers", "modeling")
+    }
     assert not foreign_code.exists()
 
 
+MODELING = "modeling_vanilla_transformer"
 VANILLA_SEQ2SEQ_MAP = {
     "AutoConfig": "configuration_vanilla_transformer.VanillaSeq2SeqConfig",
-    "AutoModel": "modeling_vanilla_transformer.VanillaSeq2SeqModel",
-    "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaSeq2SeqForConditionalGeneration",
-    "AutoModelForSequenceClassification": "modeling_vanilla_transformer.VanillaSeq2SeqForSequenceClassification",
-    "AutoModelForQuestionAnswering": "modeling_vanilla_transformer.VanillaSeq2SeqForQuestionAnswering",
+    "AutoModel": f"{MODELING}.VanillaSeq2SeqModel",
+    "AutoModelForSeq2SeqLM": f"{MODELING}.VanillaSeq2SeqForConditionalGeneration",
+    "AutoModelForSequenceClassification": f"{MODELING}.VanillaSeq2SeqForSequenceClassification",
+    "AutoModelForQuestionAnswering": f"{MODELING}.VanillaSeq2SeqForQuestionAnswering",
 }
 
 
@@ -431,7 +530,9 @@ VANILLA_SEQ2SEQ_MAP = {
         (dict(id2label={"0": "A", "1": "B"}), "id2label.0 'A', expected 'LABEL_0'"),
     ],
 )
-def test_models_of_equal_shapes_that_are_not_the_same_have_no_average(checkpoint, tmp_path, fields, said):
+def test_models_of_equal_shapes_that_are_not_the_same_have_no_average(
+    checkpoint, tmp_path, fields, said
+):
     (tmp_path / "more").mkdir()
     other = copy_of(checkpoint, tmp_path / "more")
     edit_json(other / "config.json", use_cache=False, dtype="float16", transformers_version="5")
@@ -454,7 +555,10 @@ def test_models_of_other_tokenizers_have_no_average(checkpoint, tmp_path):
     number = content["model"]["vocab"][token]
     content["model"]["vocab"][token] = 47
     (other / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=rf"tokenizer.json has model.vocab\..* 47, expected {number} as .*tokenizer.json has"):
+    with pytest.raises(
+        ValueError,
+        match=rf"tokenizer.json has model.vocab\..* 47, expected {number} as .*tokenizer.json has",
+    ):
         average([checkpoint, other], tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
 
@@ -463,13 +567,25 @@ def test_an_average_has_all_files_of_a_tokenizer(checkpoint, tmp_path):
     for name in ("source.spm", "vocab.txt", "target_vocab.json", "special_tokens_map.json"):
         (checkpoint / name).write_text("{}")
     average([checkpoint], tmp_path / "out")
-    for name in ("tokenizer.json", "source.spm", "vocab.txt", "target_vocab.json", "special_tokens_map.json"):
+    for name in (
+        "tokenizer.json",
+        "source.spm",
+        "vocab.txt",
+        "target_vocab.json",
+        "special_tokens_map.json",
+    ):
         assert (tmp_path / "out" / name).read_bytes() == (checkpoint / name).read_bytes()
-    found, before = (json.loads((path / "tokenizer_config.json").read_text()) for path in (tmp_path / "out", checkpoint))
-    assert found == before | {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    found, before = (
+        json.loads((path / "tokenizer_config.json").read_text())
+        for path in (tmp_path / "out", checkpoint)
+    )
+    assert found == before | {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+    }
 
 
-# ----------------------------------------------------------------------------------------------------------------- paths
+# -------------------------------------------------------------------------------------------- paths
 
 
 @pytest.mark.parametrize("verb", ["info", *VERBS])
@@ -477,15 +593,22 @@ def test_an_average_has_all_files_of_a_tokenizer(checkpoint, tmp_path):
 def test_a_path_that_does_not_exist_is_told_as_that(source, verb, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     line = error_of((verbs(source, "out") | {"info": ["info", source]})[verb], capsys)
-    assert line == f"vanilla-transformer: {source} does not exist, expected a checkpoint directory or a Hub id"
+    assert line == (
+        f"vanilla-transformer: {source} does not exist, expected a checkpoint directory or a Hub id"
+    )
 
 
 @pytest.mark.parametrize("verb", ["info", *VERBS])
 def test_a_hub_id_that_cannot_be_reached_is_one_short_line(verb, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    line = error_of((verbs("someone/nothing", "out") | {"info": ["info", "someone/nothing"]})[verb], capsys)
+    line = error_of(
+        (verbs("someone/nothing", "out") | {"info": ["info", "someone/nothing"]})[verb], capsys
+    )
     reason = "it is not in the cache, and the Hub cannot be reached"
-    assert line == f"vanilla-transformer: someone/nothing is neither a checkpoint directory nor on the Hub: {reason}"
+    assert line == (
+        "vanilla-transformer: someone/nothing is neither a checkpoint directory nor on the Hub: "
+        f"{reason}"
+    )
 
 
 @pytest.mark.parametrize("verb", ["info", *VERBS])
@@ -494,8 +617,12 @@ def test_a_file_or_a_link_to_nothing_in_place_of_a_directory(verb, tmp_path, cap
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("file", "link"):
         if (verb, name) != ("convert", "file"):  # which it reads as a state dict
-            arguments = (verbs(tmp_path / name, tmp_path / "out") | {"info": ["info", tmp_path / name]})[verb]
-            assert "is not a directory, expected a checkpoint directory or a Hub id" in error_of(arguments, capsys)
+            arguments = (
+                verbs(tmp_path / name, tmp_path / "out") | {"info": ["info", tmp_path / name]}
+            )[verb]
+            assert "is not a directory, expected a checkpoint directory or a Hub id" in error_of(
+                arguments, capsys
+            )
 
 
 def test_of_a_hub_repository_what_lies_in_folders_is_left_there(saved, monkeypatch):
@@ -515,7 +642,10 @@ def test_what_the_hub_says_is_not_repeated(monkeypatch):
         raise LocalEntryNotFoundError("many\nlines about a Repo id")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(FileNotFoundError, match="^someone/model is neither .*: it is not in the cache, and the Hub cannot be"):
+    with pytest.raises(
+        FileNotFoundError,
+        match="^someone/model is neither .*: it is not in the cache, and the Hub cannot be",
+    ):
         checkpoint_directory("someone/model")
 
 
@@ -532,5 +662,8 @@ def test_a_decoder_with_the_config_of_an_encoder_is_refused(tmp_path):
     assert isinstance(model, VanillaDecoderForCausalLM)
     model.save_pretrained(tmp_path)
     edit_json(tmp_path / "config.json", model_type="vanilla-encoder")
-    with pytest.raises(ValueError, match="has model_type vanilla-encoder and architecture VanillaDecoderForCausalLM, expected"):
+    with pytest.raises(
+        ValueError,
+        match="has model_type vanilla-encoder and architecture VanillaDecoderForCausalLM, expected",
+    ):
         load_checkpoint(tmp_path)

@@ -1,4 +1,5 @@
-"""The command: its verbs end to end on tiny data, and its errors, which are one line and no traceback."""
+"""The command: its verbs end to end on tiny data, and its errors, which are one line and no
+traceback."""
 
 import dataclasses
 import importlib.metadata
@@ -29,14 +30,24 @@ from vanilla_transformer_export.targets.registry import targets
 ROOT = Path(__file__).parents[1]
 TEXTS = [source for source, _ in toy_corpus(6, seed=9)]
 STATE_DICT = "state_dict.pt"  # the name in arguments of a file that a test writes
-SHAPE = dict(hidden_size=32, intermediate_size=40, num_attention_heads=4, encoder_layers=1, decoder_layers=1, head_dim=6)
+SHAPE = dict(
+    hidden_size=32,
+    intermediate_size=40,
+    num_attention_heads=4,
+    encoder_layers=1,
+    decoder_layers=1,
+    head_dim=6,
+)
 SETTINGS = [
     "tokenizer.vocab_size=60",
     "training.num_train_epochs=12",
     "training.tokens_per_update=256",
     "training.warmup_steps=20",
 ]
-SETTINGS += ["training.learning_rate=5e-3", *(f"model.{name}={value}" for name, value in SHAPE.items())]
+SETTINGS += [
+    "training.learning_rate=5e-3",
+    *(f"model.{name}={value}" for name, value in SHAPE.items()),
+]
 
 
 def last_line(done):
@@ -48,13 +59,19 @@ def training(corpus, *settings):
     """The arguments that train on `corpus`, with `settings` over the recipe's."""
     files = {"data.train": corpus[:2], "data.validation": corpus[2:]}
     files = [f"{name}={json.dumps([str(path) for path in paths])}" for name, paths in files.items()]
-    return ["train", "translation", *(word for setting in [*files, *settings] for word in ("--set", setting))]
+    return [
+        "train",
+        "translation",
+        *(word for setting in [*files, *settings] for word in ("--set", setting)),
+    ]
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     directory = tmp_path_factory.mktemp("corpus")
-    return *write_corpus(directory, "train", 200, seed=0), *write_corpus(directory, "val", 20, seed=1)
+    return *write_corpus(directory, "train", 200, seed=0), *write_corpus(
+        directory, "val", 20, seed=1
+    )
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +92,12 @@ def test_train_writes_a_checkpoint_and_prints_the_metrics(trained):
     output, done = trained
     assert 0 <= json.loads(last_line(done))["validation_bleu"] <= 100
     config = json.loads((output / "config.json").read_text())
-    assert (config["vocab_size"], config["hidden_size"], config["decoder_layers"], config["head_dim"]) == (60, 32, 1, 6)
+    assert (
+        config["vocab_size"],
+        config["hidden_size"],
+        config["decoder_layers"],
+        config["head_dim"],
+    ) == (60, 32, 1, 6)
     assert (output / "tokenizer.json").is_file()
 
 
@@ -83,7 +105,10 @@ def test_export_prints_where_the_graphs_are_how_large_and_how_exact(translator):
     out, done = translator
     facts = json.loads(last_line(done))
     assert facts["out"] == str(out)
-    sizes = {name: (out / name).stat().st_size for name in ("onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx")}
+    sizes = {
+        name: (out / name).stat().st_size
+        for name in ("onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx")
+    }
     assert facts["files"] == sizes
     assert facts["parity"]["failures"] == 0 < facts["parity"]["cases"]
 
@@ -96,10 +121,17 @@ def test_verify_prints_its_report_and_succeeds(trained, translator, capsys):
 
 
 @pytest.mark.parametrize(
-    "options, generate", [([], {}), (["--num-beams", "1", "--max-new-tokens", "7"], dict(num_beams=1, max_new_tokens=7))]
+    "options, generate",
+    [
+        ([], {}),
+        (["--num-beams", "1", "--max-new-tokens", "7"], dict(num_beams=1, max_new_tokens=7)),
+    ],
 )
 def test_generate_prints_the_translations_of_transformers(trained, translator, options, generate):
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(trained[0]), AutoTokenizer.from_pretrained(trained[0])
+    model, tokenizer = (
+        AutoModelForSeq2SeqLM.from_pretrained(trained[0]),
+        AutoTokenizer.from_pretrained(trained[0]),
+    )
     outputs = model.generate(**tokenizer(TEXTS, return_tensors="pt", padding=True), **generate)
     expected = tokenizer.batch_decode(outputs, skip_special_tokens=True)
     assert any(expected)
@@ -108,15 +140,34 @@ def test_generate_prints_the_translations_of_transformers(trained, translator, o
         assert (done.stdout.split("\n"), done.stderr, done.returncode) == ([*expected, ""], "", 0)
 
 
-def test_evaluate_gives_the_bleu_of_the_translations_in_torch_and_in_onnxruntime(trained, translator, corpus, capsys):
-    arguments = ("--source", corpus[2], "--references", corpus[3], "--num-beams", 2, "--max-new-tokens", 12, "--batch-size", 7)
+def test_evaluate_gives_the_bleu_of_the_translations_in_torch_and_in_onnxruntime(
+    trained, translator, corpus, capsys
+):
+    arguments = (
+        "--source",
+        corpus[2],
+        "--references",
+        corpus[3],
+        "--num-beams",
+        2,
+        "--max-new-tokens",
+        12,
+        "--batch-size",
+        7,
+    )
     found = []
     for directory in (trained[0], translator[0]):
         main(["evaluate", str(directory), *map(str, arguments)])
         found.append(json.loads(capsys.readouterr().out))
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(trained[0]), AutoTokenizer.from_pretrained(trained[0])
+    model, tokenizer = (
+        AutoModelForSeq2SeqLM.from_pretrained(trained[0]),
+        AutoTokenizer.from_pretrained(trained[0]),
+    )
     sources, targets = (file.read_text(encoding="utf-8").splitlines() for file in corpus[2:])
-    outputs = [model.generate(**tokenizer(source, return_tensors="pt"), num_beams=2, max_new_tokens=12) for source in sources]
+    outputs = [
+        model.generate(**tokenizer(source, return_tensors="pt"), num_beams=2, max_new_tokens=12)
+        for source in sources
+    ]
     texts = [tokenizer.decode(output[0], skip_special_tokens=True) for output in outputs]
     assert [result["engine"] for result in found] == ["torch", "onnxruntime"]
     assert [result["sentences"] for result in found] == [20, 20]
@@ -126,13 +177,24 @@ def test_evaluate_gives_the_bleu_of_the_translations_in_torch_and_in_onnxruntime
 
 
 def test_generate_prints_one_line_for_each_line_it_reads(translator):
-    done = command("generate", translator[0], "--max-new-tokens", 3, input="the man sees\u2028a dog.\nthe boy.\n")
+    done = command(
+        "generate",
+        translator[0],
+        "--max-new-tokens",
+        3,
+        input="the man sees\u2028a dog.\nthe boy.\n",
+    )
     assert (done.returncode, done.stdout.count("\n")) == (0, 2)
 
 
-def test_generate_answers_an_empty_line_of_standard_input_with_one_and_refuses_an_empty_argument(translator):
+def test_generate_answers_an_empty_line_of_standard_input_with_one_and_refuses_an_empty_argument(
+    translator,
+):
     done = command("generate", translator[0], input="a dog.\n\na man.\n")
-    assert (done.returncode, [bool(line) for line in done.stdout.split("\n")]) == (0, [True, False, True, False])
+    assert (done.returncode, [bool(line) for line in done.stdout.split("\n")]) == (
+        0,
+        [True, False, True, False],
+    )
     done = command("generate", translator[0], "a dog.", "")
     assert done.returncode == 1
     assert done.stderr.startswith("vanilla-transformer: text 1 of 2 is '', expected words")
@@ -148,7 +210,7 @@ def test_generate_needs_neither_torch_nor_transformers(translator, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# ---------------------------------------------------------------------------------------------------------- help and usage
+# ----------------------------------------------------------------------------------- help and usage
 
 
 def test_helps_fit_a_terminal_and_load_nothing_heavy():
@@ -162,14 +224,20 @@ for words in ([], *([verb] for verb in {[*VERBS]}), ["export"]):
         main([*words, "--help"])
     except SystemExit as stop:
         assert not stop.code
-print(sorted({{"torch", "transformers", "onnx", "onnxruntime", "safetensors", "accelerate", "datasets"}} & sys.modules.keys()))
+heavy = "torch transformers onnx onnxruntime safetensors accelerate datasets".split()
+print(sorted({{*heavy}} & sys.modules.keys()))
 """
     environment = {**os.environ, "COLUMNS": "80"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment
+    )
     assert (done.returncode, done.stderr) == (0, "")
     *lines, loaded = done.stdout.splitlines()
     assert loaded == "[]"
-    breakable = [line for line in lines if line.startswith(" ") and not re.fullmatch(r" *\[[^][]*\]", line)]  # not one flag
+    # not one flag
+    breakable = [
+        line for line in lines if line.startswith(" ") and not re.fullmatch(r" *\[[^][]*\]", line)
+    ]
     assert max(map(len, breakable)) <= 80
     assert not [line for line in lines if "default: None" in line or "==" in line]
 
@@ -187,7 +255,10 @@ def test_the_command_describes_the_package_and_lists_the_verbs(capsys):
 def test_helps_list_the_families_and_targets_that_are_registered(capsys):
     for words, names in (
         (["convert"], [family.name for family in conversion.FAMILIES.values()]),
-        (["convert"], [name for name, family in conversion.FAMILIES.items() if family.converts_back]),
+        (
+            ["convert"],
+            [name for name, family in conversion.FAMILIES.items() if family.converts_back],
+        ),
         (["export"], [f"{target.name} with {', '.join(target.dtypes)}" for target in targets()]),
     ):
         with pytest.raises(SystemExit):
@@ -196,11 +267,19 @@ def test_helps_list_the_families_and_targets_that_are_registered(capsys):
         assert [name for name in names if name not in said] == []
 
 
-@pytest.mark.parametrize("start", [[COMMAND], [sys.executable, "-m", "vanilla_transformer_export"]], ids=["command", "module"])
+@pytest.mark.parametrize(
+    "start",
+    [[COMMAND], [sys.executable, "-m", "vanilla_transformer_export"]],
+    ids=["command", "module"],
+)
 def test_the_version_is_that_of_the_installed_package(start):
     done = subprocess.run([*start, "--version"], capture_output=True, text=True, timeout=60)
     expected = importlib.metadata.version("vanilla-transformer")
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"vanilla-transformer {expected}\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        f"vanilla-transformer {expected}\n",
+        "",
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,21 +329,54 @@ def test_every_verb_is_tested_for_its_help():
         (["train", "--output", "a"], "RECIPE"),
         (["average", "a"], "--output"),
         (["attention", "a", "b"], "--output"),
-        (["generate", "a", "--num-beams", "0"], "expected a whole number from 1 to 2**63 - 1, got '0'"),
-        (["verify", "a", "b", "--cases", "0"], "expected a whole number of at least 1 and below 2**63, got 0"),
+        (
+            ["generate", "a", "--num-beams", "0"],
+            "expected a whole number from 1 to 2**63 - 1, got '0'",
+        ),
+        (
+            ["verify", "a", "b", "--cases", "0"],
+            "expected a whole number of at least 1 and below 2**63, got 0",
+        ),
         (["generate", "a", "--max-new-tokens", "-3"], "-3"),
         (["generate", "a", "--num-beams", "two"], "'two'"),
-        (["generate", "a", "--temperature", "0"], "--temperature: expected a float32 number above 0, got '0'"),
+        (
+            ["generate", "a", "--temperature", "0"],
+            "--temperature: expected a float32 number above 0, got '0'",
+        ),
         (["generate", "a", "--top-p", "1.5"], "--top-p: expected a number from 0 to 1, got '1.5'"),
-        (["generate", "a", "--length-penalty", "NaN"], "--length-penalty: expected a float32 number, got 'NaN'"),
-        (["generate", "a", "--seed", "-1"], "--seed: expected a whole number of at least 0, got '-1'"),
-        (["generate", "a", "--top-k", "1.5"], "--top-k: expected a whole number from 0 to 2**63 - 1, got '1.5'"),
-        (["generate", "a", "--early-stopping", "soon"], "--early-stopping: expected True, False or 'never', got 'soon'"),
-        (["generate", "a", "--suppress-tokens", "1,2"], "--suppress-tokens: expected a list of token ids, got '1,2'"),
-        (["generate", "a", "--bad-words-ids", "[1]"], "--bad-words-ids: expected a list of lists of token ids"),
+        (
+            ["generate", "a", "--length-penalty", "NaN"],
+            "--length-penalty: expected a float32 number, got 'NaN'",
+        ),
+        (
+            ["generate", "a", "--seed", "-1"],
+            "--seed: expected a whole number of at least 0, got '-1'",
+        ),
+        (
+            ["generate", "a", "--top-k", "1.5"],
+            "--top-k: expected a whole number from 0 to 2**63 - 1, got '1.5'",
+        ),
+        (
+            ["generate", "a", "--early-stopping", "soon"],
+            "--early-stopping: expected True, False or 'never', got 'soon'",
+        ),
+        (
+            ["generate", "a", "--suppress-tokens", "1,2"],
+            "--suppress-tokens: expected a list of token ids, got '1,2'",
+        ),
+        (
+            ["generate", "a", "--bad-words-ids", "[1]"],
+            "--bad-words-ids: expected a list of lists of token ids",
+        ),
         (["generate", "a", "--do-sample=2"], "--do-sample"),
-        (["generate", "a", "--set", "num_beams=0"], "num_beams must be a whole number from 1 to 2**63 - 1, got 0"),
-        (["evaluate", "a", "--num-beams", "true"], "expected a whole number from 1 to 2**63 - 1, got 'true'"),
+        (
+            ["generate", "a", "--set", "num_beams=0"],
+            "num_beams must be a whole number from 1 to 2**63 - 1, got 0",
+        ),
+        (
+            ["evaluate", "a", "--num-beams", "true"],
+            "expected a whole number from 1 to 2**63 - 1, got 'true'",
+        ),
         (["evaluate", "a", "--num-return-sequences", "2"], "no flag '--num-return-sequences'"),
     ],
 )
@@ -283,12 +395,24 @@ def test_wrong_usage_ends_with_2_and_says_why(arguments, message, capsys):
         (["train", "trec", "--ouput", "a"], "no flag '--ouput'; did you mean '--output'?"),
         (["generate", "a", "--num-baems=2"], "no flag '--num-baems'; did you mean '--num-beams'?"),
         (["export", "a", "b", "--target", "cpuu"], "; did you mean 'cpu'?"),
-        (["export", "a", "b", "--dtype", "fp32,int9"], "no dtype 'int9', expected one of fp32, int8"),
+        (
+            ["export", "a", "b", "--dtype", "fp32,int9"],
+            "no dtype 'int9', expected one of fp32, int8",
+        ),
         (["convert", "a", "b", "--to", "gpt-2"], "; did you mean 'gpt2'?"),
-        (["generate", "a", "--device", "cdua"], "no device 'cdua', expected one of cpu, cuda, tensorrt; did you mean 'cuda'?"),
+        (
+            ["generate", "a", "--device", "cdua"],
+            "no device 'cdua', expected one of cpu, cuda, tensorrt; did you mean 'cuda'?",
+        ),
         (["attention", "a", "b", "--output", "c", "--kind", "cros"], "; did you mean 'cross'?"),
-        (["generate", "a", "--set", "num_beam=2"], "unknown generation options ['num_beam'], did you mean num_beams?"),
-        (["train", "trec", "--output", "a", "--set", "model.dropuot=0"], "; did you mean 'dropout'?"),
+        (
+            ["generate", "a", "--set", "num_beam=2"],
+            "unknown generation options ['num_beam'], did you mean num_beams?",
+        ),
+        (
+            ["train", "trec", "--output", "a", "--set", "model.dropuot=0"],
+            "; did you mean 'dropout'?",
+        ),
         (["convert", STATE_DICT, "a", "--set", "norm_frist=true"], "; did you mean 'norm_first'?"),
     ],
     ids=lambda value: " ".join(value[-2:]).rpartition("/")[2] if isinstance(value, list) else "",
@@ -323,10 +447,12 @@ def test_texts_may_stand_before_and_after_flags(words, text):
     assert (args.export, args.num_beams, args.text) == (Path("export"), 2, text)
 
 
-# ------------------------------------------------------------------------------------------------- generation, from the fields
+# ---------------------------------------------------------------------- generation, from the fields
 
 
-@pytest.mark.parametrize("verb, excluded", [("generate", set()), ("evaluate", {"num_return_sequences"})])
+@pytest.mark.parametrize(
+    "verb, excluded", [("generate", set()), ("evaluate", {"num_return_sequences"})]
+)
 def test_every_field_of_the_options_is_a_flag_with_its_help(verb, excluded, capsys):
     with pytest.raises(SystemExit):
         main([verb, "--help"])
@@ -349,7 +475,10 @@ def test_every_field_of_the_options_is_a_flag_with_its_help(verb, excluded, caps
         ("--early-stopping never", {"early_stopping": "never"}),
         ("--early-stopping true", {"early_stopping": True}),
         ("--early-stopping False", {"early_stopping": False}),
-        ("--suppress-tokens [3,4] --bad-words-ids [[3],[4,5]]", {"suppress_tokens": [3, 4], "bad_words_ids": [[3], [4, 5]]}),
+        (
+            "--suppress-tokens [3,4] --bad-words-ids [[3],[4,5]]",
+            {"suppress_tokens": [3, 4], "bad_words_ids": [[3], [4, 5]]},
+        ),
         ("--eos-token-id 3", {"eos_token_id": 3}),
         ("--eos-token-id=[3,4]", {"eos_token_id": [3, 4]}),
     ],
@@ -361,7 +490,7 @@ def test_flags_give_the_options_that_they_name(verb, words, expected):
     assert [*map(type, found.values())] == [*map(type, expected.values())]
 
 
-# ---------------------------------------------------------------------------------------------------------------- outputs
+# ------------------------------------------------------------------------------------------ outputs
 
 
 @pytest.mark.parametrize(
@@ -398,7 +527,9 @@ def test_export_writes_where_the_flag_tells_it(exported, tmp_path, capsys):
 )
 def test_no_output_and_two_are_wrong_usage(verb, words, message, exported, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert error_of(verb, exported("encoder").checkpoint, *words) == f"vanilla-transformer: {message}"
+    assert (
+        error_of(verb, exported("encoder").checkpoint, *words) == f"vanilla-transformer: {message}"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -406,10 +537,16 @@ def test_no_output_and_two_are_wrong_usage(verb, words, message, exported, tmp_p
     "words, message",
     [
         (["average", "a", "--out", "b"], "no flag '--out'; did you mean '--output'?"),
-        (["generate", "export", "--num-bea", "3"], "no flag '--num-bea'; did you mean '--num-beams'?"),
+        (
+            ["generate", "export", "--num-bea", "3"],
+            "no flag '--num-bea'; did you mean '--num-beams'?",
+        ),
         (["evaluate", "m", "--target=b"], "no flag '--target'; did you mean "),
         (["verify", "e", "m", "--target", "b"], "no flag '--target'; did you mean "),
-        (["doctor", "--target", "b"], "no flag '--target', expected one of -h, --help, --json (see "),
+        (
+            ["doctor", "--target", "b"],
+            "no flag '--target', expected one of -h, --help, --json (see ",
+        ),
         (["convert", "a", "b", "--output", "c", "--dry-run"], "two outputs, b and --output c"),
     ],
 )
@@ -418,7 +555,7 @@ def test_an_unknown_flag_is_an_error_before_anything_is_read(words, message, tmp
     assert message in error_of(*words)
 
 
-# ----------------------------------------------------------------------------------------------------------------- values
+# ------------------------------------------------------------------------------------------- values
 
 
 @pytest.mark.parametrize(
@@ -457,17 +594,30 @@ def test_a_field_without_a_name_or_a_value_is_wrong_usage(text, corpus, tmp_path
         (["export", "a", ""], "expected a path, got ''"),
         (["average", "", "--output", "a"], "expected a path, got ''"),
         (["attention", "a", "\udce9", "--output", "a.png"], "expected UTF-8 text, got b'\\xe9'"),
-        (["verify", "a", "b", "--seed", "-1"], "expected a whole number of at least 0 and below 2**63, got -1"),
+        (
+            ["verify", "a", "b", "--seed", "-1"],
+            "expected a whole number of at least 0 and below 2**63, got -1",
+        ),
         (["verify", "a", "b", "--cases", "9" * 30], "below 2**63, got 9999"),
-        (["verify", "a", "b", "--cases", "9" * 5000], "expected a whole number of at least 1, got '9999"),
-        (["export", "a", "b", "--target", "tpu"], "no target 'tpu', expected one of portable, cpu, cuda"),
+        (
+            ["verify", "a", "b", "--cases", "9" * 5000],
+            "expected a whole number of at least 1, got '9999",
+        ),
+        (
+            ["export", "a", "b", "--target", "tpu"],
+            "no target 'tpu', expected one of portable, cpu, cuda",
+        ),
         (["export", "a", "b", "--dtype", "fp8"], "no dtype 'fp8', expected one of fp32, int8"),
         (["export", "a", "b", "--dtype", "int8,"], "no dtype '', expected one of fp32, int8"),
         (["export", "a", "b", "--dtype", "int4"], "no target 'portable' with dtype 'int4'"),
     ],
-    ids=lambda value: " ".join(value)[:40].encode("ascii", "replace").decode() if isinstance(value, list) else "",
+    ids=lambda value: (
+        " ".join(value)[:40].encode("ascii", "replace").decode() if isinstance(value, list) else ""
+    ),
 )
-def test_options_of_wrong_types_and_ranges_are_wrong_usage(arguments, message, capsys, tmp_path, monkeypatch):
+def test_options_of_wrong_types_and_ranges_are_wrong_usage(
+    arguments, message, capsys, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
         main(arguments)
@@ -479,20 +629,31 @@ def test_options_of_wrong_types_and_ranges_are_wrong_usage(arguments, message, c
 @pytest.mark.parametrize("options", [["--num-beams", "99999999"], ["--bleu-tokenize", "nope"]])
 def test_options_of_evaluate_that_no_model_takes_are_wrong_usage(trained, corpus, options, capsys):
     with pytest.raises(SystemExit) as caught:
-        main(["evaluate", str(trained[0]), "--source", str(corpus[2]), "--references", str(corpus[3]), *options])
+        main(
+            [
+                "evaluate",
+                str(trained[0]),
+                "--source",
+                str(corpus[2]),
+                "--references",
+                str(corpus[3]),
+                *options,
+            ]
+        )
     assert caught.value.code == 2
     expected = {"99999999": "is 99999999", "nope": "no bleu_tokenize 'nope'; did you mean 'none'?"}
     assert expected[options[1]] in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------------------------------------ errors
+# ------------------------------------------------------------------------------------------- errors
 
 
 def test_an_error_in_a_process_is_one_line_on_stderr_and_ends_with_1(tmp_path):
     done = command("export", tmp_path / "nowhere", tmp_path / "out")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        f"vanilla-transformer: {tmp_path / 'nowhere'} does not exist, expected a checkpoint directory or a Hub id\n"
+        f"vanilla-transformer: {tmp_path / 'nowhere'} does not exist, expected a checkpoint "
+        "directory or a Hub id\n"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -500,7 +661,9 @@ def test_an_error_in_a_process_is_one_line_on_stderr_and_ends_with_1(tmp_path):
 def test_a_path_that_is_no_export_is_an_error(tmp_path, exported):
     assert "has no manifest.json" in error_of("generate", tmp_path, "text")
     assert "has no manifest.json" in error_of("generate", tmp_path / "nowhere", "text")
-    assert "has no manifest.json" in error_of("verify", tmp_path / "nowhere", exported("encoder").checkpoint)
+    assert "has no manifest.json" in error_of(
+        "verify", tmp_path / "nowhere", exported("encoder").checkpoint
+    )
 
 
 def test_existing_output_is_an_error_without_force(exported, tmp_path, corpus):
@@ -531,9 +694,18 @@ def test_a_checkpoint_that_does_not_fit_is_an_error(exported, tmp_path):
         (["training.learning_rat=1"], "did you mean 'learning_rate'?"),
         (["modle.dropout=0.3"], "no key of a recipe 'modle'; did you mean 'model'?"),
         (["task=translating"], "no task 'translating'; did you mean 'translation'?"),
-        (["training.tokens_per_batch=300"], "tokens_per_update is 4096, expected a multiple of 300"),
-        (["training.average_last=3", "training.load_best_model_at_end=true"], "average_last=3 does not go with"),
-        (["training.average_last=3", "training.save_strategy=no"], 'average_last=3 does not go with save_strategy="no"'),
+        (
+            ["training.tokens_per_batch=300"],
+            "tokens_per_update is 4096, expected a multiple of 300",
+        ),
+        (
+            ["training.average_last=3", "training.load_best_model_at_end=true"],
+            "average_last=3 does not go with",
+        ),
+        (
+            ["training.average_last=3", "training.save_strategy=no"],
+            'average_last=3 does not go with save_strategy="no"',
+        ),
         (["training.tokens_per_update=8"], "tokens, expected at most 8"),
     ],
 )
@@ -544,11 +716,15 @@ def test_a_recipe_that_cannot_be_is_an_error(corpus, tmp_path, settings, message
 
 
 def test_a_recipe_that_does_not_exist_is_an_error_that_lists_those_that_do(tmp_path):
-    assert "expected one of conll2003, digits, multi30k-en-de" in error_of("train", "multi30k", "--output", tmp_path / "model")
+    assert "expected one of conll2003, digits, multi30k-en-de" in error_of(
+        "train", "multi30k", "--output", tmp_path / "model"
+    )
 
 
 def test_files_that_are_not_parallel_are_an_error(corpus, tmp_path):
-    message = error_of(*training((corpus[0], corpus[3], corpus[2], corpus[3])), "--output", tmp_path / "model")
+    message = error_of(
+        *training((corpus[0], corpus[3], corpus[2], corpus[3])), "--output", tmp_path / "model"
+    )
     assert "train.en has 200" in message
     assert "val.de has 20" in message
 
@@ -557,14 +733,18 @@ def test_verify_ends_with_1_and_lists_the_differences(exported, tmp_path, capsys
     other = type(exported("encoder").model)(exported("encoder").model.config)
     other.save_pretrained(tmp_path / "other")
     with pytest.raises(SystemExit) as caught:
-        main(["verify", str(exported("encoder").directory), str(tmp_path / "other"), "--cases", "2"])
+        main(
+            ["verify", str(exported("encoder").directory), str(tmp_path / "other"), "--cases", "2"]
+        )
     assert caught.value.code.count("expected at most 1e-04") == 2  # a string: exit status 1
     assert "2 failures" in capsys.readouterr().out
 
 
 def with_tokenizer(directory, size):
     """An export that got a tokenizer."""
-    tokenizer = train_tokenizer([text for pair in toy_corpus(50, seed=0) for text in pair], size, variant="decoder")
+    tokenizer = train_tokenizer(
+        [text for pair in toy_corpus(50, seed=0) for text in pair], size, variant="decoder"
+    )
     tokenizer.save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         list_file(directory, name)
@@ -577,7 +757,9 @@ def test_generate_says_when_the_export_has_no_tokenizer(exported):
 
 def test_generate_runs_on_the_device_it_is_told(exported, tmp_path):
     directory = exported("seq2seq").directory
-    assert "this onnxruntime has no CUDA" in error_of("generate", directory, "text", "--device", "cuda")
+    assert "this onnxruntime has no CUDA" in error_of(
+        "generate", directory, "text", "--device", "cuda"
+    )
     given = ("--device", "cpu", "--engine-cache", tmp_path)
     assert "expected device='tensorrt'" in error_of("generate", directory, "text", *given)
 
@@ -596,7 +778,9 @@ def test_a_decoder_continues_text_as_transformers_does(exported, tmp_path, capsy
     found = capsys.readouterr().out
     for text, line in zip(texts, found.removesuffix("\n").split("\n"), strict=True):
         ids = tokenizer(text, return_tensors="pt")["input_ids"]
-        new = exported("causal").model.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :]
+        new = exported("causal").model.generate(ids, max_new_tokens=6, do_sample=False)[
+            0, ids.shape[1] :
+        ]
         assert line == tokenizer.decode(new, skip_special_tokens=True)
     assert found.strip()
 

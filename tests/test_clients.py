@@ -1,4 +1,5 @@
-"""What other programs find beside the graphs is what they look for, as far as their sources and documents say it."""
+"""What other programs find beside the graphs is what they look for, as far as their sources and
+documents say it."""
 
 import json
 import shutil
@@ -19,7 +20,12 @@ from vanilla_transformer import (
 from vanilla_transformer.checkpoint import save_tokenizer
 from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export import export, parity
-from vanilla_transformer_export.clients import base_name, client_config, give_token_types, unread_by_genai
+from vanilla_transformer_export.clients import (
+    base_name,
+    client_config,
+    give_token_types,
+    unread_by_genai,
+)
 from vanilla_transformer_export.parity import Report
 from vanilla_transformer_export.runtime.artifact import read_artifact
 from vanilla_transformer_export.targets import saving
@@ -52,10 +58,15 @@ def decoder(path, kind="byte-bpe", **fields):
     return path
 
 
-# -------------------------------------------------------------------------------------------------------- Transformers.js
+# ---------------------------------------------------------------------------------- Transformers.js
 
 SUFFIXES = {"fp32": "", "int8": "_int8"}  # of files, in its src/utils/dtypes.js
-SESSIONS = {"bert": ["model"], "opt": ["model"], "marian": ["encoder_model", "decoder_model_merged"]}  # of its model types
+# of its model types
+SESSIONS = {
+    "bert": ["model"],
+    "opt": ["model"],
+    "marian": ["encoder_model", "decoder_model_merged"],
+}
 SIZES = {"vocab_size": 30, "hidden_size": 24, "num_attention_heads": 3}
 
 
@@ -75,10 +86,17 @@ SIZES = {"vocab_size": 30, "hidden_size": 24, "num_attention_heads": 3}
         ),
     ],
 )
-def test_config_json_names_a_model_type_that_runs_these_graphs(config_class, roles, model_type, names, width):
+def test_config_json_names_a_model_type_that_runs_these_graphs(
+    config_class, roles, model_type, names, width
+):
     config = config_class(**SIZES, **width).to_dict()
     loaded = {"transformers.js_config": {"dtype": "fp32"}}
-    assert client_config(config, roles, ["fp32"]) == {**config, **names, **loaded, "model_type": model_type}
+    assert client_config(config, roles, ["fp32"]) == {
+        **config,
+        **names,
+        **loaded,
+        "model_type": model_type,
+    }
     assert client_config(config, roles, []) == {**config, **names, "model_type": model_type}
 
 
@@ -105,7 +123,9 @@ def test_config_json_says_which_precision_is_loaded_without_options(dtypes, expe
     assert external == {**expected, "use_external_data_format": {"model.onnx": True}}
 
 
-@pytest.mark.parametrize("name", ["encoder", "causal", "seq2seq", "causal-learned", "seq2seq-rotary", "classification"])
+@pytest.mark.parametrize(
+    "name", ["encoder", "causal", "seq2seq", "causal-learned", "seq2seq-rotary", "classification"]
+)
 def test_an_export_has_the_files_that_are_loaded_without_options(exported, name):
     directory = exported(name).directory
     config = read(directory / "config.json")
@@ -114,8 +134,12 @@ def test_an_export_has_the_files_that_are_loaded_without_options(exported, name)
     assert {path.name for path in (directory / "onnx").iterdir()} == files
 
 
-@pytest.mark.parametrize("dtype, target, expected", [("int8", "portable", {"dtype": "int8"}), ("int8", "cpu", None)])
-def test_only_portable_exports_say_how_they_are_loaded(unchecked, tmp_path, dtype, target, expected):
+@pytest.mark.parametrize(
+    "dtype, target, expected", [("int8", "portable", {"dtype": "int8"}), ("int8", "cpu", None)]
+)
+def test_only_portable_exports_say_how_they_are_loaded(
+    unchecked, tmp_path, dtype, target, expected
+):
     classifier(tmp_path / "checkpoint")
     export(tmp_path / "checkpoint", tmp_path / "out", target=target, dtype=dtype)
     assert read(tmp_path / "out/config.json").get("transformers.js_config") == expected
@@ -125,7 +149,9 @@ def test_a_file_of_weights_beside_a_graph_is_announced(unchecked, tmp_path, monk
     monkeypatch.setattr(saving, "PROTOBUF_LIMIT", 10_000)  # in place of 2 GB
     translator(tmp_path / "checkpoint")
     export(tmp_path / "checkpoint", tmp_path / "out")
-    announced = read(tmp_path / "out/config.json")["transformers.js_config"]["use_external_data_format"]
+    announced = read(tmp_path / "out/config.json")["transformers.js_config"][
+        "use_external_data_format"
+    ]
     assert announced == {"encoder_model.onnx": True, "decoder_model_merged.onnx": True}
 
 
@@ -136,16 +162,23 @@ TYPED = {"BertTokenizer", "ConvBertTokenizer"}
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "TokenizersBackend"])
 def test_a_class_that_gives_token_types_there_changes_nothing_in_transformers(kind, name, tmp_path):
-    train_tokenizer(TEXT, KINDS[kind], kind, "encoder", token_types=True).save_pretrained(tmp_path / "trained")
+    train_tokenizer(TEXT, KINDS[kind], kind, "encoder", token_types=True).save_pretrained(
+        tmp_path / "trained"
+    )
     config = read(tmp_path / "trained/tokenizer_config.json")
     shutil.copytree(tmp_path / "trained", tmp_path / "out")
-    (tmp_path / "out/tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": name}))
+    (tmp_path / "out/tokenizer_config.json").write_text(
+        json.dumps({**config, "tokenizer_class": name})
+    )
     (tmp_path / "out/config.json").write_text('{"model_type": "bert"}')
     give_token_types(tmp_path / "out/tokenizer_config.json")
     found = read(tmp_path / "out/tokenizer_config.json")
     assert found["tokenizer_class"] in TYPED
     assert {**found, "tokenizer_class": None} == {**config, "tokenizer_class": None}
-    trained, out = (Tokenizer.from_file(str(tmp_path / place / "tokenizer.json")) for place in ("trained", "out"))
+    trained, out = (
+        Tokenizer.from_file(str(tmp_path / place / "tokenizer.json"))
+        for place in ("trained", "out")
+    )
     ours = AutoTokenizer.from_pretrained(tmp_path / "out")
     for first, second in ((TEXT[0], TEXT[1]), (TEXT[2], " "), ("", TEXT[3])):
         expected = trained.encode(first, second)
@@ -162,37 +195,52 @@ def test_a_class_of_a_family_stays(tmp_path, name):
 
 
 @pytest.mark.parametrize("types, expected", [(0, "unchanged"), (2, "typed")])
-def test_only_models_with_token_types_get_a_class_that_gives_them(unchecked, tmp_path, types, expected):
+def test_only_models_with_token_types_get_a_class_that_gives_them(
+    unchecked, tmp_path, types, expected
+):
     tokenizer = train_tokenizer(TEXT, 20, "word", "encoder", token_types=types > 0)
-    config = VanillaEncoderConfig(vocab_size=20, num_hidden_layers=1, type_vocab_size=types, **SHAPE)
+    config = VanillaEncoderConfig(
+        vocab_size=20, num_hidden_layers=1, type_vocab_size=types, **SHAPE
+    )
     VanillaEncoderModel(config).save_pretrained(tmp_path / "checkpoint")
     save_tokenizer(tokenizer, tmp_path / "checkpoint")
     export(tmp_path / "checkpoint", tmp_path / "out")
-    before, after = (read(tmp_path / place / "tokenizer_config.json") for place in ("checkpoint", "out"))
+    before, after = (
+        read(tmp_path / place / "tokenizer_config.json") for place in ("checkpoint", "out")
+    )
     assert after["tokenizer_class"] in TYPED if expected == "typed" else after == before
 
 
 @pytest.mark.parametrize(
-    "template, expected", [("<s> $A", True), ("$A", None), ("$A </s>", None), ("<s> $A </s>", None), (None, None)]
+    "template, expected",
+    [("<s> $A", True), ("$A", None), ("$A </s>", None), ("<s> $A </s>", None), (None, None)],
 )
 @pytest.mark.parametrize("in_sequence", [False, True])
-def test_a_token_in_front_of_prompts_is_announced(unchecked, tmp_path, template, expected, in_sequence):
+def test_a_token_in_front_of_prompts_is_announced(
+    unchecked, tmp_path, template, expected, in_sequence
+):
     """Its src/pipelines/text-generation.js adds special tokens only by `add_bos_token`."""
     decoder(tmp_path / "checkpoint")
     tokenizer = Tokenizer.from_file(str(tmp_path / "checkpoint/tokenizer.json"))
     if template is None:
         tokenizer.post_processor = processors.ByteLevel()
     else:
-        added = processors.TemplateProcessing(single=template, special_tokens=[("<s>", 1), ("</s>", 2)])
-        tokenizer.post_processor = processors.Sequence([processors.ByteLevel(), added]) if in_sequence else added
+        added = processors.TemplateProcessing(
+            single=template, special_tokens=[("<s>", 1), ("</s>", 2)]
+        )
+        tokenizer.post_processor = (
+            processors.Sequence([processors.ByteLevel(), added]) if in_sequence else added
+        )
     tokenizer.save(str(tmp_path / "checkpoint/tokenizer.json"))
     export(tmp_path / "checkpoint", tmp_path / "out")
     assert read(tmp_path / "out/tokenizer_config.json").get("add_bos_token") == expected
-    before, after = (AutoTokenizer.from_pretrained(tmp_path / place) for place in ("checkpoint", "out"))
+    before, after = (
+        AutoTokenizer.from_pretrained(tmp_path / place) for place in ("checkpoint", "out")
+    )
     assert after(TEXT).input_ids == before(TEXT).input_ids
 
 
-# ---------------------------------------------------------------------------------------------------- onnxruntime-genai
+# -------------------------------------------------------------------------------- onnxruntime-genai
 
 
 def test_genai_is_told_of_the_graph_the_lengths_and_the_special_tokens(unchecked, tmp_path):
@@ -233,8 +281,12 @@ def test_genai_is_told_of_the_graph_the_lengths_and_the_special_tokens(unchecked
 
 
 def test_genai_takes_sampling_and_several_ends_from_the_generation_config(unchecked, tmp_path):
-    model = VanillaDecoderForCausalLM(VanillaDecoderConfig(vocab_size=20, num_hidden_layers=1, **SHAPE))
-    model.generation_config.update(do_sample=True, top_k=7, temperature=0.5, eos_token_id=[2, 5], pad_token_id=None)
+    model = VanillaDecoderForCausalLM(
+        VanillaDecoderConfig(vocab_size=20, num_hidden_layers=1, **SHAPE)
+    )
+    model.generation_config.update(
+        do_sample=True, top_k=7, temperature=0.5, eos_token_id=[2, 5], pad_token_id=None
+    )
     model.save_pretrained(tmp_path / "checkpoint")
     export(tmp_path / "checkpoint", tmp_path / "out")
     found = read(tmp_path / "out/genai_config.json")
@@ -249,7 +301,9 @@ def test_values_of_another_width_than_keys_have_no_genai_config_and_the_manifest
     assert because["config"] is False and "wide" in because["because"]
 
 
-@pytest.mark.parametrize("name, target", [("seq2seq", "portable"), ("encoder", "portable"), ("decoder", "cpu")])
+@pytest.mark.parametrize(
+    "name, target", [("seq2seq", "portable"), ("encoder", "portable"), ("decoder", "cpu")]
+)
 def test_what_genai_cannot_run_has_no_genai_config(unchecked, tmp_path, name, target):
     make = {"seq2seq": translator, "encoder": classifier, "decoder": decoder}[name]
     make(tmp_path / "checkpoint")
@@ -257,7 +311,9 @@ def test_what_genai_cannot_run_has_no_genai_config(unchecked, tmp_path, name, ta
     assert "genai" not in manifest and not (tmp_path / "out/genai_config.json").exists()
 
 
-@pytest.mark.parametrize("kind, word", [("bpe", "Sequence"), ("word", "WordLevel"), ("character", "WordLevel")])
+@pytest.mark.parametrize(
+    "kind, word", [("bpe", "Sequence"), ("word", "WordLevel"), ("character", "WordLevel")]
+)
 def test_a_tokenizer_that_genai_would_read_wrongly_is_kept_from_it(unchecked, tmp_path, kind, word):
     manifest = export(decoder(tmp_path / "checkpoint", kind), tmp_path / "out")
     assert manifest["genai"]["tokenizer"] is False and word in manifest["genai"]["because"]
@@ -272,14 +328,20 @@ def test_why_genai_does_not_read_a_tokenizer():
             setattr(tokenizer, name, part)
         return json.loads(tokenizer.to_str())
 
-    level = {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=False), "decoder": decoders.ByteLevel()}
+    level = {
+        "pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=False),
+        "decoder": decoders.ByteLevel(),
+    }
     assert unread_by_genai(content(**level)) is None
     assert "no tokenizer.json" in unread_by_genai(None)
     front = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     behind = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
     whole = processors.Sequence([processors.ByteLevel(), front])
     assert unread_by_genai(content(**level, post_processor=behind)) is None
-    assert all("in front" in unread_by_genai(content(**level, post_processor=each)) for each in (front, whole))
+    assert all(
+        "in front" in unread_by_genai(content(**level, post_processor=each))
+        for each in (front, whole)
+    )
     for change in (
         {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)},
         {"pre_tokenizer": pre_tokenizers.Whitespace()},
@@ -290,12 +352,15 @@ def test_why_genai_does_not_read_a_tokenizer():
         assert "byte-level" in unread_by_genai(content(**level | change))
 
 
-# ---------------------------------------------------------------------------------------------------------------- card
+# --------------------------------------------------------------------------------------------- card
 
 
 def test_the_card_names_the_base_and_keeps_its_terms(unchecked, tmp_path):
     translator(tmp_path / "my-model")
-    terms = "license: other\nlicense_name: of-multi30k\nlanguage: [en, de]\npipeline_tag: translation\nmodel-index: []\n"
+    terms = (
+        "license: other\nlicense_name: of-multi30k\nlanguage: [en, de]\npipeline_tag: "
+        "translation\nmodel-index: []\n"
+    )
     (tmp_path / "my-model/README.md").write_text(f"---\n{terms}---\n# Mine\n")
     export(tmp_path / "my-model", tmp_path / "out")
     card = ModelCard.load(tmp_path / "out/README.md")
@@ -311,11 +376,15 @@ def test_the_card_names_the_base_and_keeps_its_terms(unchecked, tmp_path):
     assert "await pipeline('translation', " in card.content and str(tmp_path) not in card.content
 
 
-@pytest.mark.parametrize("readme", [None, "no metadata", "---\na: [\n---\n", "---\n- a\n---\n", b"\xff"])
+@pytest.mark.parametrize(
+    "readme", [None, "no metadata", "---\na: [\n---\n", "---\n- a\n---\n", b"\xff"]
+)
 def test_a_card_needs_none_of_the_base(unchecked, tmp_path, readme):
     classifier(tmp_path / "a model")  # which no repository can be called
     if readme is not None:
-        (tmp_path / "a model/README.md").write_bytes(readme if isinstance(readme, bytes) else readme.encode())
+        (tmp_path / "a model/README.md").write_bytes(
+            readme if isinstance(readme, bytes) else readme.encode()
+        )
     export(tmp_path / "a model", tmp_path / "out", dtype="int8")
     data = ModelCard.load(tmp_path / "out/README.md").data.to_dict()
     assert data == {
@@ -340,7 +409,11 @@ def test_a_card_without_a_tokenizer_shows_no_javascript(exported):
 def test_base_names_are_hub_ids_and_names_of_directories(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    assert (base_name("org/model"), base_name(tmp_path / "model"), base_name("model/")) == ("org/model", "model", "model")
+    assert (base_name("org/model"), base_name(tmp_path / "model"), base_name("model/")) == (
+        "org/model",
+        "model",
+        "model",
+    )
     (tmp_path / "two words").mkdir()
     assert base_name(tmp_path / "two words") is None
 

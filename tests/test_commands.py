@@ -1,6 +1,7 @@
-"""Every command that the cards show in blocks, and that README.md, docs/, the cards, the benchmarks and the launch file name in
-their text, is taken from there by a shell, and runs as it stands over made-up text; what needs a GPU, hours or several machines
-is read by the parsers that would read it. test_docs.py has the blocks of README.md and docs/."""
+"""Every command that the cards show in blocks, and that README.md, docs/, the cards, the benchmarks
+and the launch file name in their text, is taken from there by a shell, and runs as it stands over
+made-up text; what needs a GPU, hours or several machines is read by the parsers that would read it.
+test_docs.py has the blocks of README.md and docs/."""
 
 import argparse
 import json
@@ -32,22 +33,42 @@ BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 PARSED = {  # what is only parsed, and why
     "python benchmarks/speed.py": "an hour; test_benchmarks.py runs it with --quick",
     "python benchmarks/speed.py --resume": "the same",
-    "python benchmarks/speed.py --device cuda": "a GPU; test_benchmarks_cuda.py runs it with --quick",
-    "python benchmarks/training_speed.py --data DIR": "some minutes and Multi30k; test_benchmarks.py runs it on less text",
-    "python benchmarks/lookup.py --data DIR": "minutes of training; test_lookup_benchmark.py runs it on less text",
+    "python benchmarks/speed.py --device cuda": (
+        "a GPU; test_benchmarks_cuda.py runs it with --quick"
+    ),
+    "python benchmarks/training_speed.py --data DIR": (
+        "some minutes and Multi30k; test_benchmarks.py runs it on less text"
+    ),
+    "python benchmarks/lookup.py --data DIR": (
+        "minutes of training; test_lookup_benchmark.py runs it on less text"
+    ),
     "python benchmarks/one_graph.py": "some minutes; test_benchmarks.py runs it with --quick",
-    "python benchmarks/serving.py --captions FILE": "an hour; test_serving_benchmark.py runs it with --quick",
-    "python benchmarks/bulk.py EXPORT --captions FILE": "some minutes; test_bulk.py runs it on fewer lines",
-    "python benchmarks/sentence_splitting.py FILE": "libraries of other sentence splitters, which nothing here needs",
+    "python benchmarks/serving.py --captions FILE": (
+        "an hour; test_serving_benchmark.py runs it with --quick"
+    ),
+    "python benchmarks/bulk.py EXPORT --captions FILE": (
+        "some minutes; test_bulk.py runs it on fewer lines"
+    ),
+    "python benchmarks/sentence_splitting.py FILE": (
+        "libraries of other sentence splitters, which nothing here needs"
+    ),
     "vanilla-transformer serve": "the program that the page of serving starts",
     "vanilla-transformer serve my-export": "the same, with another name of the export",
     "vanilla-transformer VERB --help": "VERB is any; test_cli.py reads all",
     "python -m vanilla_transformer_export": "the program by itself; test_cli.py runs it",
     "accelerate launch --cpu": "without what it launches; test_distributed.py does that",
-    "vanilla-transformer export facebook/nllb-200-distilled-600M OUT": "the Hub; test_export_converted.py has another",
-    "vanilla-transformer attention CHECKPOINT picture.png --output maps.png": "a picture; test_vision.py draws over one",
-    "vanilla-transformer train digits --output my-digits": "minutes, and images that the page of training makes",
-    "sbatch --nodes 4 slurm.sh RECIPE --data DIR --output OUT": "several machines; test_distributed.py has stand-ins for them",
+    "vanilla-transformer export facebook/nllb-200-distilled-600M OUT": (
+        "the Hub; test_export_converted.py has another"
+    ),
+    "vanilla-transformer attention CHECKPOINT picture.png --output maps.png": (
+        "a picture; test_vision.py draws over one"
+    ),
+    "vanilla-transformer train digits --output my-digits": (
+        "minutes, and images that the page of training makes"
+    ),
+    "sbatch --nodes 4 slurm.sh RECIPE --data DIR --output OUT": (
+        "several machines; test_distributed.py has stand-ins for them"
+    ),
 }
 BENCHMARKS_RUN = (  # to the end
     "python benchmarks/speed_pages.py",
@@ -60,7 +81,8 @@ BENCHMARKS_RUN = (  # to the end
     "python benchmarks/lowercased.py CARD --data DATA/multi30k",
 )
 
-# Of JSON: scores of two splits and one; each fold and all of them, by two kinds of features; two splits.
+# Of JSON: scores of two splits and one; each fold and all of them, by two kinds of features; two
+# splits.
 LINES = {"scores": 4 + 1, "linear_baseline": 2 * (5 + 1), "lowercased": 2}
 
 
@@ -76,7 +98,11 @@ def blocks(text: str) -> list[str]:
     """Shell scripts of their own."""
     found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     calls = rf'^\s*(?:\w+=")?(?:{"|".join(PROGRAMS)}) '
-    return [block for language, block in found if language in ("", "bash") and re.search(calls, block, re.MULTILINE)]
+    return [
+        block
+        for language, block in found
+        if language in ("", "bash") and re.search(calls, block, re.MULTILINE)
+    ]
 
 
 TEXTS = [path.read_text() for path in (*PAGES, LAUNCH, *CARDS, *BENCHMARKS)]
@@ -88,12 +114,24 @@ def spans_of(program):
 
 
 def test_each_command_is_run_or_has_a_reason_why_not():
-    known = {*PARSED, *BENCHMARKS_RUN, *spans_of("make"), *spans_of("pip"), "vanilla-transformer doctor"}
-    assert {span for span in SPANS if " " in span} - {*spans_of("make")} == known - {*spans_of("make")}
-    assert [len(blocks(text)) for text in TEXTS[len(PAGES) :]] == [0, *([1] * len(CARDS)), *([0] * len(BENCHMARKS))]
+    known = {
+        *PARSED,
+        *BENCHMARKS_RUN,
+        *spans_of("make"),
+        *spans_of("pip"),
+        "vanilla-transformer doctor",
+    }
+    assert {span for span in SPANS if " " in span} - {*spans_of("make")} == known - {
+        *spans_of("make")
+    }
+    assert [len(blocks(text)) for text in TEXTS[len(PAGES) :]] == [
+        0,
+        *([1] * len(CARDS)),
+        *([0] * len(BENCHMARKS)),
+    ]
 
 
-# ------------------------------------------------------------------------------------------------------------ parsed
+# ------------------------------------------------------------------------------------------- parsed
 
 
 def test_commands_that_name_no_more_than_options_have_these(tmp_path):
@@ -122,16 +160,22 @@ def test_a_long_benchmark_s_command_is_read_by_its_own_parser(command, tmp_path,
 @pytest.mark.parametrize("command", spans_of("make"))
 def test_make_knows_its_targets_and_the_files_they_run(command, tmp_path):
     [[_, *arguments]] = commands(command, tmp_path)
-    said = subprocess.run(["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    said = subprocess.run(
+        ["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
     files = re.findall(r"\S+\.py\b|\.ci/\w+", said)
     assert files or "pytest" in said or "sphinx" in said
     assert all((ROOT / file).is_file() for file in files)
 
 
 def test_pip_installs_extras_that_there_are(tmp_path):
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     calls = commands("\n".join(spans_of("pip")), tmp_path)
-    found = {extra for call in calls for extra in call[2].removeprefix(".[").removesuffix("]").split(",")}
+    found = {
+        extra for call in calls for extra in call[2].removeprefix(".[").removesuffix("]").split(",")
+    }
     assert found - {*extras} == {
         "tensorrt",
         "sentencex",
@@ -139,21 +183,30 @@ def test_pip_installs_extras_that_there_are(tmp_path):
 
 
 def test_the_keys_that_texts_set_are_those_of_recipes():
-    known = {f"{table}.{key}" for task in TASKS.values() for table, keys in key_types(task).items() for key in keys}
+    known = {
+        f"{table}.{key}"
+        for task in TASKS.values()
+        for table, keys in key_types(task).items()
+        for key in keys
+    }
     texts = [*TEXTS, *(path.read_text() for path in FOLDER.glob("*.toml"))]
     found = {key for text in texts for key in re.findall(r"--set '?([a-z_]+\.[a-z_]+)=", text)}
     assert len(found) > 15 and found <= known
 
 
-# ------------------------------------------------------------------------------------------------------------ benchmarks
+# --------------------------------------------------------------------------------------- benchmarks
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """A directory that looks like the repository's root, with two cards, runs of a few updates, and what the placeholders of
-    commands stand for."""
+    """A directory that looks like the repository's root, with two cards, runs of a few updates, and
+    what the placeholders of commands stand for."""
     folder = tmp_path_factory.mktemp("repository")
-    shutil.copytree(ROOT / "benchmarks", folder / "benchmarks", ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
+    shutil.copytree(
+        ROOT / "benchmarks",
+        folder / "benchmarks",
+        ignore=shutil.ignore_patterns("__pycache__", "node_modules"),
+    )
     changes = {"data.directory": "multi30k", **standins.small(read_recipe("multi30k-en-de-cased"))}
     recipe = read_recipe("multi30k-en-de-cased", changes)
     (folder / "DATA").mkdir()
@@ -163,7 +216,9 @@ def repository(tmp_path_factory):
     standins.write_text(recipe, folder / "DATA" / "multi30k")
     tokenised = read_recipe("multi30k-en-de", changes)
     standins.write_text(tokenised, folder / "DATA" / "multi30k")
-    questions = read_recipe("trec", standins.small(read_recipe("trec")) | {"data.directory": "trec"})
+    questions = read_recipe(
+        "trec", standins.small(read_recipe("trec")) | {"data.directory": "trec"}
+    )
     standins.write_text(questions, folder / "DATA" / "trec")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder / "DATA")
@@ -193,23 +248,34 @@ def test_a_benchmark_s_command_runs(command, repository, tmp_path, monkeypatch, 
         assert done.code is None
     said = capsys.readouterr().out
     if count := LINES.get(Path(script).stem):
-        assert len([json.loads(line) for line in said.splitlines() if line.startswith("{")]) == count
+        assert (
+            len([json.loads(line) for line in said.splitlines() if line.startswith("{")]) == count
+        )
     if "outside" in script:
-        assert re.search(r"^\| `A MAN` \| `.*` \|$", (repository / "CARD" / "README.md").read_text(), re.MULTILINE)
+        assert re.search(
+            r"^\| `A MAN` \| `.*` \|$",
+            (repository / "CARD" / "README.md").read_text(),
+            re.MULTILINE,
+        )
     assert said
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [[], ["Two dogs run across a field."]], ids=["as it is", "with a sentence"])
+@pytest.mark.parametrize(
+    "arguments", [[], ["Two dogs run across a field."]], ids=["as it is", "with a sentence"]
+)
 def test_the_demo_runs(arguments, monkeypatch, capsys):
     """What `make demo` calls, as the test of `make` has seen."""
     monkeypatch.setattr(sys, "argv", ["benchmarks/demo.py", *arguments])
     runpy.run_path(str(ROOT / "benchmarks/demo.py"), run_name="__main__")
     said = capsys.readouterr().out
-    assert "0 failures" in said and f"{6 + len(arguments)} of {6 + len(arguments)} translations are the same" in said
+    assert (
+        "0 failures" in said
+        and f"{6 + len(arguments)} of {6 + len(arguments)} translations are the same" in said
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------ cards
+# -------------------------------------------------------------------------------------------- cards
 
 
 def card(path):
@@ -227,7 +293,8 @@ def calls_of(path, folder):
 
 
 def cut(arguments: list[str]) -> list[str]:
-    """The arguments with changes behind them that cut sizes and steps; the text they name is made up where they look for it."""
+    """The arguments with changes behind them that cut sizes and steps; the text they name is made
+    up where they look for it."""
     read = cli.parse(arguments)
     recipe = read_recipe(read.recipe, dict(read.set))
     standins.write_text(recipe, read.data)
@@ -255,7 +322,8 @@ def test_the_commands_of_a_card_run_dry(path, tmp_path, monkeypatch, capsys):
     assert cli.parse(calls[-1]).output == Path(path.parent.name)
     for arguments in calls[:-1]:
         stand_in(arguments)
-    calls = [*{re.sub(r"\d", "", " ".join(call)): call for call in calls}.values()]  # one of those that differ by a number only
+    # one of those that differ by a number only
+    calls = [*{re.sub(r"\d", "", " ".join(call)): call for call in calls}.values()]
     before = {*os.listdir(), *(cli.parse(arguments).data.name for arguments in calls)}
     for arguments in calls:
         cli.main([*cut(arguments), "--dry-run"])

@@ -1,4 +1,5 @@
-"""What `train`, `average`, `convert` and `export` write beside weights: the tokenizer's config and how a model generates."""
+"""What `train`, `average`, `convert` and `export` write beside weights: the tokenizer's config and
+how a model generates."""
 
 import json
 import shutil
@@ -6,7 +7,14 @@ import shutil
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, pipeline
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
 
 from vanilla_transformer.conversion import convert
 from vanilla_transformer.training.averaging import average
@@ -21,14 +29,22 @@ STEPS = dict(per_device_train_batch_size=4, max_steps=2, save_steps=2, learning_
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A function of fields of the model and of the generation -> the checkpoint of a short run of characters."""
+    """A function of fields of the model and of the generation -> the checkpoint of a short run of
+    characters."""
     root = tmp_path_factory.mktemp("companions")
     (root / "text").write_text(TEXT)
 
     def make(name, generation=None, **fields):
         if not (root / name).exists():
             data = {"train": str(root / "text"), "block_size": 8}
-            recipe = Recipe("causal-lm", data, {"kind": "character"}, {**SHAPE, **fields}, STEPS, generation or {})
+            recipe = Recipe(
+                "causal-lm",
+                data,
+                {"kind": "character"},
+                {**SHAPE, **fields},
+                STEPS,
+                generation or {},
+            )
             train(recipe, root / name)
         return root / name
 
@@ -44,7 +60,7 @@ def read(directory, name):
     return json.loads((directory / name).read_text())
 
 
-# --------------------------------------------------------------------------------------------------------- short contexts
+# ----------------------------------------------------------------------------------- short contexts
 
 
 def test_learned_positions_bound_what_is_read_and_what_is_generated(short, made):
@@ -69,22 +85,35 @@ def test_the_default_pipeline_ends_where_the_table_does(short):
     write = pipeline("text-generation", str(short))
     [found] = write("the old", do_sample=False, eos_token_id=None)
     assert len(found["generated_text"]) == POSITIONS
-    with pytest.raises(ValueError, match=f"length of input_ids is {POSITIONS}, but `max_length` is set to {POSITIONS}"):
+    with pytest.raises(
+        ValueError,
+        match=f"length of input_ids is {POSITIONS}, but `max_length` is set to {POSITIONS}",
+    ):
         write(TEXT[:POSITIONS])
 
 
 def test_the_pipeline_makes_a_hole_in_a_long_prompt(short):
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(short), AutoTokenizer.from_pretrained(short)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(short),
+        AutoTokenizer.from_pretrained(short),
+    )
     kept = tokenizer(TEXT[30 - (POSITIONS - 4) : 30], return_tensors="pt")["input_ids"]
-    wanted = tokenizer.decode(model.generate(kept, max_new_tokens=4, do_sample=False)[0, -4:], skip_special_tokens=True)
+    wanted = tokenizer.decode(
+        model.generate(kept, max_new_tokens=4, do_sample=False)[0, -4:], skip_special_tokens=True
+    )
     write = pipeline("text-generation", str(short))
     options = dict(max_new_tokens=4, do_sample=False, return_full_text=False)
-    assert write(TEXT[:30], handle_long_generation="hole", **options) == [{"generated_text": wanted}]
+    assert write(TEXT[:30], handle_long_generation="hole", **options) == [
+        {"generated_text": wanted}
+    ]
 
 
 def test_the_runtime_ends_where_the_table_does_and_names_both_lengths(short, tmp_path):
     export(short, tmp_path / "onnx", cases=2)
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(short), AutoTokenizer.from_pretrained(short)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(short),
+        AutoTokenizer.from_pretrained(short),
+    )
     ids = tokenizer("the old", return_tensors="pt")["input_ids"]
     runtime = TextRuntime(tmp_path / "onnx", threads=1).runtime
     found = runtime.generate(ids.numpy())
@@ -100,12 +129,24 @@ def gpt2(tmp_path):
     """A function of the tokenizer's longest text -> a checkpoint of 24 positions."""
 
     def make(longest):
-        config = GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=24, bos_token_id=1, eos_token_id=1)
+        config = GPT2Config(
+            vocab_size=20,
+            n_embd=8,
+            n_layer=1,
+            n_head=2,
+            n_positions=24,
+            bos_token_id=1,
+            eos_token_id=1,
+        )
         GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
-        words = Tokenizer(models.WordLevel({f"w{token}": token for token in range(20)}, unk_token="w0"))
+        words = Tokenizer(
+            models.WordLevel({f"w{token}": token for token in range(20)}, unk_token="w0")
+        )
         words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         given = {} if longest is None else {"model_max_length": longest}
-        fast = PreTrainedTokenizerFast(tokenizer_object=words, extra_special_tokens=["w3"], eos_token="w1", **given)
+        fast = PreTrainedTokenizerFast(
+            tokenizer_object=words, extra_special_tokens=["w3"], eos_token="w1", **given
+        )
         fast.save_pretrained(tmp_path / "gpt2")
         return tmp_path / "gpt2"
 
@@ -129,7 +170,7 @@ def test_a_length_of_the_source_stays(gpt2, tmp_path):
     assert found["max_new_tokens"] == 7 and "max_length" not in found
 
 
-# ------------------------------------------------------------------------------------ names that transformers 4 knows too
+# -------------------------------------------------------------- names that transformers 4 knows too
 
 
 def check_tokenizer(directory, source):
@@ -137,7 +178,10 @@ def check_tokenizer(directory, source):
     config = read(directory, "tokenizer_config.json")
     assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert not config.keys() & {"extra_special_tokens", "is_local", "local_files_only"}
-    found, expected = AutoTokenizer.from_pretrained(directory), AutoTokenizer.from_pretrained(source)
+    found, expected = (
+        AutoTokenizer.from_pretrained(directory),
+        AutoTokenizer.from_pretrained(source),
+    )
     assert found.get_vocab() == expected.get_vocab()
     assert found("the old dog w3 w4")["input_ids"] == expected("the old dog w3 w4")["input_ids"]
     assert found.all_special_tokens == expected.all_special_tokens

@@ -1,4 +1,5 @@
-"""The configurations: the paper's Table 3, names, defaults, files, and errors that say what was wrong."""
+"""The configurations: the paper's Table 3, names, defaults, files, and errors that say what was
+wrong."""
 
 import json
 import logging
@@ -19,8 +20,9 @@ from vanilla_transformer import (
 CONFIGS = [VanillaEncoderConfig, VanillaDecoderConfig, VanillaSeq2SeqConfig]
 every_config = pytest.mark.parametrize("config_class", CONFIGS, ids=lambda c: c.model_type)
 
-# Table 3: row, preset, what differs, parameters in millions. The paper's figures are rounded and its two vocabularies are
-# not said to the token: 37,000 is within 2.5 million, and 6 where a row is 1024 wide.
+# Table 3: row, preset, what differs, parameters in millions. The paper's figures are rounded and
+# its two vocabularies are not said to the token: 37,000 is within 2.5 million, and 6 where a row is
+# 1024 wide.
 TABLE_3 = [
     ("base", "base", {}, 65),
     ("A, h 1", "base", dict(h=1), 65),
@@ -41,7 +43,9 @@ TABLE_3 = [
 ]
 
 
-@pytest.mark.parametrize("preset, changes, millions", [row[1:] for row in TABLE_3], ids=[row[0] for row in TABLE_3])
+@pytest.mark.parametrize(
+    "preset, changes, millions", [row[1:] for row in TABLE_3], ids=[row[0] for row in TABLE_3]
+)
 def test_parameter_counts_are_those_of_table_3(preset, changes, millions):
     config = VanillaSeq2SeqConfig.preset(preset, vocab_size=37_000, **changes)
     with torch.device("meta"):
@@ -51,20 +55,27 @@ def test_parameter_counts_are_those_of_table_3(preset, changes, millions):
 
 
 COMMON_DEFAULTS = dict(
-    max_position_embeddings=512, position_ids_from="place", rope_theta=10_000.0, relative_attention_num_buckets=32,
-    relative_attention_max_distance=128, sliding_window=None, scale_embedding=True, embedding_norm=False, norm_first=False,
-    final_norm=False, norm_type="layer_norm", layer_norm_eps=1e-5, gated=False, linear_bias=True,
-    initializer_range=0.02, lm_head_bias=True,
-    activation_dropout=0.0, classifier_dropout=0.1, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    sep_token_id=None,
+    max_position_embeddings=512, position_ids_from="place", rope_theta=10_000.0,
+    relative_attention_num_buckets=32, relative_attention_max_distance=128, sliding_window=None,
+    scale_embedding=True, embedding_norm=False, norm_first=False, final_norm=False,
+    norm_type="layer_norm", layer_norm_eps=1e-5, gated=False, linear_bias=True,
+    initializer_range=0.02, lm_head_bias=True, activation_dropout=0.0, classifier_dropout=0.1,
+    tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2, sep_token_id=None,
 )  # fmt: skip
 DEFAULTS = {
     VanillaEncoderConfig: dict(
-        type_vocab_size=0, pooler_act=None, lm_transform_act=None, token_transform_act=None, classifier_pooling="cls"
+        type_vocab_size=0,
+        pooler_act=None,
+        lm_transform_act=None,
+        token_transform_act=None,
+        classifier_pooling="cls",
     ),
     VanillaDecoderConfig: dict(use_cache=True, add_cross_attention=False),
     VanillaSeq2SeqConfig: dict(
-        use_cache=True, decoder_start_token_id=1, wrap_last_token=False, share_encoder_decoder_embeddings=True
+        use_cache=True,
+        decoder_start_token_id=1,
+        wrap_last_token=False,
+        share_encoder_decoder_embeddings=True,
     ),
 }
 
@@ -79,12 +90,22 @@ def test_what_came_after_the_paper_is_off_by_default(config_class):
 def test_every_field_has_a_default_that_is_tested_here(config_class):
     """And what a field does is tested where it does it; a new one has to come by here first."""
     paper = {
-        "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim", "hidden_act",
-        "embedding_size", "position_embedding_type", "embedding_dropout", "dropout", "attention_dropout",
+        "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim",
+        "value_head_dim", "hidden_act", "embedding_size", "position_embedding_type",
+        "embedding_dropout", "dropout", "attention_dropout",
     }  # fmt: skip
-    depth = {"encoder_layers", "decoder_layers"} if config_class is VanillaSeq2SeqConfig else {"num_hidden_layers"}
-    ours = {field.name for field in fields(config_class)} - {field.name for field in fields(PreTrainedConfig)}
-    assert ours - {"auto_map"} <= paper | depth | COMMON_DEFAULTS.keys() | DEFAULTS[config_class].keys()
+    depth = (
+        {"encoder_layers", "decoder_layers"}
+        if config_class is VanillaSeq2SeqConfig
+        else {"num_hidden_layers"}
+    )
+    ours = {field.name for field in fields(config_class)} - {
+        field.name for field in fields(PreTrainedConfig)
+    }
+    assert (
+        ours - {"auto_map"}
+        <= paper | depth | COMMON_DEFAULTS.keys() | DEFAULTS[config_class].keys()
+    )
 
 
 @every_config
@@ -97,29 +118,61 @@ def test_embeddings_are_as_wide_as_the_layers_unless_said_otherwise(config_class
 @every_config
 def test_a_final_norm_belongs_to_pre_norm_unless_said_otherwise(config_class, norm_first):
     assert config_class(norm_first=norm_first).final_norm is norm_first
-    assert config_class(norm_first=norm_first, final_norm=not norm_first).final_norm is not norm_first
+    assert (
+        config_class(norm_first=norm_first, final_norm=not norm_first).final_norm is not norm_first
+    )
 
 
 @every_config
 def test_defaults_are_the_base_model(config_class):
     config = config_class()
-    depth = ("encoder_layers", "decoder_layers") if config.is_encoder_decoder else ("num_hidden_layers",)
+    depth = (
+        ("encoder_layers", "decoder_layers")
+        if config.is_encoder_decoder
+        else ("num_hidden_layers",)
+    )
     assert [getattr(config, name) for name in depth] == [6] * len(depth)
-    assert (config.hidden_size, config.intermediate_size, config.num_attention_heads) == (512, 2048, 8)
+    assert (config.hidden_size, config.intermediate_size, config.num_attention_heads) == (
+        512,
+        2048,
+        8,
+    )
     assert (config.embedding_dropout, config.dropout, config.attention_dropout) == (0.1, 0.1, 0.0)
-    assert (config.hidden_act, config.position_embedding_type, config.norm_first) == ("relu", "sinusoidal", False)
+    assert (config.hidden_act, config.position_embedding_type, config.norm_first) == (
+        "relu",
+        "sinusoidal",
+        False,
+    )
 
 
 def test_presets_are_the_models_of_the_papers():
     big = VanillaSeq2SeqConfig.preset("big")
-    assert (big.d_model, big.d_ff, big.h, big.dropout, big.embedding_dropout) == (1024, 4096, 16, 0.3, 0.3)
+    assert (big.d_model, big.d_ff, big.h, big.dropout, big.embedding_dropout) == (
+        1024,
+        4096,
+        16,
+        0.3,
+        0.3,
+    )
     tiny = VanillaSeq2SeqConfig.preset("tiny")
-    assert (tiny.d_model, tiny.d_ff, tiny.h, tiny.encoder_layers, tiny.decoder_layers) == (128, 256, 4, 4, 4)
+    assert (tiny.d_model, tiny.d_ff, tiny.h, tiny.encoder_layers, tiny.decoder_layers) == (
+        128,
+        256,
+        4,
+        4,
+        4,
+    )
     assert VanillaSeq2SeqConfig.preset("base").to_dict() == VanillaSeq2SeqConfig().to_dict()
     assert VanillaSeq2SeqConfig.preset("tiny", dropout=0.2, vocab_size=50).dropout == 0.2
 
 
-SYMBOLS = dict(d_model="hidden_size", d_ff="intermediate_size", h="num_attention_heads", d_k="head_dim", d_v="value_head_dim")
+SYMBOLS = dict(
+    d_model="hidden_size",
+    d_ff="intermediate_size",
+    h="num_attention_heads",
+    d_k="head_dim",
+    d_v="value_head_dim",
+)
 
 
 @pytest.mark.parametrize("symbol, field", SYMBOLS.items(), ids=list(SYMBOLS))
@@ -132,7 +185,9 @@ def test_symbols_of_the_paper_are_the_fields(config_class, symbol, field):
     assert symbol not in config.to_dict() and config.to_dict()[field] == 32
 
 
-@pytest.mark.parametrize("config_class", [VanillaEncoderConfig, VanillaDecoderConfig], ids=lambda c: c.model_type)
+@pytest.mark.parametrize(
+    "config_class", [VanillaEncoderConfig, VanillaDecoderConfig], ids=lambda c: c.model_type
+)
 def test_n_is_the_depth_of_a_single_stack(config_class):
     assert config_class(N=3).num_hidden_layers == config_class(N=3).N == 3
 
@@ -158,10 +213,19 @@ def test_one_depth_given_to_a_pair_of_stacks_is_that_of_both(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given", [dict(N=1, encoder_layers=6), dict(num_hidden_layers=1, decoder_layers=2), dict(N=1, num_hidden_layers=2)], ids=str
+    "given",
+    [
+        dict(N=1, encoder_layers=6),
+        dict(num_hidden_layers=1, decoder_layers=2),
+        dict(N=1, num_hidden_layers=2),
+    ],
+    ids=str,
 )
 def test_one_depth_beside_another_is_refused_and_both_are_named(given):
-    with pytest.raises(ValueError, match="the depth of both stacks.*" + ".*".join(f"{n}={v}" for n, v in given.items())):
+    with pytest.raises(
+        ValueError,
+        match="the depth of both stacks.*" + ".*".join(f"{n}={v}" for n, v in given.items()),
+    ):
         VanillaSeq2SeqConfig(**given)
 
 
@@ -173,7 +237,13 @@ def test_a_file_that_was_saved_when_n_had_no_effect_loads_as_before(tmp_path):
 
 @pytest.mark.parametrize(
     "given, d_k, d_v",
-    [({}, 64, 64), (dict(h=4), 128, 128), (dict(d_k=16), 16, 16), (dict(d_v=20), 64, 20), (dict(h=7, d_k=5, d_v=3), 5, 3)],
+    [
+        ({}, 64, 64),
+        (dict(h=4), 128, 128),
+        (dict(d_k=16), 16, 16),
+        (dict(d_v=20), 64, 20),
+        (dict(h=7, d_k=5, d_v=3), 5, 3),
+    ],
     ids=str,
 )
 def test_head_widths_default_to_an_equal_share(given, d_k, d_v):
@@ -183,20 +253,28 @@ def test_head_widths_default_to_an_equal_share(given, d_k, d_v):
 
 OTHER = {
     VanillaEncoderConfig: dict(
-        type_vocab_size=2, pooler_act="tanh", lm_transform_act="gelu", token_transform_act="gelu", classifier_pooling="mean"
+        type_vocab_size=2,
+        pooler_act="tanh",
+        lm_transform_act="gelu",
+        token_transform_act="gelu",
+        classifier_pooling="mean",
     ),
     VanillaDecoderConfig: dict(use_cache=False, add_cross_attention=True),
-    VanillaSeq2SeqConfig: dict(use_cache=False, decoder_start_token_id=7, share_encoder_decoder_embeddings=False),
+    VanillaSeq2SeqConfig: dict(
+        use_cache=False, decoder_start_token_id=7, share_encoder_decoder_embeddings=False
+    ),
 }
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "relative", "learned_relative", "none"])
+@pytest.mark.parametrize(
+    "positions", ["sinusoidal", "learned", "rotary", "relative", "learned_relative", "none"]
+)
 @every_config
 def test_the_fields_that_came_after_the_paper_come_back_the_same(config_class, positions, tmp_path):
     changes = dict(
-        position_embedding_type=positions, rope_theta=500, relative_attention_num_buckets=16, sliding_window=4,
-        relative_attention_max_distance=20, final_norm=True, linear_bias=False, norm_type="rms_norm", gated=True,
-        embedding_size=10,
+        position_embedding_type=positions, rope_theta=500, relative_attention_num_buckets=16,
+        sliding_window=4, relative_attention_max_distance=20, final_norm=True, linear_bias=False,
+        norm_type="rms_norm", gated=True, embedding_size=10,
     )  # fmt: skip
     changes |= OTHER[config_class]
     config_class(vocab_size=50, d_model=24, h=3, **changes).save_pretrained(tmp_path)
@@ -215,18 +293,25 @@ def test_a_final_norm_that_is_not_the_default_comes_back(norm_first, tmp_path):
 @every_config
 def test_a_saved_config_comes_back_the_same(config_class, tmp_path):
     config = config_class(
-        vocab_size=50, d_model=24, d_ff=40, h=3, d_k=5, d_v=7, hidden_act="gelu", position_embedding_type="learned",
-        max_position_embeddings=33, scale_embedding=False, embedding_norm=True, norm_first=True, layer_norm_eps=1e-6,
-        lm_head_bias=False, embedding_dropout=0.2, dropout=0.3, attention_dropout=0.4, activation_dropout=0.05,
-        classifier_dropout=0.0, tie_word_embeddings=False, pad_token_id=3, bos_token_id=None, eos_token_id=[4, 5],
-        sep_token_id=6, num_labels=3, something_of_the_users="kept",
+        vocab_size=50, d_model=24, d_ff=40, h=3, d_k=5, d_v=7, hidden_act="gelu",
+        position_embedding_type="learned", max_position_embeddings=33, scale_embedding=False,
+        embedding_norm=True, norm_first=True, layer_norm_eps=1e-6, lm_head_bias=False,
+        embedding_dropout=0.2, dropout=0.3, attention_dropout=0.4, activation_dropout=0.05,
+        classifier_dropout=0.0, tie_word_embeddings=False, pad_token_id=3, bos_token_id=None,
+        eos_token_id=[4, 5], sep_token_id=6, num_labels=3, something_of_the_users="kept",
     )  # fmt: skip
     config.save_pretrained(tmp_path)
     loaded = AutoConfig.from_pretrained(tmp_path)
     assert type(loaded) is config_class
     where = {"transformers_version": loaded.transformers_version, "_name_or_path": str(tmp_path)}
     assert loaded.to_dict() == config.to_dict() | where
-    assert (loaded.h, loaded.d_k, loaded.d_v, loaded.num_labels, loaded.something_of_the_users) == (3, 5, 7, 3, "kept")
+    assert (loaded.h, loaded.d_k, loaded.d_v, loaded.num_labels, loaded.something_of_the_users) == (
+        3,
+        5,
+        7,
+        3,
+        "kept",
+    )
 
 
 @every_config
@@ -237,10 +322,13 @@ def test_the_auto_map_names_every_class_of_the_variant_and_is_saved(config_class
     assert {"AutoConfig", "AutoModel"} < set(auto_map)
 
 
-# ---------------------------------------------------------------------------------------------------------------- errors
+# ------------------------------------------------------------------------------------------- errors
 
 ERRORS = {
-    "heads do not divide the width": (dict(d_model=30, h=4), ["hidden_size=30", "num_attention_heads=4", "multiple"]),
+    "heads do not divide the width": (
+        dict(d_model=30, h=4),
+        ["hidden_size=30", "num_attention_heads=4", "multiple"],
+    ),
     "odd width": (dict(d_model=15, h=3), ["even hidden_size", "15"]),
     "odd embeddings": (dict(embedding_size=7, embedding_norm=True), ["even embedding_size", "7"]),
     "position type": (
@@ -265,14 +353,27 @@ ERRORS = {
     ),
     "distance within the buckets": (
         dict(relative_attention_num_buckets=40, relative_attention_max_distance=20),
-        ["relative_attention_max_distance", "above half of relative_attention_num_buckets, 20", "got 20"],
+        [
+            "relative_attention_max_distance",
+            "above half of relative_attention_num_buckets, 20",
+            "got 20",
+        ],
     ),
     "angles without a base": (dict(rope_theta=0), ["rope_theta", "above 0", "got 0"]),
     "angles with a negative base": (dict(rope_theta=-1.0), ["rope_theta", "above 0", "got -1.0"]),
-    "angles with an infinite base": (dict(rope_theta=float("inf")), ["rope_theta", "above 0", "got inf"]),
-    "an epsilon that is no number": (dict(layer_norm_eps=float("nan")), ["layer_norm_eps", "finite", "got nan"]),
+    "angles with an infinite base": (
+        dict(rope_theta=float("inf")),
+        ["rope_theta", "above 0", "got inf"],
+    ),
+    "an epsilon that is no number": (
+        dict(layer_norm_eps=float("nan")),
+        ["layer_norm_eps", "finite", "got nan"],
+    ),
     "an epsilon below 0": (dict(layer_norm_eps=-1.0), ["layer_norm_eps", "at least 0", "got -1.0"]),
-    "an infinite deviation": (dict(initializer_range=float("inf")), ["initializer_range", "finite", "got inf"]),
+    "an infinite deviation": (
+        dict(initializer_range=float("inf")),
+        ["initializer_range", "finite", "got inf"],
+    ),
     "heads as wide as no matrix": (
         dict(num_attention_heads=2**20, head_dim=2**10),
         ["num_attention_heads=1048576", "head_dim=1024", "at most 268435456"],
@@ -281,23 +382,47 @@ ERRORS = {
     "special token as text": (dict(pad_token_id="3"), ["pad_token_id", "int", "'3'"]),
 }
 for name in [
-    "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim",
-    "max_position_embeddings", "sliding_window", "embedding_size",
+    "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim",
+    "value_head_dim", "max_position_embeddings", "sliding_window", "embedding_size",
 ]:  # fmt: skip
-    ERRORS |= {f"{name} {value}": ({name: value}, [name, "at least 1", str(value)]) for value in (0, -4)}
-for name in ["vocab_size", "hidden_size", "intermediate_size", "head_dim", "max_position_embeddings", "embedding_size"]:
+    ERRORS |= {
+        f"{name} {value}": ({name: value}, [name, "at least 1", str(value)]) for value in (0, -4)
+    }
+for name in [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "head_dim",
+    "max_position_embeddings",
+    "embedding_size",
+]:
     ERRORS[f"{name} 10**12"] = ({name: 10**12}, [name, "at most 268435456", str(10**12)])
-for name in ["embedding_dropout", "dropout", "attention_dropout", "activation_dropout", "classifier_dropout"]:
-    ERRORS |= {f"{name} {value}": ({name: value}, [name, "[0, 1)", str(value)]) for value in (-0.1, 1.0)}
+for name in [
+    "embedding_dropout",
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "classifier_dropout",
+]:
+    ERRORS |= {
+        f"{name} {value}": ({name: value}, [name, "[0, 1)", str(value)]) for value in (-0.1, 1.0)
+    }
 for name in ["pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id"]:
-    ERRORS |= {f"{name} {value}": ({name: value}, [name, str(value), "0 to 36999"]) for value in (-1, 37_000)}
-ERRORS["one of two eos_token_id"] = (dict(eos_token_id=[2, 40_000]), ["eos_token_id", "40000", "0 to 36999"])
+    ERRORS |= {
+        f"{name} {value}": ({name: value}, [name, str(value), "0 to 36999"])
+        for value in (-1, 37_000)
+    }
+ERRORS["one of two eos_token_id"] = (
+    dict(eos_token_id=[2, 40_000]),
+    ["eos_token_id", "40000", "0 to 36999"],
+)
 
 
 @pytest.mark.parametrize("given, said", ERRORS.values(), ids=list(ERRORS))
 @every_config
 def test_a_wrong_value_is_an_error_that_names_it_and_what_is_expected(config_class, given, said):
-    # A value of a type that the field does not have is transformers' own error, which is no ValueError.
+    # A value of a type that the field does not have is transformers' own error, which is no
+    # ValueError.
     kind = Exception if "position_embedding_type" in given or "3" in given.values() else ValueError
     with pytest.raises(kind) as error:
         config_class(**given)
@@ -327,8 +452,16 @@ def test_fewer_than_no_token_types_are_an_error():
     "config_class, given",
     [
         *[(c, {n: "yes"}) for c in CONFIGS for n in ("final_norm", "linear_bias")],
-        *[(c, {n: 1.5}) for c in CONFIGS for n in ("sliding_window", "relative_attention_num_buckets")],
-        *[(c, {n: "far"}) for c in CONFIGS for n in ("rope_theta", "relative_attention_max_distance")],
+        *[
+            (c, {n: 1.5})
+            for c in CONFIGS
+            for n in ("sliding_window", "relative_attention_num_buckets")
+        ],
+        *[
+            (c, {n: "far"})
+            for c in CONFIGS
+            for n in ("rope_theta", "relative_attention_max_distance")
+        ],
         *[(c, {n: v}) for c in CONFIGS for n in ("d_model", "d_ff", "h") for v in ("x", 1.5, None)],
         *[(c, dict(N=1.5)) for c in CONFIGS],
         (VanillaEncoderConfig, dict(type_vocab_size="two")),
@@ -342,7 +475,9 @@ def test_fewer_than_no_token_types_are_an_error():
 def test_a_value_of_the_wrong_type_is_an_error_that_names_the_field(config_class, given):
     (name,) = given
     field = (
-        "encoder_layers" if config_class is VanillaSeq2SeqConfig and name == "N" else config_class.attribute_map.get(name, name)
+        "encoder_layers"
+        if config_class is VanillaSeq2SeqConfig and name == "N"
+        else config_class.attribute_map.get(name, name)
     )
     with pytest.raises(StrictDataclassError, match=field):
         config_class(**given)
@@ -382,7 +517,7 @@ def test_a_wrong_value_set_later_is_not_saved(tmp_path):
     assert not (tmp_path / "config.json").exists()
 
 
-# -------------------------------------------------------------------------------------------------------------- warnings
+# ----------------------------------------------------------------------------------------- warnings
 
 
 @pytest.mark.parametrize(
@@ -422,14 +557,24 @@ def test_a_near_miss_of_a_field_warns_and_names_the_field(config_class, misspelt
         (VanillaEncoderConfig, "lm_transforms_act", "lm_transform_act"),
         (VanillaEncoderConfig, "token_transforms_act", "token_transform_act"),
         (VanillaDecoderConfig, "add_crossattention", "add_cross_attention"),
-        (VanillaSeq2SeqConfig, "share_encoder_decoder_embedding", "share_encoder_decoder_embeddings"),
+        (
+            VanillaSeq2SeqConfig,
+            "share_encoder_decoder_embedding",
+            "share_encoder_decoder_embeddings",
+        ),
         (VanillaSeq2SeqConfig, "decoder_start_token", "decoder_start_token_id"),
     ],
 )
-def test_a_near_miss_of_a_field_of_one_variant_warns_and_names_the_field(config_class, misspelt, field, caplog):
+def test_a_near_miss_of_a_field_of_one_variant_warns_and_names_the_field(
+    config_class, misspelt, field, caplog
+):
     with caplog.at_level(logging.WARNING):
         config_class(**{misspelt: 1})
-    assert len(caplog.messages) == 1 and repr(misspelt) in caplog.messages[0] and repr(field) in caplog.messages[0]
+    assert (
+        len(caplog.messages) == 1
+        and repr(misspelt) in caplog.messages[0]
+        and repr(field) in caplog.messages[0]
+    )
 
 
 @every_config
@@ -442,7 +587,16 @@ def test_an_unrelated_name_is_kept_silently(config_class, caplog):
 @every_config
 def test_names_that_work_do_not_warn(config_class, caplog, tmp_path):
     with caplog.at_level(logging.WARNING):
-        config = config_class(d_model=16, d_ff=20, h=2, d_k=3, d_v=4, num_labels=3, output_attentions=True, dtype="float32")
+        config = config_class(
+            d_model=16,
+            d_ff=20,
+            h=2,
+            d_k=3,
+            d_v=4,
+            num_labels=3,
+            output_attentions=True,
+            dtype="float32",
+        )
         config_class(num_hidden_layers=2).save_pretrained(tmp_path)
         AutoConfig.from_pretrained(tmp_path, attn_implementation="eager")
     assert (config.num_labels, config.output_attentions, config.dtype) == (3, True, torch.float32)

@@ -1,4 +1,5 @@
-"""Checkpoints of other families, converted: the same numbers, the same generated tokens, from random configs."""
+"""Checkpoints of other families, converted: the same numbers, the same generated tokens, from
+random configs."""
 
 import pytest
 import torch
@@ -70,7 +71,8 @@ def test_a_converted_checkpoint_gives_the_same_outputs(family, architecture, dty
         got["logits"] = got["logits"].squeeze(-1)
     if architecture == "Dinov2Model":
         got["pooler_output"] = got["last_hidden_state"][:, 0]
-    if architecture in ("MarianModel", "PegasusModel"):  # its residual stream, which is what it returns, is reordered
+    # its residual stream, which is what it returns, is reordered
+    if architecture in ("MarianModel", "PegasusModel"):
         half = ours.config.hidden_size // 2
         got["last_hidden_state"] = got["last_hidden_state"].unflatten(-1, (half, 2)).mT.flatten(-2)
     assert expected.keys() <= got.keys() and expected
@@ -86,7 +88,9 @@ def test_models_as_deep_as_nllb_s_give_the_same_logits(depth, tmp_path):
     ours = converted(theirs, tmp_path, torch.float64)
     assert (ours.config.encoder_layers, ours.config.decoder_layers) == (depth, depth)
     given = given_to(theirs)
-    assert_exact(outputs_of(ours, given)["logits"], outputs_of(theirs, given)["logits"], torch.float64)
+    assert_exact(
+        outputs_of(ours, given)["logits"], outputs_of(theirs, given)["logits"], torch.float64
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,10 +109,17 @@ def test_the_export_of_a_converted_head_gives_the_same_outputs(family, architect
     converted(theirs, tmp_path)
     export(tmp_path / "ours", tmp_path / "export", cases=4)
     given = given_to(theirs)
-    found = Runtime(tmp_path / "export").outputs(**{name: tensor.numpy() for name, tensor in given.items()})
+    found = Runtime(tmp_path / "export").outputs(
+        **{name: tensor.numpy() for name, tensor in given.items()}
+    )
     for name, expected in outputs_of(theirs, given).items():
         got = torch.from_numpy(found[name])
-        assert_exact(got[RIGHT.bool()] if got.shape[:2] == RIGHT.shape else got, expected, torch.float32, family)
+        assert_exact(
+            got[RIGHT.bool()] if got.shape[:2] == RIGHT.shape else got,
+            expected,
+            torch.float32,
+            family,
+        )
 
 
 EXPORTS = [  # fast are those of test_languages.py and test_positions.py
@@ -121,28 +132,44 @@ EXPORTS = [  # fast are those of test_languages.py and test_positions.py
 @pytest.mark.parametrize("family, architecture, target", EXPORTS)
 def test_exports_generate_the_source_s_tokens(family, architecture, target, tmp_path):
     config = random_config(family, architecture, 0)
-    config.max_position_embeddings = 64  # the cuda target pads sources to multiples of 32, also beyond a shorter table
+    # the cuda target pads sources to multiples of 32, also beyond a shorter table
+    config.max_position_embeddings = 64
     theirs = random_model(architecture, config)
-    theirs.generation_config.encoder_no_repeat_ngram_size = None  # Blenderbot's, which the runtime does not apply
+    # Blenderbot's, which the runtime does not apply
+    theirs.generation_config.encoder_no_repeat_ngram_size = None
     ours = converted(theirs, tmp_path)
     export(tmp_path / "ours", tmp_path / "export", target=target, dtype="fp32", cases=3)
     runtime = Runtime(tmp_path / "export", device="cpu")
     given = given_to(theirs)
-    sides = {"m2m_100": ("right", "left")}.get(family, ("right",) if theirs.config.is_encoder_decoder else ("left",))
+    sides = {"m2m_100": ("right", "left")}.get(
+        family, ("right",) if theirs.config.is_encoder_decoder else ("left",)
+    )
     pad = theirs.config.pad_token_id  # which these decoders do not count where it is generated
     for side in sides:
-        ids, mask = (tensor if side == "right" else tensor.flip(1) for tensor in (given["input_ids"], RIGHT))
+        ids, mask = (
+            tensor if side == "right" else tensor.flip(1) for tensor in (given["input_ids"], RIGHT)
+        )
         for settings in (dict(num_beams=1), dict(num_beams=4, length_penalty=0.7)):
-            settings |= dict(max_new_tokens=10, min_new_tokens=8, no_repeat_ngram_size=2, bad_words_ids=[[pad]])
+            settings |= dict(
+                max_new_tokens=10, min_new_tokens=8, no_repeat_ngram_size=2, bad_words_ids=[[pad]]
+            )
             expected = theirs.generate(ids, attention_mask=mask, do_sample=False, **settings)
             assert len(expected.unique()) > 4, "a model that repeats itself proves little"
-            assert ours.generate(ids, attention_mask=mask, do_sample=False, **settings).tolist() == expected.tolist()
-            assert runtime.generate(ids.numpy(), mask.numpy(), **settings).tolist() == expected.tolist()
+            assert (
+                ours.generate(ids, attention_mask=mask, do_sample=False, **settings).tolist()
+                == expected.tolist()
+            )
+            assert (
+                runtime.generate(ids.numpy(), mask.numpy(), **settings).tolist()
+                == expected.tolist()
+            )
 
 
 @DTYPES_AND_SEEDS
 @pytest.mark.parametrize("family, architecture", DECODERS)
-def test_left_padded_rows_and_caches_give_the_same_logits(family, architecture, dtype, seed, tmp_path):
+def test_left_padded_rows_and_caches_give_the_same_logits(
+    family, architecture, dtype, seed, tmp_path
+):
     dtype = computable(family, dtype)
     theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
     ours = converted(theirs, tmp_path, dtype)
@@ -173,11 +200,15 @@ def test_caches_of_both_stacks_give_the_same_logits(family, architecture, dtype,
     with torch.no_grad():
         for model in (ours, theirs):
             cache = model(**given).past_key_values
-            results.append(model(**given | dict(decoder_input_ids=later, past_key_values=cache)).logits)
+            results.append(
+                model(**given | dict(decoder_input_ids=later, past_key_values=cache)).logits
+            )
     assert_exact(*results, dtype, family)
 
 
-@pytest.mark.parametrize("family, architecture, start", [*((*pair, 2) for pair in PAIRS), (*PAIRS[1], None)])
+@pytest.mark.parametrize(
+    "family, architecture, start", [*((*pair, 2) for pair in PAIRS), (*PAIRS[1], None)]
+)
 def test_labels_give_the_source_s_loss_and_decoder_inputs(family, architecture, start, tmp_path):
     config = random_config(family, architecture, 0)
     if family == "mbart":  # which has no start token, and reads none if it has
@@ -196,9 +227,14 @@ def test_labels_give_the_source_s_loss_and_decoder_inputs(family, architecture, 
         return
     features = [dict(input_ids=[5, 6, 7], labels=row[row != -100].tolist()) for row in labels]
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel({"<pad>": config.pad_token_id})), pad_token="<pad>", padding_side="right"
+        tokenizer_object=Tokenizer(WordLevel({"<pad>": config.pad_token_id})),
+        pad_token="<pad>",
+        padding_side="right",
     )
-    batches = [DataCollatorForSeq2Seq(tokenizer, model=model)(features)["decoder_input_ids"] for model in (ours, theirs)]
+    batches = [
+        DataCollatorForSeq2Seq(tokenizer, model=model)(features)["decoder_input_ids"]
+        for model in (ours, theirs)
+    ]
     assert batches[0].tolist() == batches[1].tolist()
 
 
@@ -216,7 +252,12 @@ def test_the_source_s_generation_config_comes_along_and_generates_the_same_token
     family, architecture, settings, seed, tmp_path
 ):
     theirs = random_model(architecture, random_config(family, architecture, seed))
-    fields = dict(max_new_tokens=12, do_sample=False, forced_eos_token_id=theirs.config.eos_token_id, min_new_tokens=8)
+    fields = dict(
+        max_new_tokens=12,
+        do_sample=False,
+        forced_eos_token_id=theirs.config.eos_token_id,
+        min_new_tokens=8,
+    )
     theirs.generation_config = GenerationConfig.from_model_config(theirs.config)
     theirs.generation_config.update(**fields, **settings)
     ours = converted(theirs, tmp_path)
@@ -231,7 +272,9 @@ def test_the_source_s_generation_config_comes_along_and_generates_the_same_token
 
 
 @pytest.mark.parametrize("family, architecture", PAIRS)
-def test_a_config_that_holds_the_generation_settings_itself_is_enough(family, architecture, tmp_path):
+def test_a_config_that_holds_the_generation_settings_itself_is_enough(
+    family, architecture, tmp_path
+):
     """As in checkpoints from before generation_config.json."""
     theirs = random_model(architecture, random_config(family, architecture, 0))
     theirs.save_pretrained(tmp_path / "theirs")
@@ -240,7 +283,11 @@ def test_a_config_that_holds_the_generation_settings_itself_is_enough(family, ar
     convert(tmp_path / "theirs", tmp_path / "ours")
     generation = GenerationConfig.from_pretrained(tmp_path / "ours").to_dict()
     expected = type(theirs).from_pretrained(tmp_path / "theirs").generation_config.to_dict()
-    assert (generation["num_beams"], generation["max_length"], generation["bad_words_ids"]) == (3, 9, [[5]])
+    assert (generation["num_beams"], generation["max_length"], generation["bad_words_ids"]) == (
+        3,
+        9,
+        [[5]],
+    )
     assert {name: value for name, value in generation.items() if name[0] != "_"} == {
         name: value for name, value in expected.items() if name[0] != "_"
     }

@@ -1,4 +1,5 @@
-"""Our checkpoints, converted to other families: the same numbers; and there and back again: the same bits."""
+"""Our checkpoints, converted to other families: the same numbers; and there and back again: the
+same bits."""
 
 import random
 
@@ -26,35 +27,57 @@ import vanilla_transformer
 from vanilla_transformer.conversion import FAMILIES, convert
 
 # What each family's own config has besides sizes, activations, biases and tying.
-AFTER_PADDING = dict(position_ids_from="ids", scale_embedding=False, embedding_norm=True, pad_token_id=1)
+AFTER_PADDING = dict(
+    position_ids_from="ids", scale_embedding=False, embedding_norm=True, pad_token_id=1
+)
 FIXED = {
     "bert": dict(position_embedding_type="learned", scale_embedding=False, embedding_norm=True),
     "roberta": dict(position_embedding_type="learned", **AFTER_PADDING),
     "xlm-roberta": dict(position_embedding_type="learned", **AFTER_PADDING),
     "camembert": dict(position_embedding_type="learned", **AFTER_PADDING),
     "mpnet": dict(position_embedding_type="learned_relative", **AFTER_PADDING),
-    "gpt2": dict(position_embedding_type="learned", scale_embedding=False, norm_first=True, lm_head_bias=False),
+    "gpt2": dict(
+        position_embedding_type="learned",
+        scale_embedding=False,
+        norm_first=True,
+        lm_head_bias=False,
+    ),
     "opt": dict(
-        position_embedding_type="learned", position_ids_from="mask", scale_embedding=False, norm_first=True,
-        lm_head_bias=False, embedding_dropout=0.0,
+        position_embedding_type="learned", position_ids_from="mask", scale_embedding=False,
+        norm_first=True, lm_head_bias=False, embedding_dropout=0.0,
     ),
     "bart": dict(position_embedding_type="learned", embedding_norm=True),
-    "mbart": dict(position_embedding_type="learned", embedding_norm=True, norm_first=True, wrap_last_token=True),
+    "mbart": dict(
+        position_embedding_type="learned",
+        embedding_norm=True,
+        norm_first=True,
+        wrap_last_token=True,
+    ),
     "marian": dict(),
     "m2m_100": dict(
-        position_embedding_type="learned", position_ids_from="ids", norm_first=True, lm_head_bias=False, pad_token_id=1,
+        position_embedding_type="learned", position_ids_from="ids", norm_first=True,
+        lm_head_bias=False, pad_token_id=1,
     ),
     "pegasus": dict(norm_first=True),
     "vit": dict(),
 }  # fmt: skip
 FIXED["t5"] = FIXED["mt5"] = dict(
-    position_embedding_type="relative", relative_attention_num_buckets=8, relative_attention_max_distance=6, gated=True,
-    norm_type="rms_norm", norm_first=True, linear_bias=False, lm_head_bias=False, scale_embedding=False, head_dim=16,
+    position_embedding_type="relative", relative_attention_num_buckets=8,
+    relative_attention_max_distance=6, gated=True, norm_type="rms_norm", norm_first=True,
+    linear_bias=False, lm_head_bias=False, scale_embedding=False, head_dim=16,
     hidden_act="gelu_new",
 )  # fmt: skip
 TEXT_FIELDS = ("vocab_size", "max_position_embeddings", "tie_word_embeddings")
 # How many rows of the table of positions no token reads.
-UNREAD_ROWS = {"bart": 2, "mbart": 2, "opt": 1, "roberta": 1, "xlm-roberta": 1, "camembert": 1, "mpnet": 1}
+UNREAD_ROWS = {
+    "bart": 2,
+    "mbart": 2,
+    "opt": 1,
+    "roberta": 1,
+    "xlm-roberta": 1,
+    "camembert": 1,
+    "mpnet": 1,
+}
 CASES = cases({family: names.values() for family, names in BACK.items()})
 
 
@@ -64,28 +87,41 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
     heads = rng.choice([1, 3, 5])
     activation = rng.choice(["relu", "gelu", "silu"])
     fields = dict(
-        vocab_size=rng.randint(30, 60), hidden_size=heads * rng.choice([4, 6]), num_attention_heads=heads,
-        intermediate_size=rng.randint(10, 30), hidden_act=activation, max_position_embeddings=rng.randint(24, 40),
-        tie_word_embeddings=seed % 2 == 0, num_labels=2 if "QuestionAnswering" in architecture else 3,
+        vocab_size=rng.randint(30, 60), hidden_size=heads * rng.choice([4, 6]),
+        num_attention_heads=heads, intermediate_size=rng.randint(10, 30), hidden_act=activation,
+        max_position_embeddings=rng.randint(24, 40), tie_word_embeddings=seed % 2 == 0,
+        num_labels=2 if "QuestionAnswering" in architecture else 3,
     )  # fmt: skip
     if "Seq2Seq" in architecture:
-        fields |= dict(encoder_layers=rng.randint(1, 3), decoder_layers=rng.randint(1, 3), scale_embedding=rng.random() < 0.5)
+        fields |= dict(
+            encoder_layers=rng.randint(1, 3),
+            decoder_layers=rng.randint(1, 3),
+            scale_embedding=rng.random() < 0.5,
+        )
         fields |= dict(lm_head_bias=rng.random() < 0.5)
     else:
         fields |= dict(num_hidden_layers=rng.randint(1, 3))
     if family == "opt":
         fields |= dict(embedding_size=[7, None][seed % 2])
     if family == "bert":
-        fields |= dict(pooler_act="tanh", lm_transform_act=activation, type_vocab_size=rng.choice([0, 2]))
+        fields |= dict(
+            pooler_act="tanh", lm_transform_act=activation, type_vocab_size=rng.choice([0, 2])
+        )
     elif FAMILIES[family].variant == "encoder":
         types = 0 if family == "mpnet" else rng.choice([0, 2])
         fields |= dict(pooler_act="tanh", lm_transform_act="gelu", type_vocab_size=types)
     if family == "vit":
         fields = {name: value for name, value in fields.items() if name not in TEXT_FIELDS}
         fields |= dict(
-            image_size=rng.choice([13, [8, 15]]), patch_size=rng.choice([4, [4, 5]]), num_channels=rng.choice([1, 3])
+            image_size=rng.choice([13, [8, 15]]),
+            patch_size=rng.choice([4, [4, 5]]),
+            num_channels=rng.choice([1, 3]),
         )
-        fields |= dict(pooler_act=rng.choice(["tanh", "relu"]) if architecture == "VanillaVisionModel" else None)
+        fields |= dict(
+            pooler_act=rng.choice(["tanh", "relu"])
+            if architecture == "VanillaVisionModel"
+            else None
+        )
     model_class = getattr(vanilla_transformer, architecture)
     fixed = dict(FIXED[family])
     if family not in ("gpt2", "opt") and architecture == "VanillaDecoderForCausalLM":
@@ -100,10 +136,17 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
         for module in model.modules():
             if isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 module.weight += 1
-        if family in FLOAT32_NORMS and "Seq2Seq" in architecture:  # which has one matrix for both stacks
-            model.get_decoder().embeddings.embed_tokens.weight.copy_(model.get_encoder().embeddings.embed_tokens.weight)
+        # which has one matrix for both stacks
+        if family in FLOAT32_NORMS and "Seq2Seq" in architecture:
+            model.get_decoder().embeddings.embed_tokens.weight.copy_(
+                model.get_encoder().embeddings.embed_tokens.weight
+            )
         for name, parameter in model.named_parameters():
-            if family == "m2m_100" and config.position_ids_from == "ids" and "embed_positions" in name:
+            if (
+                family == "m2m_100"
+                and config.position_ids_from == "ids"
+                and "embed_positions" in name
+            ):
                 parameter.copy_(fairseq_table(config))
     return model
 
@@ -111,7 +154,9 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
 def fairseq_table(config):
     """As transformers computes it, from the row of padding on."""
     rows = config.pad_token_id + 1 + config.max_position_embeddings
-    table = M2M100SinusoidalPositionalEmbedding.get_embedding(rows, config.hidden_size, config.pad_token_id)
+    table = M2M100SinusoidalPositionalEmbedding.get_embedding(
+        rows, config.hidden_size, config.pad_token_id
+    )
     return table[config.pad_token_id :]
 
 
@@ -123,7 +168,9 @@ def converted_back(model, family, tmp_path):
 
 @DTYPES_AND_SEEDS
 @pytest.mark.parametrize("family, architecture", CASES)
-def test_a_checkpoint_of_ours_converted_gives_the_same_outputs(family, architecture, dtype, seed, tmp_path):
+def test_a_checkpoint_of_ours_converted_gives_the_same_outputs(
+    family, architecture, dtype, seed, tmp_path
+):
     ours = our_model(family, architecture, seed, dtype)
     theirs = converted_back(ours, family, tmp_path)
     assert theirs.dtype == dtype
@@ -137,12 +184,19 @@ def test_a_checkpoint_of_ours_converted_gives_the_same_outputs(family, architect
 
 
 @pytest.mark.parametrize("beams", [1, 4])
-@pytest.mark.parametrize("family", ["gpt2", "opt", "bart", "mbart", "marian", "m2m_100", "pegasus", "t5"])
+@pytest.mark.parametrize(
+    "family", ["gpt2", "opt", "bart", "mbart", "marian", "m2m_100", "pegasus", "t5"]
+)
 def test_generated_tokens_are_the_same(family, beams, tmp_path):
     architecture = HEAD[family]
     ours = our_model(family, architecture, 0, eos_token_id=2)
     ours.generation_config.update(
-        max_new_tokens=12, num_beams=beams, do_sample=False, no_repeat_ngram_size=1, min_new_tokens=6, pad_token_id=0
+        max_new_tokens=12,
+        num_beams=beams,
+        do_sample=False,
+        no_repeat_ngram_size=1,
+        min_new_tokens=6,
+        pad_token_id=0,
     )
     theirs = converted_back(ours, family, tmp_path)
     given = dict(input_ids=given_to(ours)["input_ids"], attention_mask=RIGHT)
@@ -173,11 +227,20 @@ def test_there_and_back_again_every_tensor_is_the_same(family, architecture, see
     there, back = (load_file(tmp_path / name / "model.safetensors") for name in ("there", "back"))
     unread = {"model.shared.weight", "shared.weight", "cls.predictions.bias", "lm_head.bias"}
     unread = set() if getattr(config, "tie_word_embeddings", True) else unread
-    unsaved = {name for name in back if "embed_positions" in name} if architecture == "MarianMTModel" else set()
+    unsaved = (
+        {name for name in back if "embed_positions" in name}
+        if architecture == "MarianMTModel"
+        else set()
+    )
     assert there.keys() == back.keys() - unsaved
     for name in there.keys() - unread:
-        offset = UNREAD_ROWS.get(family, 0) if "embed_positions" in name or "position_embeddings" in name else 0
-        if family == "t5" and name == "decoder.final_layer_norm.weight":  # scaled by what is no power of 2
+        offset = (
+            UNREAD_ROWS.get(family, 0)
+            if "embed_positions" in name or "position_embeddings" in name
+            else 0
+        )
+        # scaled by what is no power of 2
+        if family == "t5" and name == "decoder.final_layer_norm.weight":
             torch.testing.assert_close(there[name], back[name], rtol=1e-6, atol=0)
         else:
             assert torch.equal(there[name][offset:], back[name][offset:]), name
@@ -185,54 +248,64 @@ def test_there_and_back_again_every_tensor_is_the_same(family, architecture, see
 
 WRONG = {
     "bert": dict(
-        position_embedding_type="sinusoidal", scale_embedding=True, embedding_norm=False, norm_first=True, final_norm=True,
-        linear_bias=False, sliding_window=4, activation_dropout=0.2, embedding_dropout=0.3, head_dim=2, value_head_dim=3,
-        pooler_act="relu", lm_transform_act=None, lm_head_bias=False, classifier_pooling="mean", embedding_size=7,
+        position_embedding_type="sinusoidal", scale_embedding=True, embedding_norm=False,
+        norm_first=True, final_norm=True, linear_bias=False, sliding_window=4,
+        activation_dropout=0.2, embedding_dropout=0.3, head_dim=2, value_head_dim=3,
+        pooler_act="relu", lm_transform_act=None, lm_head_bias=False, classifier_pooling="mean",
+        embedding_size=7,
     ),
     "xlm-roberta": dict(
-        position_embedding_type="sinusoidal", position_ids_from="place", scale_embedding=True, embedding_norm=False,
-        norm_first=True, lm_transform_act="relu", lm_head_bias=False,
+        position_embedding_type="sinusoidal", position_ids_from="place", scale_embedding=True,
+        embedding_norm=False, norm_first=True, lm_transform_act="relu", lm_head_bias=False,
     ),
     "mpnet": dict(
-        position_embedding_type="relative", position_ids_from="place", pad_token_id=0, relative_attention_num_buckets=8,
-        relative_attention_max_distance=64, type_vocab_size=2, classifier_dropout=0.3, lm_transform_act="relu",
+        position_embedding_type="relative", position_ids_from="place", pad_token_id=0,
+        relative_attention_num_buckets=8, relative_attention_max_distance=64, type_vocab_size=2,
+        classifier_dropout=0.3, lm_transform_act="relu",
     ),
     "gpt2": dict(
-        position_embedding_type="rotary", scale_embedding=True, embedding_norm=True, norm_first=False, final_norm=False,
-        linear_bias=False, sliding_window=4, activation_dropout=0.2, lm_head_bias=True, head_dim=2, add_cross_attention=True,
+        position_embedding_type="rotary", scale_embedding=True, embedding_norm=True,
+        norm_first=False, final_norm=False, linear_bias=False, sliding_window=4,
+        activation_dropout=0.2, lm_head_bias=True, head_dim=2, add_cross_attention=True,
         embedding_size=7,
     ),
     "opt": dict(
-        position_embedding_type="rotary", position_ids_from="place", scale_embedding=True, embedding_norm=True,
-        layer_norm_eps=1e-6, sliding_window=4, activation_dropout=0.2, embedding_dropout=0.3, lm_head_bias=True, head_dim=2,
-        add_cross_attention=True,
+        position_embedding_type="rotary", position_ids_from="place", scale_embedding=True,
+        embedding_norm=True, layer_norm_eps=1e-6, sliding_window=4, activation_dropout=0.2,
+        embedding_dropout=0.3, lm_head_bias=True, head_dim=2, add_cross_attention=True,
     ),
     "mbart": dict(
-        position_embedding_type="none", embedding_norm=False, norm_first=False, final_norm=False, wrap_last_token=False,
+        position_embedding_type="none", embedding_norm=False, norm_first=False, final_norm=False,
+        wrap_last_token=False,
     ),
     "bart": dict(
-        embedding_size=7,
-        wrap_last_token=True,
-        position_embedding_type="none", embedding_norm=False, norm_first=True, final_norm=True, linear_bias=False,
-        sliding_window=4, embedding_dropout=0.3, layer_norm_eps=1e-6, share_encoder_decoder_embeddings=False, value_head_dim=3,
+        embedding_size=7, wrap_last_token=True, position_embedding_type="none",
+        embedding_norm=False, norm_first=True, final_norm=True, linear_bias=False, sliding_window=4,
+        embedding_dropout=0.3, layer_norm_eps=1e-6, share_encoder_decoder_embeddings=False,
+        value_head_dim=3,
     ),
     "marian": dict(
-        position_embedding_type="learned", embedding_norm=True, norm_first=True, linear_bias=False, layer_norm_eps=1e-6,
-        wrap_last_token=True, embedding_size=7,
+        position_embedding_type="learned", embedding_norm=True, norm_first=True, linear_bias=False,
+        layer_norm_eps=1e-6, wrap_last_token=True, embedding_size=7,
     ),
     "m2m_100": dict(
-        position_embedding_type="sinusoidal", position_ids_from="place", embedding_norm=True, norm_first=False,
-        final_norm=False, linear_bias=False, lm_head_bias=True, wrap_last_token=True, layer_norm_eps=1e-6,
+        position_embedding_type="sinusoidal", position_ids_from="place", embedding_norm=True,
+        norm_first=False, final_norm=False, linear_bias=False, lm_head_bias=True,
+        wrap_last_token=True, layer_norm_eps=1e-6,
     ),
-    "pegasus": dict(position_embedding_type="learned", embedding_norm=True, norm_first=False, final_norm=False),
+    "pegasus": dict(
+        position_embedding_type="learned", embedding_norm=True, norm_first=False, final_norm=False
+    ),
     "t5": dict(
-        position_embedding_type="none", norm_type="layer_norm", norm_first=False, final_norm=False, embedding_norm=True,
-        scale_embedding=True, linear_bias=True, lm_head_bias=True, sliding_window=4, wrap_last_token=True, hidden_act="gelu",
+        position_embedding_type="none", norm_type="layer_norm", norm_first=False, final_norm=False,
+        embedding_norm=True, scale_embedding=True, linear_bias=True, lm_head_bias=True,
+        sliding_window=4, wrap_last_token=True, hidden_act="gelu",
         share_encoder_decoder_embeddings=False, value_head_dim=3, embedding_size=7,
     ),
     "vit": dict(
-        num_first_tokens=2, norm_type="rms_norm", norm_first=False, final_norm=False, gated=True, linear_bias=False,
-        interpolate_pos_encoding=True, activation_dropout=0.2, embedding_dropout=0.3, head_dim=2, value_head_dim=3,
+        num_first_tokens=2, norm_type="rms_norm", norm_first=False, final_norm=False, gated=True,
+        linear_bias=False, interpolate_pos_encoding=True, activation_dropout=0.2,
+        embedding_dropout=0.3, head_dim=2, value_head_dim=3,
     ),
 }  # fmt: skip
 HEAD = {
@@ -251,10 +324,18 @@ HEAD = {
 }
 
 
-@pytest.mark.parametrize("family, field", [(family, field) for family, fields in WRONG.items() for field in fields])
-def test_what_the_family_cannot_represent_is_rejected_with_the_field_s_name_and_nothing_is_written(family, field, tmp_path):
+@pytest.mark.parametrize(
+    "family, field", [(family, field) for family, fields in WRONG.items() for field in fields]
+)
+def test_what_the_family_cannot_represent_is_rejected_with_the_field_s_name_and_nothing_is_written(
+    family, field, tmp_path
+):
     wrong = WRONG[family][field]
-    pre_norm = dict(final_norm=FIXED[family].get("norm_first", family == "vit")) if field == "norm_first" else {}
+    pre_norm = (
+        dict(final_norm=FIXED[family].get("norm_first", family == "vit"))
+        if field == "norm_first"
+        else {}
+    )
     if field == "head_dim":
         wrong = 20
     model = our_model(family, HEAD[family], 0, **pre_norm, **{field: wrong})
@@ -267,8 +348,15 @@ def test_what_the_family_cannot_represent_is_rejected_with_the_field_s_name_and_
 def test_another_variant_is_refused(tmp_path):
     our_model("gpt2", "VanillaDecoderModel", 0).save_pretrained(tmp_path / "ours")
     with pytest.raises(
-        ValueError, match=r"architectures=\['VanillaDecoderModel'\] cannot be converted, expected one of VanillaE"
+        ValueError,
+        match=(
+            r"architectures=\['VanillaDecoderModel'\] cannot be converted, expected one of "
+            r"VanillaE"
+        ),
     ):
         convert(tmp_path / "ours", tmp_path / "theirs", to="bert")
-    with pytest.raises(ValueError, match="checkpoints can be converted to bert, roberta, .*, m2m_100, .*, got 'nothing'"):
+    with pytest.raises(
+        ValueError,
+        match="checkpoints can be converted to bert, roberta, .*, m2m_100, .*, got 'nothing'",
+    ):
         convert(tmp_path / "ours", tmp_path / "theirs", to="nothing")

@@ -47,7 +47,11 @@ def edit_tensors(directory, change):
 
 def assert_converts(directory, theirs, tmp_path):
     result = convert(directory, tmp_path / "ours")
-    ours = getattr(vanilla_transformer, result["architecture"]).from_pretrained(tmp_path / "ours").eval()
+    ours = (
+        getattr(vanilla_transformer, result["architecture"])
+        .from_pretrained(tmp_path / "ours")
+        .eval()
+    )
     given = given_to(theirs)
     got, expected = outputs_of(ours, given), outputs_of(theirs, given)
     for name in expected:
@@ -55,7 +59,7 @@ def assert_converts(directory, theirs, tmp_path):
     return result
 
 
-# -------------------------------------------------------------------------------------------------------------- layouts
+# ------------------------------------------------------------------------------------------ layouts
 
 
 def test_a_checkpoint_in_shards(bert, tmp_path):
@@ -71,7 +75,10 @@ def test_pickled_weights(bert, shards, tmp_path):
     tensors = load_file(directory / "model.safetensors")
     (directory / "model.safetensors").unlink()
     names = sorted(tensors)
-    parts = {f"pytorch_model-{i}.bin" if shards > 1 else "pytorch_model.bin": names[i::shards] for i in range(shards)}
+    parts = {
+        f"pytorch_model-{i}.bin" if shards > 1 else "pytorch_model.bin": names[i::shards]
+        for i in range(shards)
+    }
     for file, part in parts.items():
         torch.save({name: tensors[name] for name in part}, directory / file)
     if shards > 1:
@@ -85,7 +92,11 @@ def test_the_names_of_checkpoints_that_came_from_tensorflow(bert, tmp_path):
 
     def rename(tensors):
         for name in list(tensors):
-            old = re.sub(r"LayerNorm\.bias$", "LayerNorm.beta", re.sub(r"LayerNorm\.weight$", "LayerNorm.gamma", name))
+            old = re.sub(
+                r"LayerNorm\.bias$",
+                "LayerNorm.beta",
+                re.sub(r"LayerNorm\.weight$", "LayerNorm.gamma", name),
+            )
             tensors[old] = tensors.pop(name)
 
     edit_tensors(directory, rename)
@@ -93,9 +104,12 @@ def test_the_names_of_checkpoints_that_came_from_tensorflow(bert, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "family, architecture, prefix", [("gpt2", "GPT2LMHeadModel", "transformer."), ("bert", "BertModel", "")]
+    "family, architecture, prefix",
+    [("gpt2", "GPT2LMHeadModel", "transformer."), ("bert", "BertModel", "")],
 )
-def test_names_with_and_without_the_prefix_of_the_base_model(family, architecture, prefix, tmp_path):
+def test_names_with_and_without_the_prefix_of_the_base_model(
+    family, architecture, prefix, tmp_path
+):
     directory, model = saved(architecture, family, tmp_path)
 
     def rename(tensors):
@@ -107,13 +121,16 @@ def test_names_with_and_without_the_prefix_of_the_base_model(family, architectur
 
 
 def test_tensors_of_the_family_s_other_heads_are_left_out_and_named(tmp_path):
-    """As in bert-base-uncased: a masked-LM checkpoint by its config, with everything BERT was pre-trained with."""
+    """As in bert-base-uncased: a masked-LM checkpoint by its config, with everything BERT was
+    pre-trained with."""
     directory, model = saved("BertForPreTraining", "bert", tmp_path)
     edit_json(directory / "config.json", architectures=["BertForMaskedLM"])
     masked = transformers.BertForMaskedLM.from_pretrained(directory).eval()
     result = assert_converts(directory, masked, tmp_path)
     assert result["left_out"] == sorted(
-        f"{name}.{part}" for name in ("cls.seq_relationship", "pooler.dense") for part in ("weight", "bias")
+        f"{name}.{part}"
+        for name in ("cls.seq_relationship", "pooler.dense")
+        for part in ("weight", "bias")
     )
 
 
@@ -122,7 +139,10 @@ def test_buffers_of_old_checkpoints_are_no_weights(tmp_path):
     edit_tensors(
         directory,
         lambda t: t.update(
-            {"transformer.h.0.attn.bias": torch.ones(1, 1, 8, 8), "transformer.h.0.attn.masked_bias": torch.ones(())}
+            {
+                "transformer.h.0.attn.bias": torch.ones(1, 1, 8, 8),
+                "transformer.h.0.attn.masked_bias": torch.ones(()),
+            }
         ),
     )
     assert assert_converts(directory, model, tmp_path)["left_out"] == []
@@ -136,12 +156,17 @@ def test_buffers_of_old_checkpoints_are_no_weights(tmp_path):
         ("m2m_100", "M2M100ForConditionalGeneration", "model.encoder.embed_positions.weights"),
     ],
 )
-def test_a_stored_table_of_sinusoids_is_read_and_another_table_refused(family, architecture, name, tmp_path):
+def test_a_stored_table_of_sinusoids_is_read_and_another_table_refused(
+    family, architecture, name, tmp_path
+):
     directory, model = saved(architecture, family, tmp_path)
     table = model.get_parameter_or_buffer(name).clone()
     edit_tensors(directory, lambda t: t.update({name: table}))
     assert_converts(directory, model, tmp_path)
-    for wrong, fault in ((table + 0.1, "is not the table of sinusoids"), (table[:, 1:].contiguous(), "has the shape ")):
+    for wrong, fault in (
+        (table + 0.1, "is not the table of sinusoids"),
+        (table[:, 1:].contiguous(), "has the shape "),
+    ):
         edit_tensors(directory, lambda t, wrong=wrong: t.update({name: wrong}))
         with pytest.raises(ValueError, match=f"{name.removeprefix('model.')} {fault}"):
             plan_conversion(directory)
@@ -160,7 +185,9 @@ HEADS = {
 
 
 @pytest.mark.parametrize("architecture", HEADS)
-def test_a_head_that_differs_from_the_embeddings_is_used_untied_as_the_source_does(architecture, tmp_path):
+def test_a_head_that_differs_from_the_embeddings_is_used_untied_as_the_source_does(
+    architecture, tmp_path
+):
     family, head = HEADS[architecture]
     directory, model = saved(architecture, family, tmp_path, tie_word_embeddings=True)
     other = torch.empty_like(model.get_input_embeddings().weight).uniform_(-0.4, 0.4)
@@ -173,7 +200,10 @@ def test_a_head_that_differs_from_the_embeddings_is_used_untied_as_the_source_do
     assert not transformers.AutoConfig.from_pretrained(tmp_path / "ours").tie_word_embeddings
 
 
-@pytest.mark.parametrize("family, architecture", [("mbart", "MBartModel"), ("m2m_100", "M2M100Model"), ("opt", "OPTModel")])
+@pytest.mark.parametrize(
+    "family, architecture",
+    [("mbart", "MBartModel"), ("m2m_100", "M2M100Model"), ("opt", "OPTModel")],
+)
 def test_fields_that_act_in_training_only_are_named_as_left_out(family, architecture, tmp_path):
     name = "layerdrop" if family == "opt" else "decoder_layerdrop"
     directory, model = saved(architecture, family, tmp_path, **{name: 0.1})
@@ -194,12 +224,16 @@ def test_tensors_keep_their_dtype(dtype, tmp_path):
     model = random_model("BartForConditionalGeneration", random_config("bart", "", 0)).to(dtype)
     model.save_pretrained(tmp_path / "theirs")
     convert(tmp_path / "theirs", tmp_path / "ours")
-    assert {tensor.dtype for tensor in load_file(tmp_path / "ours" / "model.safetensors").values()} == {dtype}
+    assert {
+        tensor.dtype for tensor in load_file(tmp_path / "ours" / "model.safetensors").values()
+    } == {dtype}
     assert transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours").dtype == dtype
 
 
 def test_special_tokens_outside_the_vocabulary_become_none(tmp_path):
-    directory, model = saved("GPT2LMHeadModel", "gpt2", tmp_path, bos_token_id=50256, eos_token_id=50256)
+    directory, model = saved(
+        "GPT2LMHeadModel", "gpt2", tmp_path, bos_token_id=50256, eos_token_id=50256
+    )
     assert_converts(directory, model, tmp_path)
     config = transformers.AutoConfig.from_pretrained(tmp_path / "ours")
     assert config.bos_token_id is None and config.eos_token_id is None
@@ -210,7 +244,8 @@ import sys
 from vanilla_transformer.conversion import convert
 
 def peak():  # of this process only: what getrusage says includes the one that started it
-    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    lines = open("/proc/self/status")
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 convert(sys.argv[1], sys.argv[2])  # all that is imported on the way
 before = peak()
@@ -219,11 +254,16 @@ print(peak() - before)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read there")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="the peak of a process is read there"
+)
 @pytest.mark.parametrize("kind", ["safetensors", pytest.param("bin", marks=pytest.mark.slow)])
 def test_peak_memory_is_below_1_3_times_the_checkpoint(tmp_path, kind):
     for name, fields in (("small", dict(n_layer=1, n_embd=8, vocab_size=20)), ("large", {})):
-        sizes = dict(vocab_size=20000, n_embd=768, n_layer=6, n_head=4, bos_token_id=1, eos_token_id=1) | fields
+        sizes = (
+            dict(vocab_size=20000, n_embd=768, n_layer=6, n_head=4, bos_token_id=1, eos_token_id=1)
+            | fields
+        )
         with torch.device("meta"):
             model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
         model.to_empty(device="cpu").tie_weights()
@@ -235,8 +275,15 @@ def test_peak_memory_is_below_1_3_times_the_checkpoint(tmp_path, kind):
             torch.save(model.state_dict(), tmp_path / name / "pytorch_model.bin")
     size = max(file.stat().st_size for file in (tmp_path / "large").iterdir())
     assert size > 200e6
-    arguments = [tmp_path / "small", tmp_path / "small-ours", tmp_path / "large", tmp_path / "large-ours"]
-    process = subprocess.run([sys.executable, "-c", MEMORY, *arguments], capture_output=True, text=True, check=True)
+    arguments = [
+        tmp_path / "small",
+        tmp_path / "small-ours",
+        tmp_path / "large",
+        tmp_path / "large-ours",
+    ]
+    process = subprocess.run(
+        [sys.executable, "-c", MEMORY, *arguments], capture_output=True, text=True, check=True
+    )
     assert int(process.stdout) < 1.3 * size
 
 
@@ -245,15 +292,24 @@ def test_a_pickle_of_before_torch_1_6_converts_with_a_warning(tmp_path, caplog, 
     (directory / "model.safetensors").unlink()
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     for is_zip in (True, False):
-        torch.save(model.state_dict(), directory / "pytorch_model.bin", _use_new_zipfile_serialization=is_zip)
+        torch.save(
+            model.state_dict(),
+            directory / "pytorch_model.bin",
+            _use_new_zipfile_serialization=is_zip,
+        )
         assert not caplog.text
         convert(directory, tmp_path / f"ours-{is_zip}")
-    assert "pytorch_model.bin is of torch before 1.6 and cannot be mapped: it is in memory as a whole" in caplog.text
-    weights = [load_file(tmp_path / f"ours-{is_zip}" / "model.safetensors") for is_zip in (True, False)]
+    assert (
+        "pytorch_model.bin is of torch before 1.6 and cannot be mapped: it is in memory as a whole"
+        in caplog.text
+    )
+    weights = [
+        load_file(tmp_path / f"ours-{is_zip}" / "model.safetensors") for is_zip in (True, False)
+    ]
     torch.testing.assert_close(*weights, rtol=0, atol=0)
 
 
-# ------------------------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 UNREPRESENTABLE = [
     ("bert", "BertModel", dict(is_decoder=True)),
@@ -265,15 +321,23 @@ UNREPRESENTABLE = [
     ("bart", "BartModel", dict(decoder_ffn_dim=9)),
     ("bart", "BartModel", dict(decoder_attention_heads=2)),
     ("m2m_100", "M2M100Model", dict(pad_token_id=None)),
-    ("m2m_100", "M2M100Model", dict(decoder_start_token_id=random_config("m2m_100", "", 0).pad_token_id)),
+    (
+        "m2m_100",
+        "M2M100Model",
+        dict(decoder_start_token_id=random_config("m2m_100", "", 0).pad_token_id),
+    ),
     ("marian", "MarianModel", dict(decoder_vocab_size=9)),
 ]
 
 
 @pytest.mark.parametrize(
-    "family, architecture, field", UNREPRESENTABLE, ids=lambda x: next(iter(x)) if isinstance(x, dict) else x
+    "family, architecture, field",
+    UNREPRESENTABLE,
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else x,
 )
-def test_what_cannot_be_represented_is_rejected_with_the_field_s_name(family, architecture, field, tmp_path):
+def test_what_cannot_be_represented_is_rejected_with_the_field_s_name(
+    family, architecture, field, tmp_path
+):
     directory, _ = saved(architecture, family, tmp_path)
     edit_json(directory / "config.json", **field)
     [(name, value)] = field.items()
@@ -284,14 +348,20 @@ def test_what_cannot_be_represented_is_rejected_with_the_field_s_name(family, ar
 
 def test_an_odd_width_has_no_sinusoids(tmp_path):
     directory, _ = saved("MarianModel", "marian", tmp_path)
-    edit_json(directory / "config.json", d_model=15, encoder_attention_heads=3, decoder_attention_heads=3)
-    with pytest.raises(ValueError, match="d_model=15 cannot be converted: sinusoids need an even width"):
+    edit_json(
+        directory / "config.json", d_model=15, encoder_attention_heads=3, decoder_attention_heads=3
+    )
+    with pytest.raises(
+        ValueError, match="d_model=15 cannot be converted: sinusoids need an even width"
+    ):
         plan_conversion(directory)
 
 
 def test_an_architecture_without_a_counterpart_is_refused(bert):
     edit_json(bert[0] / "config.json", architectures=["BertLMHeadModel"])
-    with pytest.raises(ValueError, match=r"architectures=.* cannot be converted, expected one of BertModel, "):
+    with pytest.raises(
+        ValueError, match=r"architectures=.* cannot be converted, expected one of BertModel, "
+    ):
         plan_conversion(bert[0])
 
 
@@ -305,24 +375,41 @@ def test_another_family_is_refused(bert):
 def test_a_family_that_is_known_is_refused_with_the_reason(model_type, bert):
     assert model_type in transformers.CONFIG_MAPPING and model_type not in FAMILIES
     edit_json(bert[0] / "config.json", model_type=model_type)
-    with pytest.raises(ValueError, match=f"has model_type {model_type}, which cannot be converted: {REFUSED[model_type]}$"):
+    with pytest.raises(
+        ValueError,
+        match=f"has model_type {model_type}, which cannot be converted: {REFUSED[model_type]}$",
+    ):
         plan_conversion(bert[0])
 
 
 def test_one_of_ours_needs_a_family(bert, tmp_path):
     convert(bert[0], tmp_path / "ours")
-    with pytest.raises(ValueError, match="has model_type vanilla-encoder already, expected a family to convert it to"):
+    with pytest.raises(
+        ValueError,
+        match="has model_type vanilla-encoder already, expected a family to convert it to",
+    ):
         plan_conversion(tmp_path / "ours")
     with pytest.raises(ValueError, match="has model_type bert, expected one of vanilla-encoder, "):
         plan_conversion(bert[0], to="bert")
 
 
 @pytest.mark.parametrize(
-    "name", ["bert.adapter.weight", "bert.encoder.layer.0.scale", "encoder.norm.weight", "cls.predictions.scale.weight"]
+    "name",
+    [
+        "bert.adapter.weight",
+        "bert.encoder.layer.0.scale",
+        "encoder.norm.weight",
+        "cls.predictions.scale.weight",
+    ],
 )
 def test_unknown_tensors_inside_of_what_is_converted_are_named(name, bert):
-    edit_tensors(bert[0], lambda t: t.update({name: torch.ones(3), "cls.chain.weight": torch.ones(2)}))
-    fault = f"has tensors that BertForMaskedLM does not know: {name.removeprefix('bert.')}; --leave-out PATTERN"
+    edit_tensors(
+        bert[0], lambda t: t.update({name: torch.ones(3), "cls.chain.weight": torch.ones(2)})
+    )
+    fault = (
+        f"has tensors that BertForMaskedLM does not know: {name.removeprefix('bert.')}; "
+        "--leave-out PATTERN"
+    )
     with pytest.raises(ValueError, match=fault):
         plan_conversion(bert[0])
 
@@ -330,13 +417,18 @@ def test_unknown_tensors_inside_of_what_is_converted_are_named(name, bert):
 def test_missing_tensors_are_named(bert):
     names = ["encoder.layer.0.output.dense.bias", "cls.predictions.transform.dense.weight"]
     edit_tensors(bert[0], lambda t: [t.pop(f"bert.{names[0]}"), t.pop(names[1])])
-    with pytest.raises(ValueError, match=f"lacks tensors that BertForMaskedLM needs: {', '.join(names)}$"):
+    with pytest.raises(
+        ValueError, match=f"lacks tensors that BertForMaskedLM needs: {', '.join(names)}$"
+    ):
         plan_conversion(bert[0])
 
 
 def test_misshapen_tensors_are_named(bert):
     edit_json(bert[0] / "config.json", intermediate_size=999)
-    with pytest.raises(ValueError, match=r"intermediate.dense.weight gives .*up_proj.weight the shape .*, expected \(999, "):
+    with pytest.raises(
+        ValueError,
+        match=r"intermediate.dense.weight gives .*up_proj.weight the shape .*, expected \(999, ",
+    ):
         plan_conversion(bert[0])
 
 
@@ -349,7 +441,10 @@ def test_a_pickle_that_holds_more_than_tensors_is_refused_and_not_run(bert, tmp_
     monkeypatch.chdir(tmp_path)
     (bert[0] / "model.safetensors").unlink()
     torch.save({"weight": Payload()}, bert[0] / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"bin does not load with weights_only=True: [^.]* GLOBAL \w+.mkdir whose module"):
+    with pytest.raises(
+        ValueError,
+        match=r"bin does not load with weights_only=True: [^.]* GLOBAL \w+.mkdir whose module",
+    ):
         plan_conversion(bert[0])
     assert not (tmp_path / "payload-ran").exists()
 
@@ -357,20 +452,31 @@ def test_a_pickle_that_holds_more_than_tensors_is_refused_and_not_run(bert, tmp_
 def test_a_truncated_file_is_refused(bert):
     data = (bert[0] / "model.safetensors").read_bytes()
     (bert[0] / "model.safetensors").write_bytes(data[: len(data) // 2])
-    with pytest.raises(ValueError, match=f"model.safetensors is not a whole safetensors file \\({len(data) // 2} bytes\\)"):
+    with pytest.raises(
+        ValueError,
+        match=f"model.safetensors is not a whole safetensors file \\({len(data) // 2} bytes\\)",
+    ):
         plan_conversion(bert[0])
 
 
 def test_a_hub_id_that_cannot_be_reached_is_named():
-    with pytest.raises(FileNotFoundError, match="someone/nothing is neither a checkpoint directory nor on the Hub"):
+    with pytest.raises(
+        FileNotFoundError, match="someone/nothing is neither a checkpoint directory nor on the Hub"
+    ):
         plan_conversion("someone/nothing")
 
 
 def test_missing_files_are_named(bert, tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere does not exist, expected a checkpoint directory or a Hub id"):
+    with pytest.raises(
+        FileNotFoundError,
+        match="nowhere does not exist, expected a checkpoint directory or a Hub id",
+    ):
         plan_conversion(tmp_path / "nowhere")
     (bert[0] / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match="has no weights: expected model.safetensors or pytorch_model.bin, found"):
+    with pytest.raises(
+        FileNotFoundError,
+        match="has no weights: expected model.safetensors or pytorch_model.bin, found",
+    ):
         plan_conversion(bert[0])
     (bert[0] / "config.json").unlink()
     with pytest.raises(FileNotFoundError, match="has no config.json"):
@@ -378,7 +484,10 @@ def test_missing_files_are_named(bert, tmp_path):
 
 
 def test_both_ways_a_conversion_is_kept_unless_forced_and_then_replaced(bert, tmp_path):
-    for source, out, to in ((bert[0], tmp_path / "ours", None), (tmp_path / "ours", tmp_path / "again", "bert")):
+    for source, out, to in (
+        (bert[0], tmp_path / "ours", None),
+        (tmp_path / "ours", tmp_path / "again", "bert"),
+    ):
         architecture = convert(source, out, to)["architecture"]
         before = {path.name: path.read_bytes() for path in out.iterdir()}
         with pytest.raises(FileExistsError, match="exists already"):
@@ -390,25 +499,39 @@ def test_both_ways_a_conversion_is_kept_unless_forced_and_then_replaced(bert, tm
 
 def test_a_checkpoint_that_we_did_not_write_is_not_replaced(bert, tmp_path):
     convert(bert[0], tmp_path / "ours")
-    with pytest.raises(FileExistsError, match="expected an export or a checkpoint that vanilla-transformer wrote"):
+    with pytest.raises(
+        FileExistsError, match="expected an export or a checkpoint that vanilla-transformer wrote"
+    ):
         convert(tmp_path / "ours", bert[0], "bert", force=True)
     with pytest.raises(ValueError, match="is the input .* or holds it"):
         convert(tmp_path / "ours", tmp_path / "ours", "bert", force=True)
 
 
-# ---------------------------------------------------------------------------------------------- tokenizers and pipelines
+# ------------------------------------------------------------------------- tokenizers and pipelines
 
 
 def tokenizer_for(vocab_size, pad, eos, mask=None, template="$A </s>"):
     """Words `w3`, `w4` ... and the special tokens where the model has them."""
     special = {pad: "<pad>", eos: "</s>"} | ({mask: "<mask>"} if mask is not None else {})
-    vocabulary = {special.get(i, "<unk>" if i == max(special) + 1 else f"w{i}"): i for i in range(vocab_size)}
+    vocabulary = {
+        special.get(i, "<unk>" if i == max(special) + 1 else f"w{i}"): i for i in range(vocab_size)
+    }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.WhitespaceSplit(), decoders.WordPiece(prefix="##")
-    tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("</s>", eos)])
-    tokens = dict(pad_token="<pad>", eos_token="</s>", unk_token="<unk>") | ({"mask_token": "<mask>"} if mask else {})
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.WhitespaceSplit(),
+        decoders.WordPiece(prefix="##"),
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=[("</s>", eos)]
+    )
+    tokens = dict(pad_token="<pad>", eos_token="</s>", unk_token="<unk>") | (
+        {"mask_token": "<mask>"} if mask else {}
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_input_names=["input_ids", "attention_mask"], padding_side="left", **tokens
+        tokenizer_object=tokenizer,
+        model_input_names=["input_ids", "attention_mask"],
+        padding_side="left",
+        **tokens,
     )
 
 
@@ -422,23 +545,31 @@ PIPELINES = [
 
 
 @pytest.mark.parametrize("family, architecture, task, text", PIPELINES)
-def test_a_converted_directory_gives_what_the_source_gives_in_a_pipeline(family, architecture, task, text, tmp_path):
+def test_a_converted_directory_gives_what_the_source_gives_in_a_pipeline(
+    family, architecture, task, text, tmp_path
+):
     directory, model = saved(architecture, family, tmp_path)
     config = model.config
     eos = config.eos_token_id if config.eos_token_id is not None else 2
     tokenizer_for(config.vocab_size, config.pad_token_id, eos, mask=5).save_pretrained(directory)
     convert(directory, tmp_path / "ours")
     options = dict(do_sample=False, max_new_tokens=6) if task == "text-generation" else {}
-    ours, theirs = (pipeline(task, model=str(tmp_path / name))(text, **options) for name in ("ours", "theirs"))
+    ours, theirs = (
+        pipeline(task, model=str(tmp_path / name))(text, **options) for name in ("ours", "theirs")
+    )
     assert [{k: v for k, v in found.items() if "score" not in k} for found in ours] == [
         {k: v for k, v in found.items() if "score" not in k} for found in theirs
     ]
-    assert [found.get("score") for found in ours] == pytest.approx([found.get("score") for found in theirs], abs=1e-5)
+    assert [found.get("score") for found in ours] == pytest.approx(
+        [found.get("score") for found in theirs], abs=1e-5
+    )
 
 
 def test_a_converted_opt_keeps_its_leading_token_and_continues_text_as_the_source_does(tmp_path):
     directory, theirs = saved("OPTForCausalLM", "opt", tmp_path)
-    tokenizer = tokenizer_for(theirs.config.vocab_size, theirs.config.pad_token_id, 2, template="</s> $A")
+    tokenizer = tokenizer_for(
+        theirs.config.vocab_size, theirs.config.pad_token_id, 2, template="</s> $A"
+    )
     tokenizer.save_pretrained(directory)
     convert(directory, tmp_path / "ours")
     export(tmp_path / "ours", tmp_path / "onnx", cases=2)
@@ -448,39 +579,64 @@ def test_a_converted_opt_keeps_its_leading_token_and_continues_text_as_the_sourc
         given = tokenizer(text, return_tensors="pt")
         assert given["input_ids"][0, 0] == 2
         outputs = theirs.generate(**given, max_new_tokens=6, min_new_tokens=6, do_sample=False)
-        assert line == tokenizer.decode(outputs[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
+        assert line == tokenizer.decode(
+            outputs[0, given["input_ids"].shape[1] :], skip_special_tokens=True
+        )
     assert any(found)
 
 
 def test_a_marian_checkpoint_comes_with_a_tokenizer_and_translates_without_torch(tmp_path):
-    (tmp_path / "text").write_text("\n".join(f"a man sees the dog number {i} in the park" for i in range(200)))
+    (tmp_path / "text").write_text(
+        "\n".join(f"a man sees the dog number {i} in the park" for i in range(200))
+    )
     directory, _ = saved("MarianMTModel", "marian", tmp_path)
     (tmp_path / "spm").mkdir()
     sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "spm" / "source"), vocab_size=40, minloglevel=2
+        input=str(tmp_path / "text"),
+        model_prefix=str(tmp_path / "spm" / "source"),
+        vocab_size=40,
+        minloglevel=2,
     )
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm" / "source.model"))
-    names = ["</s>", "<unk>", *(pieces.id_to_piece(i) for i in range(3, 38)), ">>deu<<", ">>nld<<", "<pad>"]
+    names = [
+        "</s>",
+        "<unk>",
+        *(pieces.id_to_piece(i) for i in range(3, 38)),
+        ">>deu<<",
+        ">>nld<<",
+        "<pad>",
+    ]
     for name in ("source.spm", "target.spm"):
         (directory / name).write_bytes((tmp_path / "spm" / "source.model").read_bytes())
     (directory / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(names)}))
-    (directory / "tokenizer_config.json").write_text(json.dumps({"source_lang": "en", "target_lang": "de"}))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"source_lang": "en", "target_lang": "de"})
+    )
     tokens = dict(pad_token_id=39, decoder_start_token_id=39, eos_token_id=0, forced_eos_token_id=0)
     config = transformers.MarianConfig(
-        **{**random_config("marian", "", 0).to_dict(), **tokens, "vocab_size": 40, "decoder_vocab_size": 40}
+        **{
+            **random_config("marian", "", 0).to_dict(),
+            **tokens,
+            "vocab_size": 40,
+            "decoder_vocab_size": 40,
+        }
     )
     model = random_model("MarianMTModel", config)
-    model.generation_config.update(num_beams=3, max_new_tokens=8, no_repeat_ngram_size=2, min_new_tokens=4, **tokens)
+    model.generation_config.update(
+        num_beams=3, max_new_tokens=8, no_repeat_ngram_size=2, min_new_tokens=4, **tokens
+    )
     model.save_pretrained(directory)
     facts = convert(directory, tmp_path / "ours")
     assert facts["notes"][0] in str(plan_conversion(directory))
     assert type(AutoTokenizer.from_pretrained(tmp_path / "ours")).__name__ == "TokenizersBackend"
     texts = ["a man sees the dog", "the park"]
-    ours, theirs = (pipeline("translation", model=str(tmp_path / name))(texts) for name in ("ours", "theirs"))
+    ours, theirs = (
+        pipeline("translation", model=str(tmp_path / name))(texts) for name in ("ours", "theirs")
+    )
     assert ours == theirs and any(found["translation_text"] for found in ours)
 
 
-# --------------------------------------------------------------------------------------------------------- command line
+# ------------------------------------------------------------------------------------- command line
 
 
 def test_a_dry_run_prints_the_mapping_and_writes_nothing(bert, tmp_path, capsys):
@@ -498,7 +654,11 @@ def test_a_dry_run_prints_the_mapping_and_writes_nothing(bert, tmp_path, capsys)
 def test_the_dry_run_of_gpt2_shows_what_is_split_and_transposed(tmp_path, capsys):
     directory, _ = saved("GPT2Model", "gpt2", tmp_path)
     main(["convert", str(directory), str(tmp_path / "ours"), "--dry-run"])
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("h.0.attn.c_attn.weight")]
+    [line] = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("h.0.attn.c_attn.weight")
+    ]
     assert all(f"layers.0.self_attn.{projection}_proj.weight" in line for projection in "qkv")
     assert "(in three parts, transposed" in line
 
@@ -506,14 +666,19 @@ def test_the_dry_run_of_gpt2_shows_what_is_split_and_transposed(tmp_path, capsys
 def test_the_command_converts_there_and_back(bert, tmp_path, capsys):
     main(["convert", str(bert[0]), str(tmp_path / "ours")])
     printed = json.loads(capsys.readouterr().out)
-    assert printed["architecture"] == "VanillaEncoderForMaskedLM" and printed["parameters"] == bert[1].num_parameters()
+    assert (
+        printed["architecture"] == "VanillaEncoderForMaskedLM"
+        and printed["parameters"] == bert[1].num_parameters()
+    )
     main(["convert", str(tmp_path / "ours"), str(tmp_path / "back"), "--to", "bert"])
     assert json.loads(capsys.readouterr().out)["architecture"] == "BertForMaskedLM"
 
 
 def test_the_command_says_what_is_wrong_in_one_line(bert, tmp_path):
     edit_json(bert[0] / "config.json", is_decoder=True)
-    message = "^vanilla-transformer: .*config.json: is_decoder=True cannot be converted, expected False$"
+    message = (
+        "^vanilla-transformer: .*config.json: is_decoder=True cannot be converted, expected False$"
+    )
     with pytest.raises(SystemExit, match=message):
         main(["convert", str(bert[0]), str(tmp_path / "ours")])
 
@@ -521,7 +686,11 @@ def test_the_command_says_what_is_wrong_in_one_line(bert, tmp_path):
 def test_the_converted_code_runs_where_the_package_is_not_installed(bert, tmp_path):
     convert(bert[0], tmp_path / "ours")
     names = {path.name for path in (tmp_path / "ours").iterdir()}
-    assert {"configuration_vanilla_transformer.py", "layers_vanilla_transformer.py", "modeling_vanilla_transformer.py"} <= names
+    assert {
+        "configuration_vanilla_transformer.py",
+        "layers_vanilla_transformer.py",
+        "modeling_vanilla_transformer.py",
+    } <= names
     config = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert config["auto_map"] == vanilla_transformer.VanillaEncoderConfig.default_auto_map
     assert config["architectures"] == ["VanillaEncoderForMaskedLM"]

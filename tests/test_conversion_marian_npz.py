@@ -1,4 +1,5 @@
-"""Models as Marian itself writes them: the numbers, the tokens and the texts of transformers' own classes."""
+"""Models as Marian itself writes them: the numbers, the tokens and the texts of transformers' own
+classes."""
 
 import json
 import math
@@ -19,12 +20,15 @@ from vanilla_transformer_export.cli import main
 
 TEXTS = ["a man sees the dog", "the park", "number 12 in the park"]
 FIELDS = {  # what Marian writes of a transformer-base, in its order and more
-    "dec-depth": 2, "dim-emb": 12, "enc-depth": 3, "layer-normalization": False, "right-left": False, "tied-embeddings": False,
-    "tied-embeddings-all": True, "tied-embeddings-src": False, "transformer-aan-depth": 2, "transformer-decoder-autoreg":
-    "self-attention", "transformer-dim-ffn": 20, "transformer-ffn-activation": "swish", "transformer-ffn-depth": 2,
-    "transformer-heads": 3, "transformer-no-projection": False, "transformer-postprocess": "dan",
+    "dec-depth": 2, "dim-emb": 12, "enc-depth": 3, "layer-normalization": False,
+    "right-left": False, "tied-embeddings": False, "tied-embeddings-all": True,
+    "tied-embeddings-src": False, "transformer-aan-depth": 2,
+    "transformer-decoder-autoreg": "self-attention", "transformer-dim-ffn": 20,
+    "transformer-ffn-activation": "swish", "transformer-ffn-depth": 2, "transformer-heads": 3,
+    "transformer-no-projection": False, "transformer-postprocess": "dan",
     "transformer-postprocess-emb": "d", "transformer-preprocess": "", "transformer-tied-layers": [],
-    "transformer-train-position-embeddings": False, "type": "transformer", "ulr": False, "ulr-dim-emb": 0,
+    "transformer-train-position-embeddings": False, "type": "transformer", "ulr": False,
+    "ulr-dim-emb": 0,
 }  # fmt: skip
 
 
@@ -32,16 +36,22 @@ FIELDS = {  # what Marian writes of a transformer-base, in its order and more
 def pieces(tmp_path_factory):
     """A SentencePiece model's file."""
     directory = tmp_path_factory.mktemp("pieces")
-    (directory / "text").write_text("\n".join(f"a man sees the dog number {i} in the park" for i in range(200)))
+    (directory / "text").write_text(
+        "\n".join(f"a man sees the dog number {i} in the park" for i in range(200))
+    )
     sentencepiece.SentencePieceTrainer.train(
-        input=str(directory / "text"), model_prefix=str(directory / "source"), vocab_size=40, minloglevel=2
+        input=str(directory / "text"),
+        model_prefix=str(directory / "source"),
+        vocab_size=40,
+        minloglevel=2,
     )
     return directory / "source.model"
 
 
 @pytest.fixture(scope="module")
 def written(pieces, tmp_path_factory):
-    """The directory that Marian would have, and transformers' model and tokenizer with the same weights."""
+    """The directory that Marian would have, and transformers' model and tokenizer with the same
+    weights."""
     raw, theirs = (tmp_path_factory.mktemp(name) for name in ("raw", "theirs"))
     processor = sentencepiece.SentencePieceProcessor(model_file=str(pieces))
     names = ["</s>", "<unk>", *(processor.id_to_piece(i) for i in range(3, 40))]
@@ -49,38 +59,48 @@ def written(pieces, tmp_path_factory):
     for directory in (raw, theirs):
         for name in ("source.spm", "target.spm"):
             shutil.copyfile(pieces, directory / name)
-    (theirs / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate([*names, "<pad>"])}))
-    (theirs / "tokenizer_config.json").write_text(json.dumps({"source_lang": "en", "target_lang": "de"}))
+    (theirs / "vocab.json").write_text(
+        json.dumps({name: i for i, name in enumerate([*names, "<pad>"])})
+    )
+    (theirs / "tokenizer_config.json").write_text(
+        json.dumps({"source_lang": "en", "target_lang": "de"})
+    )
     model = marian_model(pad)
     arrays = {name: array for name, array in marian_arrays(model)}
     text = yaml.dump(FIELDS) + "version: v1.9.0\n"
     arrays["special:model.yml"] = np.array([*text.encode(), 0], dtype=np.int8)
     np.savez(raw / "opus.spm32k-spm32k.transformer-align.model1.npz.best-perplexity.npz", **arrays)
-    (raw / "opus.spm32k-spm32k.vocab.yml").write_text(yaml.dump({name: i for i, name in enumerate(names)}, allow_unicode=True))
-    (raw / "decoder.yml").write_text(yaml.dump({"relative-paths": True, "beam-size": 3, "normalize": 1, "word-penalty": 0}))
+    (raw / "opus.spm32k-spm32k.vocab.yml").write_text(
+        yaml.dump({name: i for i, name in enumerate(names)}, allow_unicode=True)
+    )
+    (raw / "decoder.yml").write_text(
+        yaml.dump({"relative-paths": True, "beam-size": 3, "normalize": 1, "word-penalty": 0})
+    )
     return raw, model, MarianTokenizer.from_pretrained(theirs)
 
 
 def marian_model(pad):
     """With a last row of zeros, that of padding, which Marian's own models do not have."""
     config = MarianConfig(
-        vocab_size=pad + 1, d_model=12, encoder_layers=3, decoder_layers=2, encoder_ffn_dim=20, decoder_ffn_dim=20,
-        encoder_attention_heads=3, decoder_attention_heads=3, activation_function="swish", scale_embedding=True,
-        pad_token_id=pad, eos_token_id=0, bos_token_id=0, decoder_start_token_id=pad, forced_eos_token_id=0,
+        vocab_size=pad + 1, d_model=12, encoder_layers=3, decoder_layers=2, encoder_ffn_dim=20,
+        decoder_ffn_dim=20, encoder_attention_heads=3, decoder_attention_heads=3,
+        activation_function="swish", scale_embedding=True, pad_token_id=pad, eos_token_id=0,
+        bos_token_id=0, decoder_start_token_id=pad, forced_eos_token_id=0,
     )  # fmt: skip
     model = random_model("MarianMTModel", config)
     with torch.no_grad():
         model.model.shared.weight[pad] = 0
         model.final_logits_bias[0, pad] = 0
     model.generation_config = GenerationConfig(
-        num_beams=3, max_length=512, bad_words_ids=[[pad]], forced_eos_token_id=0, pad_token_id=pad, eos_token_id=0,
-        bos_token_id=0, decoder_start_token_id=pad,
+        num_beams=3, max_length=512, bad_words_ids=[[pad]], forced_eos_token_id=0, pad_token_id=pad,
+        eos_token_id=0, bos_token_id=0, decoder_start_token_id=pad,
     )  # fmt: skip
     return model
 
 
 def marian_arrays(model):
-    """Names and arrays as Marian's source has them (src/models/transformer.h): matrices (in, out), vectors as rows."""
+    """Names and arrays as Marian's source has them (src/models/transformer.h): matrices (in, out),
+    vectors as rows."""
     yield "Wemb", model.model.shared.weight[:-1].detach().numpy()
     yield "decoder_ff_logit_out_b", model.final_logits_bias[:, :-1].numpy()
     for side, stack in (("encoder", model.model.encoder), ("decoder", model.model.decoder)):
@@ -90,7 +110,10 @@ def marian_arrays(model):
                 attentions["context"] = layer.encoder_attn, layer.encoder_attn_layer_norm
             linears, norms = {}, {"ffn_ffn": layer.final_layer_norm}
             for name, (attention, norm) in attentions.items():
-                for letter, linear in zip("qkvo", (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj)):
+                for letter, linear in zip(
+                    "qkvo",
+                    (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj),
+                ):
                     linears[f"{name}_{{}}{letter}"] = linear
                 norms[f"{name}_Wo"] = norm
             linears |= {"ffn_{}1": layer.fc1, "ffn_{}2": layer.fc2}
@@ -105,10 +128,17 @@ def marian_arrays(model):
 def test_a_directory_of_marian_s_converts_to_the_same_numbers_tokens_and_texts(written, tmp_path):
     raw, theirs, tokenizer = written
     result = convert(raw, tmp_path / "ours")
-    assert result["architecture"] == "VanillaSeq2SeqForConditionalGeneration" and result["left_out"] == []
-    ours = vanilla_transformer.VanillaSeq2SeqForConditionalGeneration.from_pretrained(tmp_path / "ours").eval()
+    assert (
+        result["architecture"] == "VanillaSeq2SeqForConditionalGeneration"
+        and result["left_out"] == []
+    )
+    ours = vanilla_transformer.VanillaSeq2SeqForConditionalGeneration.from_pretrained(
+        tmp_path / "ours"
+    ).eval()
     given = given_to(theirs)
-    assert_exact(outputs_of(ours, given)["logits"], outputs_of(theirs, given)["logits"], torch.float32)
+    assert_exact(
+        outputs_of(ours, given)["logits"], outputs_of(theirs, given)["logits"], torch.float32
+    )
     expected, found = (model.generation_config.to_diff_dict() for model in (theirs, ours))
     assert {name: found.get(name) for name in expected} == expected
     batch = tokenizer(TEXTS, return_tensors="pt", padding=True)
@@ -118,18 +148,26 @@ def test_a_directory_of_marian_s_converts_to_the_same_numbers_tokens_and_texts(w
     assert ours.generate(**batch, **options).tolist() == tokens.tolist()
     same = vanilla_transformer.checkpoint.load_tokenizer(tmp_path / "ours")
     assert same(TEXTS)["input_ids"] == tokenizer(TEXTS)["input_ids"]
-    assert same.batch_decode(tokens, skip_special_tokens=True) == tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    assert same.batch_decode(tokens, skip_special_tokens=True) == tokenizer.batch_decode(
+        tokens, skip_special_tokens=True
+    )
 
 
 def test_a_dry_run_shows_it(written, capsys, tmp_path):
     main(["convert", str(written[0]), str(tmp_path / "ours"), "--dry-run"])
-    assert "shared.weight -> model.encoder.embeddings.embed_tokens.weight" in capsys.readouterr().out
+    assert (
+        "shared.weight -> model.encoder.embeddings.embed_tokens.weight" in capsys.readouterr().out
+    )
     assert not (tmp_path / "ours").exists()
 
 
 def test_other_commands_convert_it_on_the_way(written):
     raw, theirs, _ = written
-    weights = {tensor.data_ptr(): tensor for name, tensor in theirs.state_dict().items() if "embed_positions" not in name}
+    weights = {
+        tensor.data_ptr(): tensor
+        for name, tensor in theirs.state_dict().items()
+        if "embed_positions" not in name
+    }
     assert info(raw)["total_parameters"] == sum(tensor.numel() for tensor in weights.values())
     with converted(raw) as ours:
         assert (ours / "tokenizer.json").is_file()
@@ -151,52 +189,87 @@ def rewritten(raw, change):
 
 def with_field(**fields):
     def change(arrays):
-        text = yaml.dump({name: value for name, value in (FIELDS | fields).items() if value is not None})
+        text = yaml.dump(
+            {name: value for name, value in (FIELDS | fields).items() if value is not None}
+        )
         arrays["special:model.yml"] = np.array([*text.encode(), 0], dtype=np.int8)
 
     return change
 
 
 WRONG_FIELDS = {
-    "type": "s2s", "tied-embeddings-all": False, "layer-normalization": True, "right-left": True, "transformer-ffn-depth": 3,
-    "transformer-decoder-autoreg": "rnn", "transformer-no-projection": True, "transformer-postprocess": "da",
-    "transformer-postprocess-emb": "nd", "transformer-preprocess": "n", "transformer-tied-layers": [1, 1, 2],
-    "transformer-train-position-embeddings": True, "transformer-ffn-activation": "gelu", "transformer-heads": 0,
-    "dim-emb": "wide", "ulr-dim-emb": 8,
+    "type": "s2s", "tied-embeddings-all": False, "layer-normalization": True, "right-left": True,
+    "transformer-ffn-depth": 3, "transformer-decoder-autoreg": "rnn",
+    "transformer-no-projection": True, "transformer-postprocess": "da",
+    "transformer-postprocess-emb": "nd", "transformer-preprocess": "n",
+    "transformer-tied-layers": [1, 1, 2], "transformer-train-position-embeddings": True,
+    "transformer-ffn-activation": "gelu", "transformer-heads": 0, "dim-emb": "wide",
+    "ulr-dim-emb": 8,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG_FIELDS)
 def test_another_model_is_refused_by_its_field(name, raw, tmp_path):
     rewritten(raw, with_field(**{name: WRONG_FIELDS[name]}))
-    with pytest.raises(ValueError, match=rf"best-perplexity.npz: {name}=.* cannot be converted, expected "):
+    with pytest.raises(
+        ValueError, match=rf"best-perplexity.npz: {name}=.* cannot be converted, expected "
+    ):
         convert(raw, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
 
 def test_what_marian_leaves_out_of_its_config_has_marian_s_default_but_for_what_decides(raw):
-    rewritten(raw, with_field(**{"transformer-preprocess": None, "ulr-dim-emb": None, "transformer-ffn-activation": None}))
+    rewritten(
+        raw,
+        with_field(
+            **{
+                "transformer-preprocess": None,
+                "ulr-dim-emb": None,
+                "transformer-ffn-activation": None,
+            }
+        ),
+    )
     assert plan_conversion(raw).model.config.hidden_act == "swish"
     rewritten(raw, with_field(**{"tied-embeddings-all": None}))
-    with pytest.raises(ValueError, match="tied-embeddings-all=None cannot be converted, expected 'true'"):
+    with pytest.raises(
+        ValueError, match="tied-embeddings-all=None cannot be converted, expected 'true'"
+    ):
         plan_conversion(raw)
 
 
 @pytest.mark.parametrize(
     "change, said",
     [
-        (lambda arrays: arrays.update(Wpos=np.zeros((4, 4), np.float32)), "there is Wpos, expected the tensors of the paper's"),
-        (lambda arrays: arrays.update(encoder_l1_self_Wx=np.zeros((4, 4), np.float32)), "there is encoder_l1_self_Wx"),
-        (lambda arrays: arrays.update(Wemb=arrays["Wemb"][1:]), "Wemb has 38 rows, expected 39, the tokens of "),
+        (
+            lambda arrays: arrays.update(Wpos=np.zeros((4, 4), np.float32)),
+            "there is Wpos, expected the tensors of the paper's",
+        ),
+        (
+            lambda arrays: arrays.update(encoder_l1_self_Wx=np.zeros((4, 4), np.float32)),
+            "there is encoder_l1_self_Wx",
+        ),
+        (
+            lambda arrays: arrays.update(Wemb=arrays["Wemb"][1:]),
+            "Wemb has 38 rows, expected 39, the tokens of ",
+        ),
         (lambda arrays: arrays.pop("Wemb"), "Wemb has 0 rows"),
         (lambda arrays: arrays.pop("special:model.yml"), "there is no special:model.yml"),
-        (lambda arrays: arrays.pop("encoder_l2_ffn_b1"), "lacks tensors that MarianMTModel needs: encoder.layers.1.fc1.bias"),
-        (lambda arrays: arrays.update(encoder_l1_ffn_b1=np.array([None, 1], dtype=object)), "allow_pickle=False"),
+        (
+            lambda arrays: arrays.pop("encoder_l2_ffn_b1"),
+            "lacks tensors that MarianMTModel needs: encoder.layers.1.fc1.bias",
+        ),
+        (
+            lambda arrays: arrays.update(encoder_l1_ffn_b1=np.array([None, 1], dtype=object)),
+            "allow_pickle=False",
+        ),
         (
             lambda arrays: arrays.update(encoder_l1_ffn_b1=np.zeros((1, 20), np.int8)),
             r"encoder_l1_ffn_b1 is torch.int8 \[1, 20",
         ),
-        (lambda arrays: arrays.update(encoder_l1_ffn_b1=np.zeros((1, 7), np.float32)), r"layers.0.fc1.bias gives .* \(7,\)"),
+        (
+            lambda arrays: arrays.update(encoder_l1_ffn_b1=np.zeros((1, 7), np.float32)),
+            r"layers.0.fc1.bias gives .* \(7,\)",
+        ),
     ],
 )
 def test_other_tensors_are_refused_by_name(change, said, raw, tmp_path):
@@ -215,7 +288,9 @@ def test_a_missing_file_is_named(name, raw):
 
 def test_two_models_or_vocabularies_are_named(raw):
     (raw / "trg.vocab.yml").write_text("</s>: 0")
-    with pytest.raises(FileNotFoundError, match=r"'trg.vocab.yml'\] of \*vocab.yml, expected one file"):
+    with pytest.raises(
+        FileNotFoundError, match=r"'trg.vocab.yml'\] of \*vocab.yml, expected one file"
+    ):
         plan_conversion(raw)
 
 

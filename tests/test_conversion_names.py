@@ -1,4 +1,5 @@
-"""Sources whose config.json does not name what their tensors are, or names more than the files hold."""
+"""Sources whose config.json does not name what their tensors are, or names more than the files
+hold."""
 
 import json
 import logging
@@ -28,7 +29,9 @@ def saved(architecture, family, directory, **changes):
 def drop_fields(directory, *names):
     path = directory / "config.json"
     content = json.loads(path.read_text())
-    path.write_text(json.dumps({name: value for name, value in content.items() if name not in names}))
+    path.write_text(
+        json.dumps({name: value for name, value in content.items() if name not in names})
+    )
 
 
 def edit_tensors(directory, change):
@@ -48,7 +51,7 @@ def assert_equal_outputs(directory, theirs, out, **settings):
     return facts
 
 
-# ----------------------------------------------------------------------------------------------------------- names of classes
+# --------------------------------------------------------------------------------- names of classes
 
 OLD_NAMES = [
     ("t5", "T5ForConditionalGeneration", "T5WithLMHeadModel"),
@@ -89,7 +92,9 @@ BY_TENSORS = [
 
 @pytest.mark.parametrize("missing", [None, [], "absent"], ids=str)
 @pytest.mark.parametrize("family, architecture", BY_TENSORS)
-def test_without_architectures_the_class_is_the_one_that_the_tensors_fit(family, architecture, missing, tmp_path):
+def test_without_architectures_the_class_is_the_one_that_the_tensors_fit(
+    family, architecture, missing, tmp_path
+):
     saved(architecture, family, tmp_path)
     expected = str(plan_conversion(tmp_path)).splitlines()
     if missing == "absent":
@@ -98,7 +103,10 @@ def test_without_architectures_the_class_is_the_one_that_the_tensors_fit(family,
         edit_json(tmp_path / "config.json", architectures=missing)
     plan = plan_conversion(tmp_path)
     assert str(plan).splitlines() == [*expected, *plan.remarks]
-    assert len(plan.remarks) == 1 and f"are read as {architecture}, --set architectures=NAME takes another" in plan.remarks[0]
+    assert (
+        len(plan.remarks) == 1
+        and f"are read as {architecture}, --set architectures=NAME takes another" in plan.remarks[0]
+    )
 
 
 @pytest.mark.parametrize("name", ["SentenceTransformer", "AutoModel"])
@@ -108,7 +116,10 @@ def test_a_family_is_found_beside_a_class_that_is_no_model(name, tmp_path):
     edit_json(tmp_path / "config.json", architectures=[name])
     drop_fields(tmp_path, "model_type")
     if name == "AutoModel":  # which transformers has: users say what it is
-        with pytest.raises(ValueError, match="cannot be converted, expected one of DistilBertModel, .* --set architectures="):
+        with pytest.raises(
+            ValueError,
+            match="cannot be converted, expected one of DistilBertModel, .* --set architectures=",
+        ):
             plan_conversion(tmp_path)
     else:
         assert type(plan_conversion(tmp_path).model).__name__ == "VanillaEncoderModel"
@@ -118,10 +129,16 @@ def test_an_old_tagger_with_a_pooler_could_be_two_classes(tmp_path):
     """As files of 2019: with a pooler, and without architectures."""
     model = saved("BertForTokenClassification", "bert", tmp_path / "theirs")
     width = model.config.hidden_size
-    pooler = {"bert.pooler.dense.weight": torch.ones(width, width), "bert.pooler.dense.bias": torch.ones(width)}
+    pooler = {
+        "bert.pooler.dense.weight": torch.ones(width, width),
+        "bert.pooler.dense.bias": torch.ones(width),
+    }
     edit_tensors(tmp_path / "theirs", lambda t: t.update(pooler))
     drop_fields(tmp_path / "theirs", "architectures")
-    fits = "its tensors fit BertForSequenceClassification and BertForTokenClassification, --set architectures=NAME"
+    fits = (
+        "its tensors fit BertForSequenceClassification and BertForTokenClassification, --set "
+        "architectures=NAME"
+    )
     with pytest.raises(ValueError, match=fits):
         plan_conversion(tmp_path / "theirs")
     settings = dict(config={"architectures": "BertForTokenClassification"})
@@ -129,10 +146,13 @@ def test_an_old_tagger_with_a_pooler_could_be_two_classes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "family, architecture", [("bert", "BertForMaskedLM"), ("gpt2", "GPT2LMHeadModel"), ("vit", "ViTModel")]
+    "family, architecture",
+    [("bert", "BertForMaskedLM"), ("gpt2", "GPT2LMHeadModel"), ("vit", "ViTModel")],
 )
 @pytest.mark.parametrize("names_class", [True, False])
-def test_without_a_model_type_the_family_is_that_of_the_class_or_of_the_tensors(family, architecture, names_class, tmp_path):
+def test_without_a_model_type_the_family_is_that_of_the_class_or_of_the_tensors(
+    family, architecture, names_class, tmp_path
+):
     model = saved(architecture, family, tmp_path / "theirs")
     drop_fields(tmp_path / "theirs", "model_type", *(() if names_class else ("architectures",)))
     facts = assert_equal_outputs(tmp_path / "theirs", model, tmp_path / "ours")
@@ -143,11 +163,19 @@ def test_bases_of_several_families_are_told_apart_by_a_vocabulary_or_a_flag(tmp_
     model = saved("BertModel", "bert", tmp_path / "theirs")
     drop_fields(tmp_path / "theirs", "model_type", "architectures", "pad_token_id")
     with pytest.raises(
-        ValueError, match="model_type None, expected a name: its tensors fit bert and .*, --set model_type=NAME"
+        ValueError,
+        match=(
+            "model_type None, expected a name: its tensors fit bert and .*, --set model_type=NAME"
+        ),
     ):
         plan_conversion(tmp_path / "theirs")
-    assert_equal_outputs(tmp_path / "theirs", model, tmp_path / "ours", config={"model_type": "bert"})
-    words = [*("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), *(f"w{i}" for i in range(5, model.config.vocab_size))]
+    assert_equal_outputs(
+        tmp_path / "theirs", model, tmp_path / "ours", config={"model_type": "bert"}
+    )
+    words = [
+        *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+        *(f"w{i}" for i in range(5, model.config.vocab_size)),
+    ]
     (tmp_path / "theirs" / "vocab.txt").write_text("\n".join(words))
     facts = assert_equal_outputs(tmp_path / "theirs", model, tmp_path / "again")
     assert facts["tokenizer"] == "BertTokenizer"
@@ -157,21 +185,36 @@ def test_a_family_that_cannot_be_converted_is_known_by_its_class(tmp_path):
     saved("BertModel", "bert", tmp_path)
     edit_json(tmp_path / "config.json", architectures=["AlbertModel"])
     drop_fields(tmp_path, "model_type")
-    with pytest.raises(ValueError, match="has model_type albert, which cannot be converted: ALBERT"):
+    with pytest.raises(
+        ValueError, match="has model_type albert, which cannot be converted: ALBERT"
+    ):
         plan_conversion(tmp_path)
 
 
 def test_fields_are_set_on_the_command_line_for_both_verbs(tmp_path, capsys):
     model = saved("BertForMaskedLM", "bert", tmp_path / "theirs")
-    edit_json(tmp_path / "theirs" / "config.json", model_type="nope", architectures=["Nope"], hidden_act="nope")
-    fields = ["model_type=bert", "architectures=BertForMaskedLM", f"hidden_act={model.config.hidden_act}"]
+    edit_json(
+        tmp_path / "theirs" / "config.json",
+        model_type="nope",
+        architectures=["Nope"],
+        hidden_act="nope",
+    )
+    fields = [
+        "model_type=bert",
+        "architectures=BertForMaskedLM",
+        f"hidden_act={model.config.hidden_act}",
+    ]
     words = [word for field in fields for word in ("--set", field)]
     main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *words])
     ours = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours").eval()
     given = given_to(model)
-    assert_exact(outputs_of(ours, given)["logits"], outputs_of(model, given)["logits"], torch.float32)
+    assert_exact(
+        outputs_of(ours, given)["logits"], outputs_of(model, given)["logits"], torch.float32
+    )
     main(["export", str(tmp_path / "theirs"), str(tmp_path / "export"), *words])
-    found = Runtime(tmp_path / "export").outputs(**{name: tensor.numpy() for name, tensor in given.items()})["logits"]
+    found = Runtime(tmp_path / "export").outputs(
+        **{name: tensor.numpy() for name, tensor in given.items()}
+    )["logits"]
     mask = given["attention_mask"].bool()
     assert_exact(torch.from_numpy(found)[mask], outputs_of(model, given)["logits"], torch.float32)
 
@@ -180,19 +223,23 @@ def test_fields_and_patterns_are_not_for_checkpoints_of_ours(tmp_path):
     perturbed("VanillaEncoderModel", SIZES).save_pretrained(tmp_path / "ours")
     with pytest.raises(UsageError, match="to is 'bert': expected none"):
         convert(tmp_path / "ours", tmp_path / "out", to="bert", config={"vocab_size": 9})
-    with pytest.raises(UsageError, match=r"leave_out is \['x'\], and .* needs no conversion: expected none"):
+    with pytest.raises(
+        UsageError, match=r"leave_out is \['x'\], and .* needs no conversion: expected none"
+    ):
         export(tmp_path / "ours", tmp_path / "out", leave_out=["x"])
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("field, value", [("model_type", 5), ("architectures", 5), ("architectures", {"a": 1})])
+@pytest.mark.parametrize(
+    "field, value", [("model_type", 5), ("architectures", 5), ("architectures", {"a": 1})]
+)
 def test_a_field_of_a_wrong_type_is_refused(field, value, tmp_path):
     saved("BertModel", "bert", tmp_path)
     with pytest.raises(ValueError, match=f"{field} is {value!r}, expected a name"):
         plan_conversion(tmp_path, config={field: value})
 
 
-# ------------------------------------------------------------------------------------------------------------- missing heads
+# ------------------------------------------------------------------------------------ missing heads
 
 HEADLESS = [
     (family, base, head)
@@ -211,7 +258,9 @@ HEADLESS = [
         "deit": "DeiTModel",
     }.items()
     for head in ARCHITECTURES[family]
-    if head.endswith(("MaskedLM", "PreTraining", "Classification", "WithTeacher", "QuestionAnswering"))
+    if head.endswith(
+        ("MaskedLM", "PreTraining", "Classification", "WithTeacher", "QuestionAnswering")
+    )
     and head != "T5ForTokenClassification"
 ]
 
@@ -221,20 +270,34 @@ def test_without_any_of_its_head_the_base_class_is_converted(family, base, head,
     model = saved(base, family, tmp_path / "theirs")
     edit_json(tmp_path / "theirs" / "config.json", architectures=[head])
     facts = assert_equal_outputs(tmp_path / "theirs", model, tmp_path / "ours")
-    assert facts["notes"] == [f"the head of {head} is missing, so the base class {base} is converted"]
+    assert facts["notes"] == [
+        f"the head of {head} is missing, so the base class {base} is converted"
+    ]
 
 
 def test_an_untied_head_that_is_missing(tmp_path):
     model = saved("GPT2Model", "gpt2", tmp_path / "theirs", tie_word_embeddings=False)
     edit_json(tmp_path / "theirs" / "config.json", architectures=["GPT2LMHeadModel"])
     notes = assert_equal_outputs(tmp_path / "theirs", model, tmp_path / "ours")["notes"]
-    assert notes == ["the head of GPT2LMHeadModel is missing, so the base class GPT2Model is converted"]
+    assert notes == [
+        "the head of GPT2LMHeadModel is missing, so the base class GPT2Model is converted"
+    ]
 
 
-@pytest.mark.parametrize("family, architecture", [("t5", "T5ForConditionalGeneration"), ("mt5", "MT5ForConditionalGeneration")])
+@pytest.mark.parametrize(
+    "family, architecture",
+    [("t5", "T5ForConditionalGeneration"), ("mt5", "MT5ForConditionalGeneration")],
+)
 def test_transformers_ties_a_head_of_t5_that_is_missing(family, architecture, tmp_path):
-    saved(architecture.replace("ForConditionalGeneration", "Model"), family, tmp_path / "theirs", tie_word_embeddings=True)
-    edit_json(tmp_path / "theirs" / "config.json", architectures=[architecture], tie_word_embeddings=False)
+    saved(
+        architecture.replace("ForConditionalGeneration", "Model"),
+        family,
+        tmp_path / "theirs",
+        tie_word_embeddings=True,
+    )
+    edit_json(
+        tmp_path / "theirs" / "config.json", architectures=[architecture], tie_word_embeddings=False
+    )
     model = getattr(transformers, architecture).from_pretrained(tmp_path / "theirs").eval()
     assert assert_equal_outputs(tmp_path / "theirs", model, tmp_path / "ours")["notes"] == []
 
@@ -243,7 +306,10 @@ def test_an_encoder_of_t5_without_its_classifier(tmp_path):
     model = saved("T5EncoderModel", "t5", tmp_path / "theirs")
     edit_json(tmp_path / "theirs" / "config.json", architectures=["T5ForTokenClassification"])
     notes = assert_equal_outputs(tmp_path / "theirs", model, tmp_path / "ours")["notes"]
-    assert notes == ["the head of T5ForTokenClassification is missing, so the base class T5EncoderModel is converted"]
+    assert notes == [
+        "the head of T5ForTokenClassification is missing, so the base class T5EncoderModel is "
+        "converted"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -259,7 +325,9 @@ def test_an_encoder_of_t5_without_its_classifier(tmp_path):
 def test_half_of_a_head_is_an_error(family, architecture, kept, tmp_path):
     model = saved(architecture, family, tmp_path)
     body = f"{model.base_model_prefix}."
-    edit_tensors(tmp_path, lambda t: [t.pop(name) for name in list(t) if not name.startswith((body, kept))])
+    edit_tensors(
+        tmp_path, lambda t: [t.pop(name) for name in list(t) if not name.startswith((body, kept))]
+    )
     with pytest.raises(ValueError, match=f"lacks tensors that {architecture} needs: "):
         plan_conversion(tmp_path)
 
@@ -269,7 +337,10 @@ def test_half_of_a_body_is_an_error(tmp_path):
     edit_json(tmp_path / "config.json", architectures=["MPNetForMaskedLM"])
     edit_tensors(tmp_path, lambda t: t.pop("encoder.layer.0.attention.attn.q.weight"))
     with pytest.raises(
-        ValueError, match="lacks tensors that MPNetForMaskedLM needs: .*encoder.layer.0.attention.attn.q.weight"
+        ValueError,
+        match=(
+            "lacks tensors that MPNetForMaskedLM needs: .*encoder.layer.0.attention.attn.q.weight"
+        ),
     ):
         plan_conversion(tmp_path)
 
@@ -277,7 +348,10 @@ def test_half_of_a_body_is_an_error(tmp_path):
 def test_the_weights_of_another_class_are_named(tmp_path):
     saved("BertForMaskedLM", "bert", tmp_path)
     edit_json(tmp_path / "config.json", architectures=["BertForQuestionAnswering"])
-    fault = "BertForQuestionAnswering needs: qa_outputs.weight, qa_outputs.bias: its tensors fit BertForMaskedLM"
+    fault = (
+        "BertForQuestionAnswering needs: qa_outputs.weight, qa_outputs.bias: its tensors fit "
+        "BertForMaskedLM"
+    )
     with pytest.raises(ValueError, match=f"{fault}, --set architectures=NAME$"):
         plan_conversion(tmp_path)
 
@@ -289,12 +363,14 @@ def test_a_file_without_a_head_is_exported_with_a_warning(tmp_path, caplog, monk
     export(tmp_path / "theirs", tmp_path / "export", cases=3)
     assert "the head of MPNetForMaskedLM is missing" in caplog.text
     given = given_to(model)
-    found = Runtime(tmp_path / "export").outputs(**{name: tensor.numpy() for name, tensor in given.items()})
+    found = Runtime(tmp_path / "export").outputs(
+        **{name: tensor.numpy() for name, tensor in given.items()}
+    )
     states = torch.from_numpy(found["last_hidden_state"])[given["attention_mask"].bool()]
     assert_exact(states, outputs_of(model, given)["last_hidden_state"], torch.float32)
 
 
-# ----------------------------------------------------------------------------------------------------------- unknown tensors
+# ---------------------------------------------------------------------------------- unknown tensors
 
 FURTHER = [
     ("bert", "BertForMaskedLM", "cls.chain.dense.weight"),
@@ -316,30 +392,51 @@ def test_further_heads_are_left_out_and_listed(family, architecture, name, tmp_p
     assert facts["notes"] == [f"tensors that no class of {family} has are left out: {name}"]
 
 
-@pytest.mark.parametrize("pattern", ["encoder.layer.*.adapter.*", "bert.encoder.*.adapter.weight", "*adapter*"])
+@pytest.mark.parametrize(
+    "pattern", ["encoder.layer.*.adapter.*", "bert.encoder.*.adapter.weight", "*adapter*"]
+)
 def test_a_pattern_leaves_out_what_is_inside_of_a_layer(pattern, tmp_path, capsys):
     model = saved("BertForMaskedLM", "bert", tmp_path / "theirs")
-    edit_tensors(tmp_path / "theirs", lambda t: t.update({"bert.encoder.layer.0.adapter.weight": torch.ones(2)}))
+    edit_tensors(
+        tmp_path / "theirs",
+        lambda t: t.update({"bert.encoder.layer.0.adapter.weight": torch.ones(2)}),
+    )
     main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--leave-out", pattern])
     assert json.loads(capsys.readouterr().out)["left_out"] == ["encoder.layer.0.adapter.weight"]
-    facts = assert_equal_outputs(tmp_path / "theirs", model, tmp_path / "again", leave_out=[pattern])
+    facts = assert_equal_outputs(
+        tmp_path / "theirs", model, tmp_path / "again", leave_out=[pattern]
+    )
     assert facts["left_out"] == ["encoder.layer.0.adapter.weight"]
 
 
 def test_a_pattern_that_matches_nothing_or_what_is_needed_is_refused(tmp_path):
     saved("BertForMaskedLM", "bert", tmp_path)
-    with pytest.raises(ValueError, match="leave_out 'clls.*' matches no tensor of .*, expected a name such as cls.predictions"):
+    with pytest.raises(
+        ValueError,
+        match="leave_out 'clls.*' matches no tensor of .*, expected a name such as cls.predictions",
+    ):
         plan_conversion(tmp_path, leave_out=["clls.*"])
-    with pytest.raises(ValueError, match="lacks tensors that BertForMaskedLM needs: encoder.layer.0.attention"):
+    with pytest.raises(
+        ValueError, match="lacks tensors that BertForMaskedLM needs: encoder.layer.0.attention"
+    ):
         plan_conversion(tmp_path, leave_out=["*.attention.*"])
 
 
-@pytest.mark.parametrize("prefix", ["model.", "module.", "module.model.", "0.auto_model.", "encoder."])
-@pytest.mark.parametrize("family, architecture", [("bert", "BertForMaskedLM"), ("bart", "BartModel"), ("gpt2", "GPT2Model")])
+@pytest.mark.parametrize(
+    "prefix", ["model.", "module.", "module.model.", "0.auto_model.", "encoder."]
+)
+@pytest.mark.parametrize(
+    "family, architecture",
+    [("bert", "BertForMaskedLM"), ("bart", "BartModel"), ("gpt2", "GPT2Model")],
+)
 def test_a_foreign_prefix_of_all_names_is_named(family, architecture, prefix, tmp_path):
     saved(architecture, family, tmp_path)
     if prefix == "model." and family == "bart":
         prefix = "net."  # BART's base model has this prefix itself
-    edit_tensors(tmp_path, lambda t: [t.update({f"{prefix}{name}": t.pop(name)}) for name in list(t)])
-    with pytest.raises(ValueError, match=f"all names of tensors begin with '{prefix}', expected names such as "):
+    edit_tensors(
+        tmp_path, lambda t: [t.update({f"{prefix}{name}": t.pop(name)}) for name in list(t)]
+    )
+    with pytest.raises(
+        ValueError, match=f"all names of tensors begin with '{prefix}', expected names such as "
+    ):
         plan_conversion(tmp_path)

@@ -1,4 +1,5 @@
-"""T5, v1.1, Flan-T5, ByT5 and mT5: what is folded into weights, heads tied or not, files of other ages, and every target.
+"""T5, v1.1, Flan-T5, ByT5 and mT5: what is folded into weights, heads tied or not, files of other
+ages, and every target.
 
 The expected numbers are those of transformers' own classes.
 """
@@ -20,15 +21,27 @@ from vanilla_transformer.info import info
 from vanilla_transformer_export import Runtime, export
 from vanilla_transformer_export.targets.registry import get_target
 
-# In the proportions of the real ones: heads wider together than the stream, ByT5 with a quarter of its layers in the decoder.
-SIZES = dict(vocab_size=60, d_model=24, d_kv=16, num_heads=3, d_ff=40, num_layers=2, decoder_start_token_id=0)
-SHORT = dict(relative_attention_num_buckets=8, relative_attention_max_distance=5)  # so that few tokens reach the last bucket
+# In the proportions of the real ones: heads wider together than the stream, ByT5 with a quarter of
+# its layers in the decoder.
+SIZES = dict(
+    vocab_size=60, d_model=24, d_kv=16, num_heads=3, d_ff=40, num_layers=2, decoder_start_token_id=0
+)
+# so that few tokens reach the last bucket
+SHORT = dict(relative_attention_num_buckets=8, relative_attention_max_distance=5)
 KINDS = {
     "t5": ("T5", dict(feed_forward_proj="relu")),
     "v1.1": ("T5", dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
     "untied, scaled": ("T5", dict(feed_forward_proj="gated-gelu")),
     "tied, not scaled": ("T5", dict(tie_word_embeddings=False)),
-    "byt5": ("T5", dict(feed_forward_proj="gated-gelu", num_layers=3, num_decoder_layers=1, tie_word_embeddings=False)),
+    "byt5": (
+        "T5",
+        dict(
+            feed_forward_proj="gated-gelu",
+            num_layers=3,
+            num_decoder_layers=1,
+            tie_word_embeddings=False,
+        ),
+    ),
     "mt5": ("MT5", {}),
     "mt5, tied": ("MT5", {}),
 }
@@ -36,7 +49,9 @@ UNTIED = ("v1.1", "untied, scaled", "byt5", "mt5")
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
-def source(kind, directory, architecture="ForConditionalGeneration", dtype=torch.float32, **changes):
+def source(
+    kind, directory, architecture="ForConditionalGeneration", dtype=torch.float32, **changes
+):
     """A checkpoint of random weights, as transformers loads it."""
     family, fields = KINDS[kind]
     config = getattr(transformers, f"{family}Config")(**SIZES | SHORT | fields | changes)
@@ -59,7 +74,11 @@ def edit_tensors(directory, change):
 
 def converted(tmp_path):
     facts = convert(tmp_path / "theirs", tmp_path / "ours")
-    return getattr(vanilla_transformer, facts["architecture"]).from_pretrained(tmp_path / "ours").eval()
+    return (
+        getattr(vanilla_transformer, facts["architecture"])
+        .from_pretrained(tmp_path / "ours")
+        .eval()
+    )
 
 
 def rows(side, rows=3):
@@ -72,7 +91,7 @@ def relative_error(got, expected):
     return ((got - expected).abs().max() / expected.abs().max()).item()
 
 
-# ---------------------------------------------------------------------------------------------------------------- numbers
+# ------------------------------------------------------------------------------------------ numbers
 
 
 @torch.no_grad()
@@ -85,7 +104,9 @@ def logits(model, ids, mask, target):
     return whole, torch.cat([first.logits, then.logits], 1)
 
 
-@pytest.mark.parametrize("dtype, allowed", [(torch.float32, 1e-5), (torch.float64, 1e-6)], ids=["float32", "float64"])
+@pytest.mark.parametrize(
+    "dtype, allowed", [(torch.float32, 1e-5), (torch.float64, 1e-6)], ids=["float32", "float64"]
+)
 @kinds
 def test_logits_are_those_of_the_source_with_a_cache_too(kind, dtype, allowed, tmp_path):
     theirs = source(kind, tmp_path / "theirs", dtype=dtype)
@@ -94,14 +115,23 @@ def test_logits_are_those_of_the_source_with_a_cache_too(kind, dtype, allowed, t
     target = torch.randint(3, SIZES["vocab_size"], (3, 9))
     for side in ("right", "left"):
         ids, mask = rows(side)
-        (whole, in_steps), (expected, expected_in_steps) = (logits(model, ids, mask, target) for model in (ours, theirs))
-        assert relative_error(whole, expected) < allowed and relative_error(in_steps, expected_in_steps) < allowed
+        (whole, in_steps), (expected, expected_in_steps) = (
+            logits(model, ids, mask, target) for model in (ours, theirs)
+        )
+        assert (
+            relative_error(whole, expected) < allowed
+            and relative_error(in_steps, expected_in_steps) < allowed
+        )
 
 
 @kinds
 def test_all_but_the_source_s_float32_in_norms_is_exact(kind, tmp_path, monkeypatch):
     def in_float64(self, states):
-        return self.weight * states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return (
+            self.weight
+            * states
+            * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        )
 
     theirs = source(kind, tmp_path / "theirs", dtype=torch.float64)
     monkeypatch.setattr(type(theirs.encoder.final_layer_norm), "forward", in_float64)
@@ -118,7 +148,10 @@ def test_every_activation_is_that_of_the_source(act, tmp_path):
     theirs = source("t5", tmp_path / "theirs", "Model", feed_forward_proj=act)
     ours = converted(tmp_path)
     assert ours.config.gated == act.startswith("gated")
-    given = dict(zip(("input_ids", "attention_mask"), rows("right")), decoder_input_ids=torch.randint(3, 60, (3, 5)))
+    given = dict(
+        zip(("input_ids", "attention_mask"), rows("right")),
+        decoder_input_ids=torch.randint(3, 60, (3, 5)),
+    )
     [got], [expected] = (outputs_of(model, given).values() for model in (ours, theirs))
     assert relative_error(got, expected) < 1e-5
 
@@ -130,17 +163,30 @@ def test_generated_tokens_are_those_of_the_source(kind, beams, tmp_path):
     ours = converted(tmp_path)
     for side in ("right", "left"):
         ids, mask = rows(side)
-        given = dict(attention_mask=mask, num_beams=beams, max_new_tokens=12, no_repeat_ngram_size=2, do_sample=False)
+        given = dict(
+            attention_mask=mask,
+            num_beams=beams,
+            max_new_tokens=12,
+            no_repeat_ngram_size=2,
+            do_sample=False,
+        )
         expected = theirs.generate(ids, **given)
-        assert ours.generate(ids, **given).tolist() == expected.tolist() and len(expected.unique()) > 4
+        assert (
+            ours.generate(ids, **given).tolist() == expected.tolist() and len(expected.unique()) > 4
+        )
 
 
-# ---------------------------------------------------------------------------------------------------- folded and unfolded
+# ------------------------------------------------------------------------------ folded and unfolded
 
 
-@pytest.mark.parametrize("dtype, rounding", [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype, rounding",
+    [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)],
+    ids=["bfloat16", "float16"],
+)
 def test_a_folded_weight_in_half_precision_is_rounded_once(dtype, rounding, tmp_path):
-    """Off by half of the last bit at most, where the factor is no power of 2; all others keep their bits."""
+    """Off by half of the last bit at most, where the factor is no power of 2; all others keep their
+    bits."""
     source("t5", tmp_path / "theirs", d_kv=10).to(dtype).save_pretrained(tmp_path / "theirs")
     convert(tmp_path / "theirs", tmp_path / "ours")
     theirs, ours = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "ours"))
@@ -150,7 +196,9 @@ def test_a_folded_weight_in_half_precision_is_rounded_once(dtype, rounding, tmp_
         [name], [our_name] = step.reads, step.writes
         expected = theirs[name].double() * folded.get(name, 1)
         error = ((ours[our_name].double() - expected) / expected).abs().max().item()
-        assert ours[our_name].dtype == dtype and (1e-6 < error <= rounding if name in folded else error == 0), name
+        assert ours[our_name].dtype == dtype and (
+            1e-6 < error <= rounding if name in folded else error == 0
+        ), name
     assert len(folded) == 1 + 2 + 2 * 2
 
 
@@ -164,7 +212,9 @@ def test_there_and_back_again_the_head_is_tied_as_it_was(kind, tmp_path):
     content = json.loads((tmp_path / "back" / "config.json").read_text())
     assert content["tie_word_embeddings"] == (kind not in UNTIED)
     if theirs.config.model_type == "t5":
-        assert AutoConfig.from_pretrained(tmp_path / "back").scale_decoder_outputs == (kind not in UNTIED)
+        assert AutoConfig.from_pretrained(tmp_path / "back").scale_decoder_outputs == (
+            kind not in UNTIED
+        )
     again = type(theirs).from_pretrained(tmp_path / "back").eval()
     ids, mask = rows("right")
     with torch.no_grad():
@@ -175,17 +225,23 @@ def test_there_and_back_again_the_head_is_tied_as_it_was(kind, tmp_path):
 def test_two_embeddings_cannot_become_one(tmp_path):
     source("v1.1", tmp_path / "theirs")
     convert(tmp_path / "theirs", tmp_path / "ours")
-    edit_tensors(tmp_path / "ours", lambda tensors: tensors["model.decoder.embeddings.embed_tokens.weight"].add_(1))
-    with pytest.raises(ValueError, match="2 matrices of token embeddings differ, expected one matrix"):
+    edit_tensors(
+        tmp_path / "ours",
+        lambda tensors: tensors["model.decoder.embeddings.embed_tokens.weight"].add_(1),
+    )
+    with pytest.raises(
+        ValueError, match="2 matrices of token embeddings differ, expected one matrix"
+    ):
         convert(tmp_path / "ours", tmp_path / "back", to="t5")
     assert not (tmp_path / "back").exists()
 
 
-# ------------------------------------------------------------------------------------------------------------------ files
+# -------------------------------------------------------------------------------------------- files
 
 
 def test_names_of_old_files_are_read(tmp_path):
-    """One matrix under four names, and a table of positions for cross-attention that nobody reads."""
+    """One matrix under four names, and a table of positions for cross-attention that nobody
+    reads."""
     theirs = source("t5", tmp_path / "theirs")
     table = "decoder.block.0.layer.{}.{}.relative_attention_bias.weight"
     names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
@@ -206,8 +262,14 @@ def test_names_of_old_files_are_read(tmp_path):
 def test_embeddings_of_their_own_for_each_stack_are_refused(tmp_path):
     source("t5", tmp_path / "theirs")
     other = {"encoder.embed_tokens.weight": torch.randn(60, 24)}
-    edit_tensors(tmp_path / "theirs", lambda tensors: tensors.update({"lm_head.weight": torch.randn(60, 24)} | other))
-    with pytest.raises(ValueError, match="shared.weight and encoder.embed_tokens.weight differ, expected one tensor"):
+    edit_tensors(
+        tmp_path / "theirs",
+        lambda tensors: tensors.update({"lm_head.weight": torch.randn(60, 24)} | other),
+    )
+    with pytest.raises(
+        ValueError,
+        match="shared.weight and encoder.embed_tokens.weight differ, expected one tensor",
+    ):
         convert(tmp_path / "theirs", tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
@@ -216,7 +278,11 @@ def test_an_encoder_alone_is_an_encoder_and_the_decoder_of_its_file_is_left_out(
     theirs = source("v1.1", tmp_path / "theirs", "EncoderModel")
     assert not theirs.config.is_encoder_decoder
     whole = random_model("T5Model", theirs.config)
-    halves = {name: tensor for name, tensor in whole.state_dict().items() if name.startswith("decoder.block.0")}
+    halves = {
+        name: tensor
+        for name, tensor in whole.state_dict().items()
+        if name.startswith("decoder.block.0")
+    }
     edit_tensors(tmp_path / "theirs", lambda tensors: tensors.update(halves))
     facts = convert(tmp_path / "theirs", tmp_path / "ours")
     assert facts["architecture"] == "VanillaEncoderModel" and set(facts["left_out"]) == set(halves)
@@ -232,21 +298,33 @@ def test_the_start_token_is_in_the_config_or_in_the_generation_config(tmp_path):
     edit_json(tmp_path / "theirs" / "config.json", decoder_start_token_id=None)
     assert plan_conversion(tmp_path / "theirs").model.config.decoder_start_token_id == 0
     GenerationConfig(eos_token_id=1).save_pretrained(tmp_path / "theirs")
-    with pytest.raises(ValueError, match="decoder_start_token_id=None cannot be converted, expected a token, as 0"):
+    with pytest.raises(
+        ValueError, match="decoder_start_token_id=None cannot be converted, expected a token, as 0"
+    ):
         convert(tmp_path / "theirs", tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
     edit_json(tmp_path / "theirs" / "config.json", architectures=["T5Model"])
-    assert plan_conversion(tmp_path / "theirs").model.config.decoder_start_token_id is None  # which reads what it is given
+    # which reads what it is given
+    assert plan_conversion(tmp_path / "theirs").model.config.decoder_start_token_id is None
 
 
 @pytest.mark.parametrize(
     "changes, said",
     [
         (dict(is_decoder=True), "is_decoder=True cannot be converted, expected False"),
-        (dict(is_encoder_decoder=False), "is_encoder_decoder=False cannot be converted, expected True"),
+        (
+            dict(is_encoder_decoder=False),
+            "is_encoder_decoder=False cannot be converted, expected True",
+        ),
         (dict(dense_act_fn="nothing"), "hidden_act must be one of .*, got 'nothing'"),
-        (dict(relative_attention_num_buckets=7), "relative_attention_num_buckets must be even and at least 4, got 7"),
-        (dict(d_kv=8), "gives .*self_attn.q_proj.weight the shape .48, 24., expected .24, 24. by the config"),
+        (
+            dict(relative_attention_num_buckets=7),
+            "relative_attention_num_buckets must be even and at least 4, got 7",
+        ),
+        (
+            dict(d_kv=8),
+            "gives .*self_attn.q_proj.weight the shape .48, 24., expected .24, 24. by the config",
+        ),
     ],
 )
 def test_what_is_not_of_the_family_is_refused(changes, said, tmp_path):
@@ -262,16 +340,18 @@ def test_info_counts_what_it_becomes(tmp_path):
     facts = info(tmp_path / "theirs")
     ours = converted(tmp_path)
     assert facts["total_parameters"] == sum(parameter.numel() for parameter in ours.parameters())
-    assert facts["total_parameters"] == theirs.num_parameters() + theirs.shared.weight.numel()  # of each stack one
+    # of each stack one
+    assert facts["total_parameters"] == theirs.num_parameters() + theirs.shared.weight.numel()
     assert info(tmp_path / "ours")["flops"] == facts["flops"]
 
 
-# ---------------------------------------------------------------------------------------------------------------- targets
+# ------------------------------------------------------------------------------------------ targets
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """A source whose rows end at different times, and a directory with it and with what it became."""
+    """A source whose rows end at different times, and a directory with it and with what it
+    became."""
     directory = tmp_path_factory.mktemp("t5")
     theirs = source("byt5", directory / "theirs")
     convert(directory / "theirs", directory / "ours")
@@ -286,10 +366,18 @@ def test_exports_generate_the_tokens_of_the_source(pair, target, dtype, tmp_path
     runtime = Runtime(tmp_path / "out", device="cpu")
     for side in ("right", "left"):
         ids, mask = rows(side)
-        for settings in (dict(num_beams=1), dict(num_beams=3, length_penalty=0.7), dict(num_beams=4, num_return_sequences=2)):
+        for settings in (
+            dict(num_beams=1),
+            dict(num_beams=3, length_penalty=0.7),
+            dict(num_beams=4, num_return_sequences=2),
+        ):
             settings |= dict(max_new_tokens=14, no_repeat_ngram_size=2)
-            expected = theirs.generate(ids, attention_mask=mask, do_sample=False, **settings).numpy()
-            np.testing.assert_array_equal(runtime.generate(ids.numpy(), mask.numpy(), **settings), expected)
+            expected = theirs.generate(
+                ids, attention_mask=mask, do_sample=False, **settings
+            ).numpy()
+            np.testing.assert_array_equal(
+                runtime.generate(ids.numpy(), mask.numpy(), **settings), expected
+            )
 
 
 @pytest.mark.slow
@@ -297,15 +385,23 @@ def test_exports_generate_the_tokens_of_the_source(pair, target, dtype, tmp_path
 def test_int8_exports_generate_nearly_the_same(pair, target, tmp_path):
     manifest = export(pair[1] / "ours", tmp_path / "out", target=target, dtype="int8", cases=6)
     assert manifest["parity"]["agreeing_tokens"] > 0.8 * manifest["parity"]["tokens"]
-    assert Runtime(tmp_path / "out").generate(rows("right")[0].numpy(), max_new_tokens=5).shape[0] == 3
+    assert (
+        Runtime(tmp_path / "out").generate(rows("right")[0].numpy(), max_new_tokens=5).shape[0] == 3
+    )
 
 
 def test_numbers_beyond_float16_are_computed_in_bfloat16(tmp_path):
     """As where the source keeps `wo` in float32 and clamps what is added to the stream."""
     source("v1.1", tmp_path / "theirs")
-    edit_tensors(tmp_path / "theirs", lambda t: t["encoder.block.1.layer.1.DenseReluDense.wo.weight"].mul_(1e6))
+    edit_tensors(
+        tmp_path / "theirs",
+        lambda t: t["encoder.block.1.layer.1.DenseReluDense.wo.weight"].mul_(1e6),
+    )
     ours = converted(tmp_path)
     cuda = get_target("cuda")
     assert cuda.activations(ours, None) == cuda.activations(ours, "int8") == "bf16"
-    with pytest.raises(ValueError, match="encoder.layers.1.feed_forward.down_proj reaches .*, and float16 holds 65504"):
+    with pytest.raises(
+        ValueError,
+        match="encoder.layers.1.feed_forward.down_proj reaches .*, and float16 holds 65504",
+    ):
         cuda.activations(ours, "fp16")

@@ -1,4 +1,5 @@
-"""Tokenizers of other families, as a conversion writes them: ids and texts are those of the class that transformers has."""
+"""Tokenizers of other families, as a conversion writes them: ids and texts are those of the class
+that transformers has."""
 
 import json
 import pickle
@@ -19,20 +20,51 @@ from vanilla_transformer_export.shortlist import shortlist_from_text
 
 # Words of sentences: subjects, verbs, things, places.
 SCRIPTS = {
-    "ru": ["собака кошка мальчик птица", "видит ищет любит", "мяч книгу дом", "в парке. на улице! у реки,"],
-    "el": ["ο σκύλος η γάτα το αγόρι", "βλέπει θέλει βρίσκει", "το βιβλίο τη μπάλα", "στο πάρκο. στο σπίτι!"],
-    "ar": ["الكلب القطة الولد الطائر", "يرى يريد يجد", "الكتاب الكرة البيت", "في الحديقة. في الشارع؟"],
-    "hi": ["कुत्ता बिल्ली लड़का चिड़िया", "देखता चाहता पाता", "किताब गेंद घर", "बाग़ में। सड़क पर!"],
+    "ru": [
+        "собака кошка мальчик птица",
+        "видит ищет любит",
+        "мяч книгу дом",
+        "в парке. на улице! у реки,",
+    ],
+    "el": [
+        "ο σκύλος η γάτα το αγόρι",
+        "βλέπει θέλει βρίσκει",
+        "το βιβλίο τη μπάλα",
+        "στο πάρκο. στο σπίτι!",
+    ],
+    "ar": [
+        "الكلب القطة الولد الطائر",
+        "يرى يريد يجد",
+        "الكتاب الكرة البيت",
+        "في الحديقة. في الشارع؟",
+    ],
+    "hi": [
+        "कुत्ता बिल्ली लड़का चिड़िया",
+        "देखता चाहता पाता",
+        "किताब गेंद घर",
+        "बाग़ में। सड़क पर!",
+    ],
     "te": ["కుక్క పిల్లి పైలట్ శైలి", "చూస్తుంది కోరుతుంది", "పుస్తకం బంతి ఫైల్", "తోటలో. వీధిలో!"],
     "zh": ["狗 猫 男孩 小鸟", "看见了 想要 找到了", "书 球 房子", "在公园里。 在家！"],
-    "en": ["the dog a cat some boys", "sees wants finds", "a book the red ball", "in the park. at home!"],
-    "de": ["der Hund die Katze ein Bub", "sieht möchte findet", "das Buch den großen Ball", "im Park. zu Hause!"],
+    "en": [
+        "the dog a cat some boys",
+        "sees wants finds",
+        "a book the red ball",
+        "in the park. at home!",
+    ],
+    "de": [
+        "der Hund die Katze ein Bub",
+        "sieht möchte findet",
+        "das Buch den großen Ball",
+        "im Park. zu Hause!",
+    ],
 }
 SOURCES, TARGET = ["ru", "el", "ar", "hi", "te", "zh"], "de"
 ODD = [
-    "", " ", "   ", "\t\n", "a", "  two  spaces ", "ｗｉｄｅ", "ﬁ ①½", "e\u0301 a\u0308", "\u3000собака", "ꙮ",
-    "𓀀𓀁 ok", "a\u00a0b", "собака </s> кошка", "<unk>", "\u200b", "\u0c2a\u0c46\u0c56\u0c32", "Wörter, die nur das Ziel hat",
-    "großen", "собакаBallкошка", "Hund", "собака Hund кошка", "99 %", "‘…’",
+    "", " ", "   ", "\t\n", "a", "  two  spaces ", "ｗｉｄｅ", "ﬁ ①½", "e\u0301 a\u0308",
+    "\u3000собака", "ꙮ", "𓀀𓀁 ok", "a\u00a0b", "собака </s> кошка", "<unk>", "\u200b",
+    "\u0c2a\u0c46\u0c56\u0c32", "Wörter, die nur das Ziel hat", "großen", "собакаBallкошка", "Hund",
+    "собака Hund кошка", "99 %", "‘…’",
 ]  # fmt: skip
 
 
@@ -53,7 +85,9 @@ def train(tmp_path_factory):
             text, prefix = directory / f"{len(made)}.txt", directory / str(len(made))
             text.write_text("\n".join(sentences(languages, 900)), encoding="utf-8")
             settings = dict(vocab_size=170, hard_vocab_limit=False, minloglevel=2) | settings
-            sentencepiece.SentencePieceTrainer.train(input=str(text), model_prefix=str(prefix), **settings)
+            sentencepiece.SentencePieceTrainer.train(
+                input=str(text), model_prefix=str(prefix), **settings
+            )
             made[key] = prefix.with_suffix(".model").read_bytes()
         return made[key]
 
@@ -75,14 +109,25 @@ def edited(model, change):
 
 
 def write_marian(directory, source, target, missing=(), languages=(">>deu<<", ">>nld<<")):
-    """As OPUS-MT: one vocabulary with the pieces of both models, but for those that are `missing`."""
+    """As OPUS-MT: one vocabulary with the pieces of both models, but for those that are
+    `missing`."""
     directory.mkdir(exist_ok=True)
     (directory / "source.spm").write_bytes(source)
     (directory / "target.spm").write_bytes(target)
     pieces = dict.fromkeys([*pieces_of(target)[::2], *pieces_of(source), *pieces_of(target)])
-    names = ["</s>", "<unk>", *languages, *(piece for piece in pieces if piece not in missing), "<pad>"]
-    (directory / "vocab.json").write_text(json.dumps({name: id for id, name in enumerate(names)}), encoding="utf-8")
-    (directory / "tokenizer_config.json").write_text(json.dumps({"source_lang": "mul", "target_lang": "de"}))
+    names = [
+        "</s>",
+        "<unk>",
+        *languages,
+        *(piece for piece in pieces if piece not in missing),
+        "<pad>",
+    ]
+    (directory / "vocab.json").write_text(
+        json.dumps({name: id for id, name in enumerate(names)}), encoding="utf-8"
+    )
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"source_lang": "mul", "target_lang": "de"})
+    )
     (directory / "config.json").write_text(json.dumps({"model_type": "marian"}))
     return directory
 
@@ -94,22 +139,35 @@ def marian(train, tmp_path):
 
 def test_marian_gives_the_ids_and_texts_of_its_class_in_six_scripts(marian, tmp_path):
     find_tokenizer(marian).save(tmp_path / "saved")
-    ours, theirs = AutoTokenizer.from_pretrained(tmp_path / "saved"), MarianTokenizer.from_pretrained(marian)
-    assert not list((tmp_path / "saved").glob("*.spm")) and ours.model_max_length == theirs.model_max_length
+    ours, theirs = (
+        AutoTokenizer.from_pretrained(tmp_path / "saved"),
+        MarianTokenizer.from_pretrained(marian),
+    )
+    assert (
+        not list((tmp_path / "saved").glob("*.spm"))
+        and ours.model_max_length == theirs.model_max_length
+    )
     lines = [*sentences(SOURCES, 400), *sentences([*SOURCES, TARGET, "en"], 100), *ODD]
     wanted = theirs(lines)["input_ids"]
     assert ours(lines)["input_ids"] == wanted
-    assert theirs.unk_token_id in sum(wanted, []) and theirs.convert_tokens_to_ids("▁Hund") not in sum(wanted[:400], [])
-    generated = [[random.Random(seed).randrange(len(ours)) for _ in range(9)] for seed in range(100)]
+    assert theirs.unk_token_id in sum(wanted, []) and theirs.convert_tokens_to_ids(
+        "▁Hund"
+    ) not in sum(wanted[:400], [])
+    generated = [
+        [random.Random(seed).randrange(len(ours)) for _ in range(9)] for seed in range(100)
+    ]
     for ids in [*wanted, *generated]:
         if not any(token.startswith(">>") for token in theirs.convert_ids_to_tokens(ids)):
-            assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
+            assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(
+                ids, skip_special_tokens=True
+            )
 
 
 def test_marian_s_target_text_is_cut_by_the_target_s_model(marian, tmp_path):
     found = find_tokenizer(marian)
     found.save(tmp_path / "saved")
-    load_tokenizer(tmp_path / "saved").save_pretrained(tmp_path / "again")  # as a run of training does
+    # as a run of training does
+    load_tokenizer(tmp_path / "saved").save_pretrained(tmp_path / "again")
     again = load_tokenizer(tmp_path / "again")
     theirs = MarianTokenizer.from_pretrained(marian)
     lines = [*sentences([TARGET], 100), *sentences(SOURCES, 50), *ODD]
@@ -121,7 +179,9 @@ def test_marian_s_target_text_is_cut_by_the_target_s_model(marian, tmp_path):
         both = ours(lines, text_target=lines)
         assert both["input_ids"] == source and both["labels"] == wanted
     (tmp_path / "text").write_text("\n".join(lines[:100]), encoding="utf-8")
-    assert set(sum(wanted[:100], [])) <= set(shortlist_from_text(tmp_path / "text", tmp_path / "saved"))
+    assert set(sum(wanted[:100], [])) <= set(
+        shortlist_from_text(tmp_path / "text", tmp_path / "saved")
+    )
     columns = translation.encode({"source": lines, "target": lines}, again, {})
     assert columns == {"input_ids": source, "labels": wanted}
 
@@ -132,18 +192,26 @@ def test_marian_s_languages_stand_at_the_start_of_a_text(marian):
     assert ours(texts)["input_ids"] == theirs(texts)["input_ids"]
     ids = ours(texts[0])["input_ids"]
     assert ours.convert_ids_to_tokens(ids[0]) == ">>deu<<"
-    assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
+    assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(
+        ids, skip_special_tokens=True
+    )
 
 
 def test_symbols_that_the_user_defined_are_always_chosen(train, tmp_path):
     model = train(SOURCES, user_defined_symbols=["ОБАКА", "как"])
-    directory = write_marian(tmp_path / "marian", edited(model, lambda proto: None), train([TARGET]))
+    directory = write_marian(
+        tmp_path / "marian", edited(model, lambda proto: None), train([TARGET])
+    )
     vocabulary = json.loads((directory / "vocab.json").read_text(encoding="utf-8"))
-    (directory / "vocab.json").write_text(json.dumps(vocabulary | {"ОБАКА": len(vocabulary), "как": len(vocabulary) + 1}))
+    (directory / "vocab.json").write_text(
+        json.dumps(vocabulary | {"ОБАКА": len(vocabulary), "как": len(vocabulary) + 1})
+    )
     ours, theirs = find_tokenizer(directory).tokenizer, MarianTokenizer.from_pretrained(directory)
     lines = ["ОБАКА видит", "какой", "сОБАКАми как", *sentences(SOURCES, 100)]
     assert ours(lines)["input_ids"] == theirs(lines)["input_ids"]
-    assert vocabulary.keys().isdisjoint(["ОБАКА"]) and len(vocabulary) in ours(lines[2])["input_ids"]
+    assert (
+        vocabulary.keys().isdisjoint(["ОБАКА"]) and len(vocabulary) in ours(lines[2])["input_ids"]
+    )
 
 
 def test_pieces_that_the_vocabulary_lacks_are_counted(train, tmp_path):
@@ -151,7 +219,9 @@ def test_pieces_that_the_vocabulary_lacks_are_counted(train, tmp_path):
     missing = [piece for piece in pieces_of(source) if len(piece) > 2][:3]
     found = find_tokenizer(write_marian(tmp_path / "marian", source, train([TARGET]), missing))
     few = ", ".join(sorted(missing))
-    assert found.notes == [f"vocab.json lacks 3 of the pieces of source.spm, {few}: text is cut without them"]
+    assert found.notes == [
+        f"vocab.json lacks 3 of the pieces of source.spm, {few}: text is cut without them"
+    ]
     assert find_tokenizer(write_marian(tmp_path / "whole", source, train([TARGET]))).notes == []
 
 
@@ -175,9 +245,21 @@ WRONG_MODELS = {
         None,
         "has pieces that are bytes, byte_fallback is True, expected False",
     ),
-    "suffix": ({}, as_suffix, "treats spaces otherwise: treat_whitespace_as_suffix is True, expected False"),
-    "no prefix": ({}, without_prefix, "treats spaces otherwise: add_dummy_prefix is False, expected True"),
-    "all spaces": ({}, with_all_spaces, "treats spaces otherwise: remove_extra_whitespaces is False, expected True"),
+    "suffix": (
+        {},
+        as_suffix,
+        "treats spaces otherwise: treat_whitespace_as_suffix is True, expected False",
+    ),
+    "no prefix": (
+        {},
+        without_prefix,
+        "treats spaces otherwise: add_dummy_prefix is False, expected True",
+    ),
+    "all spaces": (
+        {},
+        with_all_spaces,
+        "treats spaces otherwise: remove_extra_whitespaces is False, expected True",
+    ),
 }
 
 
@@ -205,7 +287,9 @@ def test_a_damaged_model_is_named(marian, damage):
     path = marian / "source.spm"
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
     size = path.stat().st_size
-    expected = f"{path} is no whole SentencePiece model: expected pieces and two specs in its {size} bytes"
+    expected = (
+        f"{path} is no whole SentencePiece model: expected pieces and two specs in its {size} bytes"
+    )
     with pytest.raises(ValueError, match=f"^{expected}$"):
         find_tokenizer(marian)
 
@@ -222,12 +306,18 @@ VOCABULARIES = {
         '{"</s>": 0, "<unk>": 1, "<pad>": 3}',
         "has gaps or doubles: 3 ids from 0 to 3, 3 different, of 3 pieces",
     ),
-    "a double": ('{"</s>": 0, "<unk>": 1, "<pad>": 1}', "has gaps or doubles: 3 ids from 0 to 1, 2 different, of 3 pieces,"),
+    "a double": (
+        '{"</s>": 0, "<unk>": 1, "<pad>": 1}',
+        "has gaps or doubles: 3 ids from 0 to 1, 2 different, of 3 pieces,",
+    ),
     "a piece twice": (
         '{"</s>": 0, "<unk>": 1, "</s>": 2}',
         "has gaps or doubles: 3 ids from 0 to 2, 3 different, of 2 pieces",
     ),
-    "no special token": ('{"</s>": 0, "<unk>": 1}', "lacks <pad>, expected the special tokens among its 2 pieces$"),
+    "no special token": (
+        '{"</s>": 0, "<unk>": 1}',
+        "lacks <pad>, expected the special tokens among its 2 pieces$",
+    ),
     "truncated": ('{"</s>": 0, "<un', "is not JSON: "),
     "a list": ('["</s>", "<unk>"]', "holds .*, expected a JSON object with an id for each piece$"),
     "no ids": ('{"</s>": "a"}', "holds .*, expected a JSON object with an id for each piece$"),
@@ -246,7 +336,11 @@ def test_a_vocabulary_that_is_none_is_refused(marian, wrong):
 def test_two_vocabularies_are_refused(marian):
     (marian / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": True}))
     with pytest.raises(
-        ValueError, match=f"^{marian} has separate_vocabs, one for each language, expected one vocab.json for both$"
+        ValueError,
+        match=(
+            f"^{marian} has separate_vocabs, one for each language, expected one vocab.json "
+            f"for both$"
+        ),
     ):
         find_tokenizer(marian)
 
@@ -254,17 +348,19 @@ def test_two_vocabularies_are_refused(marian):
 def test_without_what_reads_models_the_extra_is_named(marian, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     expected = (
-        r"source.spm is read by sentencepiece and protobuf, which are missing .*: pip install 'vanilla-transformer\[sentence"
+        r"source.spm is read by sentencepiece and protobuf, which are missing .*: pip install "
+        r"'vanilla-transformer\[sentence"
     )
     with pytest.raises(ImportError, match=expected):
         find_tokenizer(marian)
 
 
-# ------------------------------------------------------------------------------------------------------- other families
+# ----------------------------------------------------------------------------------- other families
 
 STANDARD = dict(unk_id=0, bos_id=1, eos_id=2)
 OF_T5 = dict(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
-# Of each: the file, how its model is trained, the model type, and the class where the type has another.
+# Of each: the file, how its model is trained, the model type, and the class where the type has
+# another.
 MODELS = {
     "t5": ("spiece.model", OF_T5, "t5", None),
     "mt5": ("spiece.model", OF_T5, "mt5", None),
@@ -291,7 +387,9 @@ def write_source(family, train, source):
         (source / "tokenizer_config.json").write_text(json.dumps(named)) if named else None
         names = ["<s>", "<pad>", "</s>", "<unk>", *pieces_of(model)]
         if model_type == "m2m_100":
-            (source / "vocab.json").write_text(json.dumps({name: id for id, name in enumerate(names)}))
+            (source / "vocab.json").write_text(
+                json.dumps({name: id for id, name in enumerate(names)})
+            )
     return source
 
 
@@ -308,7 +406,9 @@ def test_a_directory_without_a_tokenizer_json_gets_one_with_the_same_ids(family,
     wanted = theirs(lines)["input_ids"]
     assert again(lines)["input_ids"] == wanted
     assert [encoding.ids for encoding in alone.encode_batch(lines)] == wanted
-    generated = [[random.Random(seed).randrange(len(theirs)) for _ in range(9)] for seed in range(100)]
+    generated = [
+        [random.Random(seed).randrange(len(theirs)) for _ in range(9)] for seed in range(100)
+    ]
     for ids in [*wanted, *generated]:
         text = theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert alone.decode(ids, skip_special_tokens=True) == text
@@ -329,7 +429,9 @@ def test_spaces_are_cleaned_up_as_by_the_family_s_class(family, train, tmp_path)
     alone = Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json"))
     settings = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
     assert cleans_up(settings, type(alone.model).__name__)
-    rows = theirs(["the dog .", "the dog , a cat ! some boys ' red ball", "at home", "собака . книгу"])["input_ids"]
+    rows = theirs(
+        ["the dog .", "the dog , a cat ! some boys ' red ball", "at home", "собака . книгу"]
+    )["input_ids"]
     decoded = alone.decode_batch(rows, skip_special_tokens=True)
     expected = theirs.batch_decode(rows, skip_special_tokens=True)
     assert decoded != expected == [clean_up(text) for text in decoded]
@@ -339,15 +441,24 @@ def test_a_model_that_is_damaged_is_named_before_transformers_reads_it(train, tm
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
     (tmp_path / "spiece.model").write_bytes(train(["en"], **OF_T5)[:500])
     with pytest.raises(
-        ValueError, match="spiece.model is no whole SentencePiece model: expected pieces and two specs in its 500"
+        ValueError,
+        match=(
+            "spiece.model is no whole SentencePiece model: expected pieces and two specs in its 500"
+        ),
     ):
         find_tokenizer(tmp_path)
 
 
 def test_a_tokenizer_that_stays_in_python_is_reported(tmp_path):
-    (tmp_path / "vocab.json").write_text(json.dumps({"<unk>": 0, "<s>": 1, "</s>": 2, "<pad>": 3, "a</w>": 4}))
+    (tmp_path / "vocab.json").write_text(
+        json.dumps({"<unk>": 0, "<s>": 1, "</s>": 2, "<pad>": 3, "a</w>": 4})
+    )
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CTRLTokenizer"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "CTRLTokenizer"})
+    )
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     remedy = "exports of it take and give only token ids, unless you add a tokenizer.json"
-    assert find_tokenizer(tmp_path).notes == [f"no tokenizer.json can be made of a CTRLTokenizer: {remedy}"]
+    assert find_tokenizer(tmp_path).notes == [
+        f"no tokenizer.json can be made of a CTRLTokenizer: {remedy}"
+    ]

@@ -1,4 +1,5 @@
-"""The cpu target: onnxruntime's own operators, caches in place, quantized weights, and still the model's own tokens."""
+"""The cpu target: onnxruntime's own operators, caches in place, quantized weights, and still the
+model's own tokens."""
 
 import numpy as np
 import onnx
@@ -18,11 +19,13 @@ from vanilla_transformer_export.targets.cpu.decoder import CpuSeq2SeqDecoder
 exported = exports_for("cpu")
 
 
-# ------------------------------------------------------------------------------------------------------------- the graphs
+# --------------------------------------------------------------------------------------- the graphs
 
 
 @generators
-def test_each_layer_has_one_operator_for_each_attention_and_one_product_for_queries_keys_and_values(exported, name):
+def test_each_layer_has_one_operator_for_each_attention_and_one_product_for_queries_keys_and_values(
+    exported, name
+):
     model, directory = exported(name)
     layers = len(model.get_decoder().layers)
     found = ops(graph(directory, name))
@@ -30,9 +33,11 @@ def test_each_layer_has_one_operator_for_each_attention_and_one_product_for_quer
     assert found["DecoderMaskedMultiHeadAttention" if is_pair else "GroupQueryAttention"] == layers
     assert found["MultiHeadAttention"] == (layers if name == "seq2seq" else 0)
     assert found["Softmax"] == found["If"] == found["Loop"] == 0
-    # The logits of the last token come from a product of that token, and are not picked, and copied, out of others.
+    # The logits of the last token come from a product of that token, and are not picked, and
+    # copied, out of others.
     assert graph(directory, name).node[-1].op_type == "Add"
-    # Rotary positions stand between the projections and the attention, so those are three; else they are one.
+    # Rotary positions stand between the projections and the attention, so those are three; else
+    # they are one.
     per_layer = {"seq2seq": 6, "causal": 4, "causal-window": 6}[name]
     assert found["MatMul"] == per_layer * layers + 1
     # One normalization for each sub-layer, and a last one if they come first.
@@ -45,12 +50,22 @@ def test_what_relative_positions_add_is_computed_once_and_an_rms_norm_is_one_ope
     layers = len(model.get_decoder().layers)
     found = graph(directory, "seq2seq-t5")
     counts = ops(found)
-    added = {node.input[4] for node in found.node if node.op_type == "DecoderMaskedMultiHeadAttention"}
-    assert len(added) == 1 and counts["DecoderMaskedMultiHeadAttention"] == layers and counts["Log"] == 0
-    assert counts["SimplifiedLayerNormalization"] == 3 * layers + 1 and counts["Reciprocal"] == counts["ReduceMean"] == 0
+    added = {
+        node.input[4] for node in found.node if node.op_type == "DecoderMaskedMultiHeadAttention"
+    }
+    assert (
+        len(added) == 1
+        and counts["DecoderMaskedMultiHeadAttention"] == layers
+        and counts["Log"] == 0
+    )
+    assert (
+        counts["SimplifiedLayerNormalization"] == 3 * layers + 1
+        and counts["Reciprocal"] == counts["ReduceMean"] == 0
+    )
     assert counts["MatMul"] == 7 * layers + 1  # of a gated feed-forward three
     found = graph(directory, "seq2seq-t5", 0)
-    assert {len(node.input) for node in found.node if node.op_type == "MultiHeadAttention"} == {6}  # with a bias
+    # with a bias
+    assert {len(node.input) for node in found.node if node.op_type == "MultiHeadAttention"} == {6}
     assert ops(found)["SimplifiedLayerNormalization"] == 2 + 1
 
 
@@ -67,7 +82,9 @@ def test_products_of_one_input_share_its_8_bits(exported):
 
 
 @pytest.mark.parametrize("dtype", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["seq2seq", *(pytest.param(name, marks=pytest.mark.slow) for name in GENERATORS[1:])])
+@pytest.mark.parametrize(
+    "name", ["seq2seq", *(pytest.param(name, marks=pytest.mark.slow) for name in GENERATORS[1:])]
+)
 def test_every_matrix_product_is_quantized(exported, name, dtype):
     _, directory = exported(name, dtype)
     found, exact = ops(graph(directory, name)), ops(graph(exported(name)[1], name))
@@ -79,8 +96,8 @@ def test_every_matrix_product_is_quantized(exported, name, dtype):
 
 
 def test_weights_are_on_disk_once(exported):
-    """The embedding, which encoder and decoder look up, in 8 bits; its transpose, which the decoder multiplies with; and each
-    matrix of both."""
+    """The embedding, which encoder and decoder look up, in 8 bits; its transpose, which the decoder
+    multiplies with; and each matrix of both."""
     model, directory = exported("seq2seq", "int8")
     [data] = (path for path in directory.rglob("*") if path.suffix == ".onnx_data")
     tensors = {}
@@ -104,16 +121,22 @@ def test_the_encoder_of_a_pair_returns_the_keys_and_values_of_the_decoder(export
     ids, mask = np.array([[5, 6, 7, 8], [9, 10, 0, 0]]), np.array([[1, 1, 1, 1], [1, 1, 0, 0]])
     found = Runtime(directory).outputs(ids, mask)
     with torch.no_grad():
-        hidden = model.get_encoder()(torch.from_numpy(ids), torch.from_numpy(mask)).last_hidden_state
+        hidden = model.get_encoder()(
+            torch.from_numpy(ids), torch.from_numpy(mask)
+        ).last_hidden_state
         for i, layer in enumerate(model.get_decoder().layers):
             key = layer.cross_attn.k_proj(hidden).view(2, 4, 4, 8).transpose(1, 2).numpy()
             np.testing.assert_allclose(found[f"present.{i}.encoder.key"][0], key[0], atol=1e-5)
-            np.testing.assert_allclose(found[f"present.{i}.encoder.key"][1, :, :2], key[1, :, :2], atol=1e-5)
-    with pytest.raises(ValueError, match="returns keys and values for its decoder only: use --target portable"):
+            np.testing.assert_allclose(
+                found[f"present.{i}.encoder.key"][1, :, :2], key[1, :, :2], atol=1e-5
+            )
+    with pytest.raises(
+        ValueError, match="returns keys and values for its decoder only: use --target portable"
+    ):
         Runtime(directory).encode(ids, mask)
 
 
-# ------------------------------------------------------------------------------------------------------------ the numbers
+# -------------------------------------------------------------------------------------- the numbers
 
 
 @pytest.mark.parametrize("dtype, agreement", [("int8", 0.95), ("int4", 0.6)])
@@ -150,9 +173,13 @@ def product(x, matrix, dtype, before=None):
 
 @pytest.mark.parametrize("before, levels", [(None, 254), ("Relu", 255)])
 def test_int8_products_are_off_by_no_more_than_the_rounding(before, levels):
-    """Half a step of the weights, for each its column's, and half a step of the inputs, for each its row's."""
+    """Half a step of the weights, for each its column's, and half a step of the inputs, for each
+    its row's."""
     rng = np.random.default_rng(0)
-    x, matrix = rng.standard_normal((3, 256)).astype(np.float32), rng.standard_normal((256, 40)).astype(np.float32)
+    x, matrix = (
+        rng.standard_normal((3, 256)).astype(np.float32),
+        rng.standard_normal((256, 40)).astype(np.float32),
+    )
     x *= np.array([[1e-3], [1], [50]], np.float32)
     found = product(x, matrix, "int8", before)
     exact = x.astype(np.float64) if before is None else np.maximum(x, 0).astype(np.float64)
@@ -167,9 +194,15 @@ def test_int8_products_are_off_by_no_more_than_the_rounding(before, levels):
 
 
 def test_int8_weights_cannot_overflow_16_bits():
-    """Two products of neighbours in a column, activations up to 255, are added in int16 where there is no VNNI."""
+    """Two products of neighbours in a column, activations up to 255, are added in int16 where there
+    is no VNNI."""
     rng = np.random.default_rng(0)
-    for matrix in (rng.standard_normal((65, 40)), rng.standard_t(2, (64, 40)), np.ones((8, 4)), np.zeros((8, 4))):
+    for matrix in (
+        rng.standard_normal((65, 40)),
+        rng.standard_t(2, (64, 40)),
+        np.ones((8, 4)),
+        np.zeros((8, 4)),
+    ):
         integers, scales = int8_columns(matrix.astype(np.float32))
         pairs = integers[: len(integers) // 2 * 2].astype(int)
         assert 255 * np.abs(pairs[::2] + pairs[1::2]).max() <= 32767
@@ -179,11 +212,17 @@ def test_int8_weights_cannot_overflow_16_bits():
 
 @pytest.mark.parametrize("before", [None, "Relu"])
 def test_a_row_in_int8_does_not_depend_on_the_others(before):
-    """Whatever stands beside it: a row a thousand times as large, of the largest and smallest numbers, of zeros, no numbers."""
+    """Whatever stands beside it: a row a thousand times as large, of the largest and smallest
+    numbers, of zeros, no numbers."""
     rng = np.random.default_rng(0)
-    x, matrix = rng.standard_normal((9, 64)).astype(np.float32), rng.standard_normal((64, 40)).astype(np.float32)
+    x, matrix = (
+        rng.standard_normal((9, 64)).astype(np.float32),
+        rng.standard_normal((64, 40)).astype(np.float32),
+    )
     alone = np.stack([product(row[None], matrix, "int8", before)[0] for row in x])
-    x[1:7] *= np.array([[1e3], [3e38 / np.abs(x[2]).max()], [1e-38], [1e-42], [0], [np.inf]], np.float32)
+    x[1:7] *= np.array(
+        [[1e3], [3e38 / np.abs(x[2]).max()], [1e-38], [1e-42], [0], [np.inf]], np.float32
+    )
     x[7] = np.nan
     together = product(x, matrix, "int8", before)
     np.testing.assert_array_equal(together[[0, 8]], alone[[0, 8]])
@@ -193,14 +232,20 @@ def test_a_row_in_int8_does_not_depend_on_the_others(before):
 
 
 def test_int4_blocks_are_off_by_half_a_step():
-    """A step is an eighth of the block's largest weight, which itself is exact; one of the other sign loses a whole step."""
+    """A step is an eighth of the block's largest weight, which itself is exact; one of the other
+    sign loses a whole step."""
     matrix = np.random.default_rng(0).standard_normal((70, 40)).astype(np.float32)
     packed, scales = int4_blocks(matrix)
     assert packed.shape == (40, 3, 16) and scales.shape == (40, 3)
     integers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(40, 3, 32).astype(int) - 8
     found = (integers * scales[..., None]).reshape(40, 96).T
     assert np.all(found[70:] == 0)
-    blocks = np.abs(np.pad(matrix, ((0, 26), (0, 0)))).reshape(3, 32, 40).max(axis=1).repeat(32, axis=0)[:70]
+    blocks = (
+        np.abs(np.pad(matrix, ((0, 26), (0, 0))))
+        .reshape(3, 32, 40)
+        .max(axis=1)
+        .repeat(32, axis=0)[:70]
+    )
     errors = np.abs(found[:70] - matrix)
     assert np.all(errors <= blocks / 8 * 1.0001) and np.mean(errors <= blocks / 16 * 1.0001) > 0.95
     assert np.all(errors[np.abs(matrix) == blocks] < 1e-6)
@@ -208,12 +253,16 @@ def test_int4_blocks_are_off_by_half_a_step():
 
 def test_int4_products_are_those_of_the_rounded_weights():
     rng = np.random.default_rng(0)
-    x, matrix = rng.standard_normal((3, 256)).astype(np.float32), rng.standard_normal((256, 40)).astype(np.float32)
+    x, matrix = (
+        rng.standard_normal((3, 256)).astype(np.float32),
+        rng.standard_normal((256, 40)).astype(np.float32),
+    )
     packed, scales = int4_blocks(matrix)
     integers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(40, 8, 32).astype(int) - 8
     rounded = (integers * scales[..., None]).reshape(40, 256).T
     errors = np.abs(product(x, matrix, "int4") - x @ rounded)
-    inputs_rounded = np.abs(x).max() / 127 / 2 * np.abs(rounded).sum(axis=0) * 1.1  # they become 8 bits
+    # they become 8 bits
+    inputs_rounded = np.abs(x).max() / 127 / 2 * np.abs(rounded).sum(axis=0) * 1.1
     assert np.all(errors <= inputs_rounded) and errors.max() > 1e-4
 
 
@@ -238,7 +287,10 @@ def test_rows_of_a_table_in_standard_operators_are_off_by_half_a_step():
     model = write(part, {"table": table}, ids, "portable", "int8")
     [found] = run(model, ids)
     steps = np.abs(table).max(axis=1, keepdims=True) / 127
-    assert np.all(np.abs(found[::-1] - table) <= steps * 0.5001) and np.abs(found[::-1] - table).max() > 0
+    assert (
+        np.all(np.abs(found[::-1] - table) <= steps * 0.5001)
+        and np.abs(found[::-1] - table).max() > 0
+    )
     assert model.ByteSize() < table.nbytes + 700
 
 
@@ -247,16 +299,20 @@ def test_weights_are_quantized_in_slices_as_they_are_as_a_whole(monkeypatch):
     for quantize, axis, joined in ((int8_columns, 1, 1), (int4_blocks, 1, 0), (uint8_blocks, 0, 0)):
         expected = quantize(matrix)
         monkeypatch.setattr(quantization, "SLICE", 100)
-        for found, whole in zip(quantization.in_slices(quantize, matrix, axis, joined), expected, strict=True):
+        for found, whole in zip(
+            quantization.in_slices(quantize, matrix, axis, joined), expected, strict=True
+        ):
             np.testing.assert_array_equal(found, whole)
 
 
-# ------------------------------------------------------------------------------------------------------------- generation
+# --------------------------------------------------------------------------------------- generation
 
 
 def started(runtime, ids, mask, source, new_tokens):
     """A decoder that has read its prompts."""
-    decoder = runtime.decoders.start(GenerationRequest(Options(max_new_tokens=new_tokens), ids, mask, source))
+    decoder = runtime.decoders.start(
+        GenerationRequest(Options(max_new_tokens=new_tokens), ids, mask, source)
+    )
     decoder.prefill(ids, mask)
     return decoder
 
@@ -277,7 +333,9 @@ def test_caches_are_written_in_place_and_the_source_is_never_copied_for_beams(ex
     assert pointers(decoder) == places
     for name, (cache, _) in decoder.bound.caches.items():
         changed = np.any(cache != before[name], axis=(0, 1, 3))
-        assert changed.tolist() == [False, True] + [False] * 7, "only the place of the new token, though all beams moved"
+        assert changed.tolist() == [False, True] + [False] * 7, (
+            "only the place of the new token, though all beams moved"
+        )
     assert {states.shape()[0] for states in decoder.source.values()} == {4}
 
 
@@ -317,10 +375,14 @@ def test_only_rows_that_change_move(exported):
     assert pointers(decoder) == places
 
 
-# --------------------------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 WRONG = [
-    ("VanillaDecoderForCausalLM", dict(num_hidden_layers=1, value_head_dim=16), "value_head_dim=16"),
+    (
+        "VanillaDecoderForCausalLM",
+        dict(num_hidden_layers=1, value_head_dim=16),
+        "value_head_dim=16",
+    ),
     ("VanillaDecoderForCausalLM", dict(num_hidden_layers=1, head_dim=6), "head_dim=6"),
     (
         "VanillaSeq2SeqForConditionalGeneration",
@@ -339,14 +401,20 @@ WRONG = [
 @pytest.mark.parametrize("architecture, fields, said", WRONG, ids=[said for *_, said in WRONG])
 def test_what_the_operators_cannot_hold_is_refused_by_name(architecture, fields, said, tmp_path):
     model_class = getattr(vanilla_transformer, architecture)
-    model_class(model_class.config_class(**SIZES, **fields)).save_pretrained(tmp_path / "checkpoint")
-    with pytest.raises(ValueError, match=f"{said} does not fit the cpu target, expected .*: use --target portable"):
+    model_class(model_class.config_class(**SIZES, **fields)).save_pretrained(
+        tmp_path / "checkpoint"
+    )
+    with pytest.raises(
+        ValueError, match=f"{said} does not fit the cpu target, expected .*: use --target portable"
+    ):
         export(tmp_path / "checkpoint", tmp_path / "out", target="cpu")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("target, dtype", [("portable", "int4"), ("cpu", "fp16"), ("gpu", "fp32")])
 def test_a_target_or_dtype_that_does_not_exist_is_refused(target, dtype, tmp_path):
-    expected = f"no target '{target}'.*, expected one of: portable with fp32, int8; cpu with fp32, int8"
+    expected = (
+        f"no target '{target}'.*, expected one of: portable with fp32, int8; cpu with fp32, int8"
+    )
     with pytest.raises(ValueError, match=expected):
         export(tmp_path, tmp_path / "out", target=target, dtype=dtype)

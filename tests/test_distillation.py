@@ -30,7 +30,9 @@ WORDS, SUBWORDS = {"kind": "word", "vocab_size": 15}, {"kind": "bpe", "vocab_siz
 def classifier(path, lines=OPINIONS, tokenizer=WORDS, **training):
     text = path.with_suffix(".txt")
     text.write_text("".join(line + "\n" for line in lines))
-    settings = dict(tokens_per_update=128, num_train_epochs=30, learning_rate=3e-3, save_strategy="no")
+    settings = dict(
+        tokens_per_update=128, num_train_epochs=30, learning_rate=3e-3, save_strategy="no"
+    )
     data = {"directory": str(path.parent), "train": text.name, "validation": text.name}
     return Recipe("sequence-classification", data, tokenizer, SMALL, {**settings, **training})
 
@@ -47,33 +49,54 @@ def teachers(tmp_path_factory):
 def logits_of(path, texts):
     """In float64, as its own tokenizer has the text."""
     model = VanillaEncoderForSequenceClassification.from_pretrained(path).double()
-    return model(**AutoTokenizer.from_pretrained(path)(texts, padding=True, return_tensors="pt")).logits.detach()
+    return model(
+        **AutoTokenizer.from_pretrained(path)(texts, padding=True, return_tensors="pt")
+    ).logits.detach()
 
 
-def test_the_loss_is_the_cross_entropy_to_the_geometric_mean_of_their_predictions(teachers, tmp_path):
-    """Up to a constant the divergence to that mean, in float64 by torch.distributions; the labels have no part in it."""
+def test_the_loss_is_the_cross_entropy_to_the_geometric_mean_of_their_predictions(
+    teachers, tmp_path
+):
+    """Up to a constant the divergence to that mean, in float64 by torch.distributions; the labels
+    have no part in it."""
     tokenizer, model, _ = prepare(classifier(tmp_path / "student"))
     texts = ["the film bores", "the cast wins the plot"]
     first, second = (Categorical(logits=logits_of(path, texts)).probs for path in teachers)
     mean = Categorical(probs=(first * second).sqrt())  # which it makes sum to 1
     their = Teachers(teachers, model, model.device)
     model.register_forward_pre_hook(their.forward_pre_hook, with_kwargs=True)
-    batch = with_text(lambda rows: tokenizer([row["text"] for row in rows], padding=True, return_tensors="pt"))
+    batch = with_text(
+        lambda rows: tokenizer([row["text"] for row in rows], padding=True, return_tensors="pt")
+    )
     logits = model.train()(**batch([{"text": text} for text in texts])).logits
     torch.testing.assert_close(their.probabilities.double(), mean.probs, rtol=1e-5, atol=1e-7)
     loss, labels = loss_function(lambda total: None, 0.0, teachers=their), torch.tensor([1, 0])
     expected = (kl_divergence(mean, Categorical(logits=logits.double())) + mean.entropy()).sum()
-    assert loss({"logits": logits}, labels, 8).item() == pytest.approx(expected.item() / 8, rel=1e-5)
+    assert loss({"logits": logits}, labels, 8).item() == pytest.approx(
+        expected.item() / 8, rel=1e-5
+    )
     with torch.no_grad():
         expected = -Categorical(logits=logits.double()).log_prob(labels).mean()
         assert loss({"logits": logits}, labels).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_a_model_learns_from_its_teachers_what_labels_do_not_say(teachers, tmp_path):
-    wrong = [("good" if line.startswith("bad") else "bad") + line[line.index(" ") :] for line in OPINIONS]
-    recipe = classifier(tmp_path / "student", wrong, seed=2, teachers=teachers, word_replacement=0.2, num_train_epochs=90)
+    wrong = [
+        ("good" if line.startswith("bad") else "bad") + line[line.index(" ") :] for line in OPINIONS
+    ]
+    recipe = classifier(
+        tmp_path / "student",
+        wrong,
+        seed=2,
+        teachers=teachers,
+        word_replacement=0.2,
+        num_train_epochs=90,
+    )
     assert train(recipe, tmp_path / "student")["validation_accuracy"] == 0.0
-    said = "Trained from scratch on what 2 other models predict for the text, instead of its labels, by the recipe below"
+    said = (
+        "Trained from scratch on what 2 other models predict for the text, instead of its labels, "
+        "by the recipe below"
+    )
     assert said in (tmp_path / "student" / CARD).read_text()
     record = json.loads((tmp_path / "student" / RECORD).read_text())
     record["recipe"]["training"]["teachers"] = ["gone"]
@@ -84,12 +107,17 @@ def test_a_model_learns_from_its_teachers_what_labels_do_not_say(teachers, tmp_p
 @pytest.mark.parametrize("dropout", [0, 0.5])
 def test_words_are_replaced_by_others_as_often_as_asked(teachers, tmp_path, dropout):
     recipe = classifier(
-        tmp_path / "student", tokenizer=SUBWORDS | {"bpe_dropout": dropout}, teachers=teachers, word_replacement=0.25
+        tmp_path / "student",
+        tokenizer=SUBWORDS | {"bpe_dropout": dropout},
+        teachers=teachers,
+        word_replacement=0.25,
     )
     tokenizer, _, rows = prepare(recipe)
     augment, plain = augmentation_of(recipe, tokenizer, rows["train"]), rows["train"]
     augmented_rows = [
-        (row, augment(row, Random(f"{epoch} {place}"))) for epoch in range(200) for place, row in enumerate(plain)
+        (row, augment(row, Random(f"{epoch} {place}")))
+        for epoch in range(200)
+        for place, row in enumerate(plain)
     ]
     pairs, whole = [], 0
     for before, [after] in augmented_rows:
@@ -97,32 +125,52 @@ def test_words_are_replaced_by_others_as_often_as_asked(teachers, tmp_path, drop
         assert tokenizer.decode(after["input_ids"], skip_special_tokens=True) == after["text"]
         whole += after["input_ids"] == tokenizer(after["text"])["input_ids"]
         pairs += zip(before["text"].split(), after["text"].split(), strict=True)
-    assert whole == len(augmented_rows) if not dropout else whole < len(augmented_rows) / 10  # the others have other subwords
+    # the others have other subwords
+    assert whole == len(augmented_rows) if not dropout else whole < len(augmented_rows) / 10
     said = Counter(word for text in plain["text"] for word in text.split())  # a third of them "the"
     share = {word: count / said.total() for word, count in said.items()}
     kept = sum(part * (0.75 + 0.25 * part) for part in share.values())
-    assert sum(before == after for before, after in pairs) / len(pairs) == pytest.approx(kept, abs=0.01)
-    found = Counter(after for _, after in pairs)  # as often as before: what is lost comes in others' places
-    assert {word: count / len(pairs) for word, count in found.items()} == pytest.approx(share, abs=0.01)
+    assert sum(before == after for before, after in pairs) / len(pairs) == pytest.approx(
+        kept, abs=0.01
+    )
+    # as often as before: what is lost comes in others' places
+    found = Counter(after for _, after in pairs)
+    assert {word: count / len(pairs) for word, count in found.items()} == pytest.approx(
+        share, abs=0.01
+    )
     assert augment(plain[0], Random(3)) == augment(plain[0], Random(3))
 
 
 def test_of_as_many_texts_as_asked_there_is_a_part_of_any_length_from_anywhere(teachers, tmp_path):
     augmented, text = TextAugmentation(0.0, 0.6, ["f"]), "a b c d e"
     found = Counter(augmented(text, Random(number)) for number in range(30_000))
-    parts = {(start, end): text[2 * start : 2 * end - 1] for start in range(5) for end in range(start + 1, 6)}
-    expected = {part: 0.6 / 5 / (6 - (end - start)) for (start, end), part in parts.items()}  # a length, then a place for it
+    parts = {
+        (start, end): text[2 * start : 2 * end - 1]
+        for start in range(5)
+        for end in range(start + 1, 6)
+    }
+    # a length, then a place for it
+    expected = {part: 0.6 / 5 / (6 - (end - start)) for (start, end), part in parts.items()}
     expected[text] += 0.4
-    assert {part: count / 30_000 for part, count in found.items()} == pytest.approx(expected, abs=0.01)
+    assert {part: count / 30_000 for part, count in found.items()} == pytest.approx(
+        expected, abs=0.01
+    )
     recipe = classifier(tmp_path / "student", teachers=teachers, span_crop=1.0)
     tokenizer, _, rows = prepare(recipe)
     augment = augmentation_of(recipe, tokenizer, rows["train"])
-    augmented_rows = [(row["text"], *augment(row, Random(place))) for place, row in enumerate(rows["train"])]
-    assert all(row["text"] in text and row["input_ids"] == tokenizer(row["text"])["input_ids"] for text, row in augmented_rows)
+    augmented_rows = [
+        (row["text"], *augment(row, Random(place))) for place, row in enumerate(rows["train"])
+    ]
+    assert all(
+        row["text"] in text and row["input_ids"] == tokenizer(row["text"])["input_ids"]
+        for text, row in augmented_rows
+    )
     assert 0 < sum(row["text"] == text for text, row in augmented_rows) < len(augmented_rows) / 2
 
 
-@pytest.mark.parametrize("shares, said", [((1.5, 0), "word_replacement is 1.5"), ((0.5, -0.1), "span_crop is -0.1")])
+@pytest.mark.parametrize(
+    "shares, said", [((1.5, 0), "word_replacement is 1.5"), ((0.5, -0.1), "span_crop is -0.1")]
+)
 def test_shares_of_augmented_text_are_probabilities(shares, said):
     assert TextAugmentation(0.0, 0.0, ["a b"])("c d", Random(3)) == "c d"
     with pytest.raises(ValueError, match=f"{said}, expected a probability"):
@@ -132,12 +180,16 @@ def test_shares_of_augmented_text_are_probabilities(shares, said):
 def test_teachers_have_to_know_the_labels(teachers, tmp_path):
     _, model, _ = prepare(classifier(tmp_path / "student"))
     model.config.id2label = {0: "bad", 1: "fair"}
-    with pytest.raises(ValueError, match="has labels {0: 'bad', 1: 'good'}, expected {0: 'bad', 1: 'fair'}"):
+    with pytest.raises(
+        ValueError, match="has labels {0: 'bad', 1: 'good'}, expected {0: 'bad', 1: 'fair'}"
+    ):
         Teachers(teachers, model, model.device)
 
 
 def test_text_is_not_augmented_without_teachers(tmp_path):
-    with pytest.raises(ValueError, match="training.word_replacement is 0.1, expected training.teachers too"):
+    with pytest.raises(
+        ValueError, match="training.word_replacement is 0.1, expected training.teachers too"
+    ):
         train(classifier(tmp_path / "student", word_replacement=0.1), tmp_path / "student")
     assert [path.name for path in tmp_path.iterdir()] == ["student.txt"]
 
@@ -145,14 +197,26 @@ def test_text_is_not_augmented_without_teachers(tmp_path):
 @pytest.mark.parametrize(
     "task, training, said",
     [
-        ("sequence-classification", {"teachers": "a"}, "training.teachers is 'a', expected a list that is not empty"),
+        (
+            "sequence-classification",
+            {"teachers": "a"},
+            "training.teachers is 'a', expected a list that is not empty",
+        ),
         (
             "translation",
             {"teachers": ["a"]},
             "translation has training.teachers, expected none: they are for tasks with one label",
         ),
-        ("sequence-classification", {"teachers": ["a"], "r_drop": 2, "tokens_per_update": 128}, "r_drop is 2, expected 0"),
-        ("sequence-classification", {"teachers": ["a"], "label_smoothing_factor": 0.1}, "label_smoothing_factor is 0.1, expec"),
+        (
+            "sequence-classification",
+            {"teachers": ["a"], "r_drop": 2, "tokens_per_update": 128},
+            "r_drop is 2, expected 0",
+        ),
+        (
+            "sequence-classification",
+            {"teachers": ["a"], "label_smoothing_factor": 0.1},
+            "label_smoothing_factor is 0.1, expec",
+        ),
     ],
 )
 def test_what_does_not_go_with_teachers_is_refused(task, training, said):

@@ -30,17 +30,23 @@ from vanilla_transformer.training.run import train
 from vanilla_transformer.training.trainer import check_processes
 
 FOLDER, LAUNCH = Path(__file__).parent, RECIPES.with_name("launch")
-SMALL = dict(hidden_size=32, intermediate_size=64, num_attention_heads=4, encoder_layers=1, decoder_layers=1)
+SMALL = dict(
+    hidden_size=32, intermediate_size=64, num_attention_heads=4, encoder_layers=1, decoder_layers=1
+)
 EXACT = dict(dropout=0.0, embedding_dropout=0.0)  # each process draws its own
 
 
 def recipe(folder, **training):
     """An update is two batches, and 30 validation rows do not fill the batches of two processes."""
-    train_files, validation_files = write_corpus(folder, "train", 300, seed=0), write_corpus(folder, "val", 30, seed=1)
+    train_files, validation_files = (
+        write_corpus(folder, "train", 300, seed=0),
+        write_corpus(folder, "val", 30, seed=1),
+    )
     data = {"train": list(map(str, train_files)), "validation": list(map(str, validation_files))}
     settings = dict(
-        tokens_per_update=512, tokens_per_batch=256, num_train_epochs=1, learning_rate=5e-3, label_smoothing_factor=0.1,
-        save_strategy="steps", save_steps=6, logging_steps=1, average_last=2, per_device_eval_batch_size=8, seed=0,
+        tokens_per_update=512, tokens_per_batch=256, num_train_epochs=1, learning_rate=5e-3,
+        label_smoothing_factor=0.1, save_strategy="steps", save_steps=6, logging_steps=1,
+        average_last=2, per_device_eval_batch_size=8, seed=0,
     )  # fmt: skip
     tokenizer, generation = {"kind": "bpe", "vocab_size": 60}, {"max_new_tokens": 20}
     return Recipe("translation", data, tokenizer, SMALL | EXACT, settings | training, generation)
@@ -50,7 +56,9 @@ def recipe(folder, **training):
 def started(arguments, folder):
     """A command, and at the end of the block the end of it and of all it started."""
     variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(FOLDER)}
-    with subprocess.Popen(arguments, cwd=folder, env=variables, stdout=PIPE, stderr=PIPE, text=True) as process:
+    with subprocess.Popen(
+        arguments, cwd=folder, env=variables, stdout=PIPE, stderr=PIPE, text=True
+    ) as process:
         try:
             yield process
         finally:
@@ -76,14 +84,15 @@ def one(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """The folder of what two processes make of it, and of the models of which each holds a shard."""
+    """The folder of what two processes make of it, and of the models of which each holds a
+    shard."""
     folder = tmp_path_factory.mktemp("two")
     (folder / "recipe.json").write_text(json.dumps(asdict(recipe(folder))))
     run([sys.executable, FOLDER / "processes.py", folder], folder)
     return folder
 
 
-# -------------------------------------------------------------------------------------------------------- data parallel
+# ------------------------------------------------------------------------------------ data parallel
 
 
 def report(output):
@@ -93,7 +102,10 @@ def report(output):
 def check_same_run(found, expected):
     """Losses and tokens of every update, metrics and weights."""
     assert report(found)["hardware"].startswith("2 processes")
-    histories = [[record for record in report(output)["history"] if "loss" in record] for output in (found, expected)]
+    histories = [
+        [record for record in report(output)["history"] if "loss" in record]
+        for output in (found, expected)
+    ]
     assert len(histories[0]) == len(histories[1]) == report(expected)["history"][-2]["step"]
     for record, other in zip(*histories, strict=True):
         assert record["loss"] == pytest.approx(other["loss"], abs=1e-4)
@@ -111,7 +123,9 @@ def test_two_processes_train_as_one_does(two, one):
 
 def command(folder) -> list[str]:
     """What comes behind `accelerate launch` or `torchrun`."""
-    tables = {name: table for name, table in asdict(recipe(folder)).items() if isinstance(table, dict)}
+    tables = {
+        name: table for name, table in asdict(recipe(folder)).items() if isinstance(table, dict)
+    }
     lines = ['task = "translation"']
     for name, table in tables.items():
         lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
@@ -121,7 +135,14 @@ def command(folder) -> list[str]:
 
 @pytest.mark.slow
 def test_accelerate_launches_the_command_and_one_process_says_the_metrics(one, tmp_path):
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+    ]
     printed = run([*launch, "--main_process_port", free_port(), *command(tmp_path)], tmp_path)
     [metrics] = [json.loads(line) for line in printed.splitlines() if line.startswith('{"')]
     assert metrics == report(tmp_path / "model")["metrics"]
@@ -130,10 +151,20 @@ def test_accelerate_launches_the_command_and_one_process_says_the_metrics(one, t
 
 @pytest.mark.slow
 def test_two_processes_that_are_killed_go_on_to_the_same_weights(one, tmp_path):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", free_port()]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "--master_port",
+        free_port(),
+    ]
     arguments = [*launch, *command(tmp_path)]
     with started(arguments, tmp_path) as process:
-        while process.poll() is None and not list(tmp_path.glob("model-run/checkpoint-*/files.json")):
+        while process.poll() is None and not list(
+            tmp_path.glob("model-run/checkpoint-*/files.json")
+        ):
             time.sleep(0.01)
     assert not (tmp_path / "model").exists()
     run(arguments, tmp_path)
@@ -142,11 +173,17 @@ def test_two_processes_that_are_killed_go_on_to_the_same_weights(one, tmp_path):
 
 @pytest.mark.slow
 def test_slurm_s_launch_file_trains_on_two_machines(one, tmp_path, monkeypatch):
-    programs = {"scontrol": "echo 127.0.0.1", "srun": '"$@" & "$@" & wait'}  # two machines, of one process each
+    # two machines, of one process each
+    programs = {"scontrol": "echo 127.0.0.1", "srun": '"$@" & "$@" & wait'}
     for name, body in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
-    variables = {"SLURM_JOB_NODELIST": "a,b", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "1", "PROCESSES": "1"}
+    variables = {
+        "SLURM_JOB_NODELIST": "a,b",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_ID": "1",
+        "PROCESSES": "1",
+    }
     paths = [str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]]
     for name, value in {**variables, "PORT": free_port(), "PATH": ":".join(paths)}.items():
         monkeypatch.setenv(name, value)
@@ -165,7 +202,11 @@ def test_the_launch_files_are_shell_scripts():
     ({"is_deepspeed_enabled": True}, "expected neither FSDP nor DeepSpeed"),
 ])  # fmt: skip
 def test_processes_that_would_not_give_what_the_recipe_says_are_refused(changes, said):
-    trainer = {"args": SimpleNamespace(n_gpu=1), "is_fsdp_enabled": False, "is_deepspeed_enabled": False}
+    trainer = {
+        "args": SimpleNamespace(n_gpu=1),
+        "is_fsdp_enabled": False,
+        "is_deepspeed_enabled": False,
+    }
     check_processes(SimpleNamespace(**trainer))
     with pytest.raises(ValueError, match=said):
         check_processes(SimpleNamespace(**trainer | changes))
@@ -180,7 +221,7 @@ def test_the_batches_fill_every_update():
     assert len(TokenBatches(range(6), lengths, limit=6, each=8).batches) == 6  # of one row each
 
 
-# --------------------------------------------------------------------------------------------------------------- shards
+# ------------------------------------------------------------------------------------------- shards
 
 
 @pytest.fixture(scope="module")
@@ -198,12 +239,16 @@ def test_a_model_in_shards_gives_outputs_gradients_and_tokens_of_a_whole_one(sha
     assert found["tokens"]
 
 
-CUT = r"embed_tokens\.|lm_head\.|attn\.[qkv]_proj\.|attn\.o_proj\.weight|up_proj\.|down_proj\.weight"
+CUT = (
+    r"embed_tokens\.|lm_head\.|attn\.[qkv]_proj\.|attn\.o_proj\.weight|up_proj\.|down_proj\.weight"
+)
 CUT_RELATIVE = CUT.replace("attn", "cross_attn")  # the heads of self-attention stay together
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_with_tensor_parallelism_a_process_holds_half_of_the_heads_the_inner_units_and_the_vocabulary(sharded, name):
+def test_with_tensor_parallelism_a_process_holds_half_of_heads_inner_units_and_vocabulary(
+    sharded, name
+):
     pattern = CUT_RELATIVE if name == "causal-relative" else CUT
     for parameter, (here, everywhere) in sharded[f"{name}, tensor parallel"]["values"].items():
         assert here == (everywhere // 2 if re.search(pattern, parameter) else everywhere), parameter
@@ -231,11 +276,15 @@ def test_trainer_trains_shards_as_it_does_copies_and_both_checkpoints_load(two, 
 
 def test_heads_that_the_processes_cannot_share_out_are_refused():
     model = build("encoder")
-    with pytest.raises(ValueError, match="num_attention_heads is 4, expected a multiple of tp_size, 3"):
+    with pytest.raises(
+        ValueError, match="num_attention_heads is 4, expected a multiple of tp_size, 3"
+    ):
         model.maybe_distribute_model(model, DistributedConfig(tp_size=3), None)
 
 
 def test_accelerate_s_fsdp_finds_the_layers():
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap")
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap"
+    )
     plugin.set_auto_wrap_policy(build("seq2seq"))
     assert plugin.auto_wrap_policy.keywords["transformer_layer_cls"] == {VanillaLayer}

@@ -1,4 +1,5 @@
-"""Every block of code of README.md and docs/ runs, or has a reason why not; what the pages name exists."""
+"""Every block of code of README.md and docs/ runs, or has a reason why not; what the pages name
+exists."""
 
 import ast
 import dataclasses
@@ -54,7 +55,8 @@ def with_code(page):
 )
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # as in an active environment
+    # as in an active environment
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert pages.run(page, tmp_path, lambda: capsys.readouterr().out)
 
 
@@ -89,10 +91,15 @@ def test_a_page_is_read_as_its_blocks(tmp_path):
     first, second = blocks(page)
     assert (first.language, first.reason, first.output) == ("python", None, "SHOWN\n")
     assert (second.language, second.reason, second.output) == ("bash", "needs a GPU.", None)
-    assert PAGE.splitlines()[first.line] == "number = 2" and PAGE.splitlines()[second.line] == "vanilla-transformer doctor"
+    assert (
+        PAGE.splitlines()[first.line] == "number = 2"
+        and PAGE.splitlines()[second.line] == "vanilla-transformer doctor"
+    )
 
 
-@pytest.mark.parametrize("shown, is_right", [("2 dogs", True), ("... dogs", True), ("3 dogs", False)])
+@pytest.mark.parametrize(
+    "shown, is_right", [("2 dogs", True), ("... dogs", True), ("3 dogs", False)]
+)
 def test_what_a_block_prints_is_what_the_page_shows(shown, is_right, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = tmp_path / "page.md"
@@ -110,7 +117,9 @@ def test_each_block_runs_or_has_a_reason_why_not():
     for block in (block for page in PAGES for block in blocks(page)):
         assert block.language in pages.LANGUAGES, block
         is_drawing = block.language == "text"
-        assert not is_drawing or not re.search(rf"^\s*(?:\$ )?(?:{'|'.join(PROGRAMS)}) ", block.code, re.MULTILINE), block
+        assert not is_drawing or not re.search(
+            rf"^\s*(?:\$ )?(?:{'|'.join(PROGRAMS)}) ", block.code, re.MULTILINE
+        ), block
     reasons = [block.reason for marked in found.values() for block in marked]
     assert all(re.search(r"^needs .+\.$", reason) for reason in reasons)
 
@@ -133,7 +142,10 @@ def check_call(call: list[str]) -> None:
     if program == "git":
         assert arguments == ["clone", PROJECT["urls"]["Source"]]
     elif program == "pip":
-        assert arguments[:-1] == ["install", "-c", "constraints.txt"] and (ROOT / "constraints.txt").is_file()
+        assert (
+            arguments[:-1] == ["install", "-c", "constraints.txt"]
+            and (ROOT / "constraints.txt").is_file()
+        )
         extras = re.fullmatch(r"\.\[(.+)\]", arguments[-1])[1].split(",")
         assert {*extras} <= PROJECT["optional-dependencies"].keys()
     elif program == RAYS:
@@ -145,12 +157,16 @@ def check_call(call: list[str]) -> None:
         assert cli.parse(ours(call)).run
 
 
-# ------------------------------------------------------------------------------------------------------------ what pages name
+# ---------------------------------------------------------------------------------- what pages name
 
 
 def test_the_index_lists_every_page():
     index = (ROOT / "docs" / "index.md").read_text()
-    listed = re.findall(r"^([a-z-]+)$", "\n".join(re.findall(r"```\{toctree\}\n(.*?)```", index, re.DOTALL)), re.MULTILINE)
+    listed = re.findall(
+        r"^([a-z-]+)$",
+        "\n".join(re.findall(r"```\{toctree\}\n(.*?)```", index, re.DOTALL)),
+        re.MULTILINE,
+    )
     assert sorted(listed) == sorted(page.stem for page in DOCS if page.stem != "index")
 
 
@@ -160,7 +176,9 @@ def anchors(page):
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=name_of)
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=name_of
+)
 def test_links_lead_to_what_there_is(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     references = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text, re.MULTILINE))
@@ -179,7 +197,10 @@ def test_links_lead_to_what_there_is(page):
 
 def test_the_api_reference_has_every_public_name():
     text = (ROOT / "docs" / "api.md").read_text()
-    described = {name.rpartition(".")[2] for name in re.findall(r"^\.\. auto\w+:: ([\w.]+)$", text, re.MULTILINE)}
+    described = {
+        name.rpartition(".")[2]
+        for name in re.findall(r"^\.\. auto\w+:: ([\w.]+)$", text, re.MULTILINE)
+    }
     public = {*vanilla_transformer.__all__, *vanilla_transformer_export.__all__}
     assert {name for name in public if not name.startswith("__")} <= described
 
@@ -192,7 +213,11 @@ def test_directives_of_the_api_reference_are_where_sphinx_reads_them():
 
 def test_the_quickstart_lists_all_extras():
     extras = PROJECT["optional-dependencies"]
-    listed = re.findall(r"^\|.*`pip install \"\.\[(.+)\]\"`", (ROOT / "docs" / "quickstart.md").read_text(), re.MULTILINE)
+    listed = re.findall(
+        r"^\|.*`pip install \"\.\[(.+)\]\"`",
+        (ROOT / "docs" / "quickstart.md").read_text(),
+        re.MULTILINE,
+    )
     assert {extra for group in listed for extra in group.split(",")} == set(extras)
 
 
@@ -204,12 +229,17 @@ def test_the_table_of_verbs_is_that_of_the_parser():
 
 def test_the_table_of_recipes_has_all_that_are_shipped():
     table = (ROOT / "docs" / "training.md").read_text().split("| recipe |")[1].split("\n\n")[0]
-    named = {name for line in table.splitlines() for name in re.findall(r"`([\w-]+)`", line.split("|")[1])}
+    named = {
+        name
+        for line in table.splitlines()
+        for name in re.findall(r"`([\w-]+)`", line.split("|")[1])
+    }
     assert named == {path.stem for path in FOLDER.glob("*.toml")}
 
 
 def test_what_follows_from_the_options_is_that_of_the_code(tmp_path):
-    """The table of the page and the lines of the docstring, which the script writes again where they are others."""
+    """The table of the page and the lines of the docstring, which the script writes again where
+    they are others."""
     places = ("docs/options.py", "docs/runtime.md", "docs/serving.md", "export/runtime/runtime.py")
     texts = {place: (ROOT / place).read_text() for place in places}
     for place, text in texts.items():
@@ -223,7 +253,9 @@ def test_what_follows_from_the_options_is_that_of_the_code(tmp_path):
     for place, text in texts.items():
         assert (tmp_path / place).read_text() == text, "run .venv/bin/python docs/options.py"
     text = texts["docs/runtime.md"]
-    assert {field.name for field in dataclasses.fields(Options)} <= {*re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)}
+    assert {field.name for field in dataclasses.fields(Options)} <= {
+        *re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    }
 
 
 PAPER = (ROOT / "docs" / "paper.md").read_text().split("| paper | symbol |")[1].split("\n\n")[0]
@@ -236,7 +268,9 @@ def test_the_paper_table_names_what_is_in_the_code(reference):
     scope = MODELING
     for number, name in enumerate(reference.split(".")):
         indent = "    " * number
-        found = re.search(rf"^{indent}(?:class {name}\b|def {name}\b|{name} = )", scope, re.MULTILINE)
+        found = re.search(
+            rf"^{indent}(?:class {name}\b|def {name}\b|{name} = )", scope, re.MULTILINE
+        )
         assert found, reference
         scope = re.split(r"\n(?=class |def )", scope[found.start() :])[0]
 
@@ -244,13 +278,20 @@ def test_the_paper_table_names_what_is_in_the_code(reference):
 def test_the_tree_of_the_architecture_lists_every_module():
     text = (ROOT / "docs" / "architecture.md").read_text()
     folders = (ROOT / "vanilla_transformer", ROOT / "export")
-    modules = [path for folder in folders for path in folder.rglob("*.py") if "__pycache__" not in path.parts]
+    modules = [
+        path
+        for folder in folders
+        for path in folder.rglob("*.py")
+        if "__pycache__" not in path.parts
+    ]
     lacking = [path for path in modules if path.name not in text and path.name != "__init__.py"]
     assert [path.relative_to(ROOT).as_posix() for path in lacking] == []
 
 
 def test_the_files_that_contributors_are_sent_to_exist():
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    files = re.findall(r"`((?:vanilla_transformer|export|tests|docs|benchmarks|examples|\.ci)/[\w./-]*)`", text)
+    files = re.findall(
+        r"`((?:vanilla_transformer|export|tests|docs|benchmarks|examples|\.ci)/[\w./-]*)`", text
+    )
     assert len(files) > 20
     assert [file for file in files if "NAME" not in file and not (ROOT / file).exists()] == []

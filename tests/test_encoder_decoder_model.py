@@ -1,4 +1,5 @@
-"""transformers' `EncoderDecoderModel` made of an encoder and a decoder of ours, each a checkpoint of its own."""
+"""transformers' `EncoderDecoderModel` made of an encoder and a decoder of ours, each a checkpoint
+of its own."""
 
 import pytest
 import torch
@@ -12,7 +13,14 @@ from vanilla_transformer import (
     VanillaEncoderModel,
 )
 
-SIZES = dict(vocab_size=40, hidden_size=16, intermediate_size=20, num_attention_heads=2, num_hidden_layers=2, eos_token_id=None)
+SIZES = dict(
+    vocab_size=40,
+    hidden_size=16,
+    intermediate_size=20,
+    num_attention_heads=2,
+    num_hidden_layers=2,
+    eos_token_id=None,
+)
 SOURCE = torch.tensor([[5, 6, 7, 8, 9], [10, 11, 12, 0, 0]])
 MASK = (SOURCE != 0).long()
 
@@ -21,7 +29,9 @@ MASK = (SOURCE != 0).long()
 def model(tmp_path):
     VanillaEncoderModel(VanillaEncoderConfig(**SIZES)).save_pretrained(tmp_path / "encoder")
     VanillaDecoderForCausalLM(VanillaDecoderConfig(**SIZES)).save_pretrained(tmp_path / "decoder")
-    model = EncoderDecoderModel.from_encoder_decoder_pretrained(tmp_path / "encoder", tmp_path / "decoder")
+    model = EncoderDecoderModel.from_encoder_decoder_pretrained(
+        tmp_path / "encoder", tmp_path / "decoder"
+    )
     model.config.update(dict(decoder_start_token_id=1, pad_token_id=0))
     return model.eval()
 
@@ -34,8 +44,13 @@ def test_it_is_built_from_two_checkpoints_and_trains(model):
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_it_generates_the_same_with_and_without_caches(model, beams):
-    settings = dict(max_new_tokens=6, num_beams=beams, do_sample=False, decoder_start_token_id=1, pad_token_id=0)
-    found = [model.generate(SOURCE, attention_mask=MASK, use_cache=use, **settings).tolist() for use in (True, False)]
+    settings = dict(
+        max_new_tokens=6, num_beams=beams, do_sample=False, decoder_start_token_id=1, pad_token_id=0
+    )
+    found = [
+        model.generate(SOURCE, attention_mask=MASK, use_cache=use, **settings).tolist()
+        for use in (True, False)
+    ]
     assert found[0] == found[1]
 
 
@@ -45,7 +60,9 @@ def test_the_decoder_reads_the_source_and_not_what_its_mask_hides(model):
     hidden[1, 3:] = 1e6
 
     def logits(encoder_states):
-        return model.decoder(SOURCE, encoder_hidden_states=encoder_states, encoder_attention_mask=MASK).logits
+        return model.decoder(
+            SOURCE, encoder_hidden_states=encoder_states, encoder_attention_mask=MASK
+        ).logits
 
     assert torch.equal(logits(states), logits(hidden))
     assert not torch.allclose(logits(states), logits(-states), atol=1e-3)
@@ -63,11 +80,15 @@ def test_an_encoder_cannot_be_the_decoder(tmp_path):
     VanillaEncoderModel(config).save_pretrained(tmp_path)
     for make in (
         lambda: EncoderDecoderModel.from_encoder_decoder_pretrained(tmp_path, tmp_path),
-        lambda: EncoderDecoderModel(encoder=VanillaEncoderModel(config), decoder=VanillaEncoderForMaskedLM(config)),
+        lambda: EncoderDecoderModel(
+            encoder=VanillaEncoderModel(config), decoder=VanillaEncoderForMaskedLM(config)
+        ),
         lambda: EncoderDecoderConfig.from_encoder_decoder_configs(config, config),
         lambda: VanillaEncoderConfig(**SIZES, is_decoder=True),
         lambda: VanillaEncoderConfig(**SIZES, add_cross_attention=True),
     ):
-        with pytest.raises(ValueError, match="for a VanillaEncoderConfig.* expected .* VanillaDecoderForCausalLM"):
+        with pytest.raises(
+            ValueError, match="for a VanillaEncoderConfig.* expected .* VanillaDecoderForCausalLM"
+        ):
             make()
     assert VanillaEncoderConfig(**SIZES, is_decoder=False).is_decoder is False

@@ -7,11 +7,20 @@ from pathlib import Path
 import pytest
 
 import vanilla_transformer_export
-from vanilla_transformer_export.errors import RequestError, SessionError, TokenizerError, TooLong, UsageError
+from vanilla_transformer_export.errors import (
+    RequestError,
+    SessionError,
+    TokenizerError,
+    TooLong,
+    UsageError,
+)
 
 ROOT = Path(vanilla_transformer_export.__file__).parent
-WORDS_OF_AN_ERROR = re.compile(r"in str\(\w*error\w*\)|str\(\w*error\w*\)\.(startswith|endswith|find)|message\.startswith")
-OF_TORCH = {"program.py"}  # torch raises RuntimeError for a file of its own that is cut short, as for everything else
+WORDS_OF_AN_ERROR = re.compile(
+    r"in str\(\w*error\w*\)|str\(\w*error\w*\)\.(startswith|endswith|find)|message\.startswith"
+)
+# torch raises RuntimeError for a file of its own that is cut short, as for everything else
+OF_TORCH = {"program.py"}
 
 
 @pytest.mark.parametrize(
@@ -31,5 +40,7 @@ def test_errors_cross_to_another_process_with_their_fields(error):
 
 
 def test_no_code_decides_by_the_words_of_an_error():
-    readers = {path.name for path in ROOT.rglob("*.py") if WORDS_OF_AN_ERROR.search(path.read_text())}
+    readers = {
+        path.name for path in ROOT.rglob("*.py") if WORDS_OF_AN_ERROR.search(path.read_text())
+    }
     assert readers == OF_TORCH

@@ -26,8 +26,14 @@ MODELS = {
     "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=1)),
     "causal": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=1)),
     "masked-lm": ("VanillaEncoderForMaskedLM", dict(num_hidden_layers=1)),
-    "classifier": ("VanillaEncoderForSequenceClassification", dict(num_hidden_layers=1, id2label=LABELS)),
-    "decoder-classifier": ("VanillaDecoderForSequenceClassification", dict(num_hidden_layers=1, id2label=LABELS)),
+    "classifier": (
+        "VanillaEncoderForSequenceClassification",
+        dict(num_hidden_layers=1, id2label=LABELS),
+    ),
+    "decoder-classifier": (
+        "VanillaDecoderForSequenceClassification",
+        dict(num_hidden_layers=1, id2label=LABELS),
+    ),
     "seq2seq-classifier": (
         "VanillaSeq2SeqForSequenceClassification",
         dict(encoder_layers=1, decoder_layers=1, id2label=LABELS),
@@ -87,13 +93,20 @@ def both(exported, name, target="portable", **settings):
 
 @pytest.mark.parametrize("target", ["portable", "cpu"])
 @torch.no_grad()
-def test_perplexity_is_that_of_each_token_given_those_before_it_in_its_window(exported, files, monkeypatch, target):
+def test_perplexity_is_that_of_each_token_given_those_before_it_in_its_window(
+    exported, files, monkeypatch, target
+):
     monkeypatch.setattr(module, "WINDOW", 10)
     found = both(exported, "causal", target, text=files["text"], batch_size=4)
     model, made = load(exported("causal")[0])
-    ids = made(files["text"].read_text(), add_special_tokens=False, return_tensors="pt")["input_ids"][0]
+    ids = made(files["text"].read_text(), add_special_tokens=False, return_tensors="pt")[
+        "input_ids"
+    ][0]
     windows = [window for window in ids.split(10) if len(window) > 1]
-    losses = [model(window[None], labels=window[None]).loss.item() * (len(window) - 1) for window in windows]
+    losses = [
+        model(window[None], labels=window[None]).loss.item() * (len(window) - 1)
+        for window in windows
+    ]
     count = sum(len(window) - 1 for window in windows)
     assert found["tokens"] == count > 100 and len(ids) % 10
     assert found["perplexity"] == pytest.approx(math.exp(sum(losses) / count), rel=1e-4)
@@ -103,18 +116,24 @@ def test_perplexity_is_that_of_each_token_given_those_before_it_in_its_window(ex
 @torch.no_grad()
 def test_a_last_window_of_one_token_predicts_nothing(exported, files, monkeypatch, target):
     model, made = load(exported("causal")[0])
-    ids = made(files["text"].read_text(), add_special_tokens=False, return_tensors="pt")["input_ids"]
+    ids = made(files["text"].read_text(), add_special_tokens=False, return_tensors="pt")[
+        "input_ids"
+    ]
     monkeypatch.setattr(module, "WINDOW", ids.shape[1] - 1)
     found = both(exported, "causal", target, text=files["text"])
     assert found["tokens"] == ids.shape[1] - 2
-    assert found["perplexity"] == pytest.approx(math.exp(model(ids[:, :-1], labels=ids[:, :-1]).loss), rel=1e-4)
+    assert found["perplexity"] == pytest.approx(
+        math.exp(model(ids[:, :-1], labels=ids[:, :-1]).loss), rel=1e-4
+    )
 
 
 def test_perplexity_does_not_depend_on_how_much_is_held_at_once(exported, files, monkeypatch):
     monkeypatch.setattr(module, "WINDOW", 20)
     expected = evaluate(exported("causal")[0], text=files["text"])["perplexity"]
     monkeypatch.setattr(module, "MAX_LOGITS", 1)
-    assert evaluate(exported("causal")[0], text=files["text"])["perplexity"] == pytest.approx(expected, rel=1e-5)
+    assert evaluate(exported("causal")[0], text=files["text"])["perplexity"] == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_text_may_be_compressed_and_have_empty_lines(exported, tmp_path):
@@ -134,31 +153,55 @@ def test_pseudo_perplexity_masks_each_token_in_turn(exported, files):
             if not special:
                 ids = torch.tensor([encoded["input_ids"]])
                 ids[0, place] = made.mask_token_id
-                total -= model(ids).logits[0, place].log_softmax(-1)[encoded["input_ids"][place]].item()
+                total -= (
+                    model(ids).logits[0, place].log_softmax(-1)[encoded["input_ids"][place]].item()
+                )
                 count += 1
-    assert found == pytest.approx({"pseudo_perplexity": math.exp(total / count), "tokens": count}, rel=1e-4)
+    assert found == pytest.approx(
+        {"pseudo_perplexity": math.exp(total / count), "tokens": count}, rel=1e-4
+    )
 
 
-def test_every_reader_takes_a_text_file_of_windows_and_other_spaces_for_the_same_tokens(exported, files, tmp_path):
+def test_every_reader_takes_a_text_file_of_windows_and_other_spaces_for_the_same_tokens(
+    exported, files, tmp_path
+):
     clean = both(exported, "masked-lm", text=files["text"])
-    lines = [text.replace(" ", space) for text, space in zip(TEXTS, ["\t", "\u00a0", "  ", " \u3000"] * 6)]
-    (tmp_path / "text").write_bytes(("\ufeff" + "".join(f" {line} \r\n" for line in lines)).encode())
+    lines = [
+        text.replace(" ", space)
+        for text, space in zip(TEXTS, ["\t", "\u00a0", "  ", " \u3000"] * 6)
+    ]
+    (tmp_path / "text").write_bytes(
+        ("\ufeff" + "".join(f" {line} \r\n" for line in lines)).encode()
+    )
     assert both(exported, "masked-lm", text=tmp_path / "text") == pytest.approx(clean)
     checkpoint, directory = exported("masked-lm")
     expected = tokenizer()(TEXTS)["input_ids"]
-    for encode in (module.TorchEngine(checkpoint).encode, module.OnnxEngine(directory, None).encode):
-        assert [encoding.ids for encoding in encode(read_lines(tmp_path / "text"), True)] == expected
+    for encode in (
+        module.TorchEngine(checkpoint).encode,
+        module.OnnxEngine(directory, None).encode,
+    ):
+        assert [
+            encoding.ids for encoding in encode(read_lines(tmp_path / "text"), True)
+        ] == expected
 
 
 @pytest.mark.parametrize(
-    "name", ["classifier", "decoder-classifier", pytest.param("seq2seq-classifier", marks=pytest.mark.slow)]
+    "name",
+    [
+        "classifier",
+        "decoder-classifier",
+        pytest.param("seq2seq-classifier", marks=pytest.mark.slow),
+    ],
 )
 @torch.no_grad()
 def test_accuracy_is_the_share_of_right_labels_by_name_or_id(exported, files, name):
     found = both(exported, name, text=files["text"], labels=files["labels"], batch_size=5)
     model, made = load(exported(name)[0])
     wanted = [0, 1, 2, 1] * 6
-    right = [model(**made(text, return_tensors="pt", return_token_type_ids=False)).logits.argmax() for text in TEXTS]
+    right = [
+        model(**made(text, return_tensors="pt", return_token_type_ids=False)).logits.argmax()
+        for text in TEXTS
+    ]
     right = sum(int(got) == label for got, label in zip(right, wanted))
     assert found == {"accuracy": pytest.approx(right / 24, abs=1e-4), "sentences": 24}
     assert 0 < right < 24
@@ -168,7 +211,12 @@ def test_compare_gives_both_figures_and_their_difference(exported, files):
     checkpoint, directory = exported("classifier")
     found = compare(directory, checkpoint, text=files["text"], labels=files["labels"])
     accuracy = evaluate(checkpoint, text=files["text"], labels=files["labels"])["accuracy"]
-    assert found == {"metric": "accuracy", "onnxruntime": accuracy, "torch": accuracy, "difference": 0}
+    assert found == {
+        "metric": "accuracy",
+        "onnxruntime": accuracy,
+        "torch": accuracy,
+        "difference": 0,
+    }
 
 
 def test_verify_prints_the_metric_of_both_where_it_has_text(exported, files, capsys):
@@ -186,7 +234,14 @@ def test_verify_compares_the_translations_of_both(exported, tmp_path, capsys):
     for side, lines in zip(("en", "de"), zip(*toy_corpus(6, seed=1))):
         (tmp_path / side).write_text("\n".join(lines) + "\n")
     checkpoint, directory = exported("seq2seq", "cpu")
-    arguments = ["--source", str(tmp_path / "en"), "--references", str(tmp_path / "de"), "--cases", "1"]
+    arguments = [
+        "--source",
+        str(tmp_path / "en"),
+        "--references",
+        str(tmp_path / "de"),
+        "--cases",
+        "1",
+    ]
     main(["verify", str(directory), str(checkpoint), *arguments])
     found = json.loads(capsys.readouterr().out.splitlines()[1])
     assert (found["metric"], found["difference"]) == ("bleu", 0)
@@ -196,32 +251,44 @@ def test_bleu_of_text_that_is_in_tokens_takes_them_as_they_are(exported, tmp_pat
     checkpoint, _ = exported("seq2seq", "cpu")
     sources = [source for source, _ in toy_corpus(6, seed=1)]
     model, made = load(checkpoint)
-    outputs = [made.decode(model.generate(**made(source, return_tensors="pt"))[0], True) for source in sources]
-    references = [f"{output}, {output}" for output in outputs]  # a token of its own for 13a, the end of a word for none
+    outputs = [
+        made.decode(model.generate(**made(source, return_tensors="pt"))[0], True)
+        for source in sources
+    ]
+    # a token of its own for 13a, the end of a word for none
+    references = [f"{output}, {output}" for output in outputs]
     for name, lines in (("en", sources), ("de", references)):
         (tmp_path / name).write_text("\n".join(lines) + "\n")
     for tokenize in ("none", "13a"):
         files = ["--source", str(tmp_path / "en"), "--references", str(tmp_path / "de")]
         main(["evaluate", str(checkpoint), *files, "--bleu-tokenize", tokenize])
         found = json.loads(capsys.readouterr().out)
-        assert found["bleu"] == round(sacrebleu.corpus_bleu(outputs, [references], tokenize=tokenize).score, 2)
+        assert found["bleu"] == round(
+            sacrebleu.corpus_bleu(outputs, [references], tokenize=tokenize).score, 2
+        )
         assert f"tok:{tokenize}" in found["signature"]
 
 
-# ------------------------------------------------------------------------------------------------------------ wrong input
+# -------------------------------------------------------------------------------------- wrong input
 
 
 @pytest.mark.parametrize(
     "name, given, message",
     [
-        ("encoder", ["text"], "no metric for a VanillaEncoderModel, expected one of VanillaSeq2SeqFor"),
+        (
+            "encoder",
+            ["text"],
+            "no metric for a VanillaEncoderModel, expected one of VanillaSeq2SeqFor",
+        ),
         ("causal", [], "a VanillaDecoderForCausalLM is evaluated on --text, got none"),
         ("causal", ["text", "labels"], "is evaluated on --text, got --text and --labels"),
         ("classifier", ["text"], "is evaluated on --text and --labels, got --text"),
         ("seq2seq", ["text"], "is evaluated on --source and --references, got --text"),
     ],
 )
-def test_files_that_the_metric_does_not_take_are_refused_by_name(exported, files, name, given, message):
+def test_files_that_the_metric_does_not_take_are_refused_by_name(
+    exported, files, name, given, message
+):
     for directory in exported(name):
         with pytest.raises(ValueError, match=message):
             evaluate(directory, **{file: files[file] for file in given})
@@ -229,7 +296,10 @@ def test_files_that_the_metric_does_not_take_are_refused_by_name(exported, files
 
 def test_a_label_that_the_model_does_not_have_is_named(exported, files):
     files["labels"].write_text("\n".join(["good", "ugly", "7"] * 8) + "\n")
-    with pytest.raises(ValueError, match=r"has labels \['7', 'ugly'\], expected some of \['0', '1', '2', 'bad', 'good'"):
+    with pytest.raises(
+        ValueError,
+        match=r"has labels \['7', 'ugly'\], expected some of \['0', '1', '2', 'bad', 'good'",
+    ):
         evaluate(exported("classifier")[1], **files)
 
 
@@ -247,7 +317,9 @@ def pair(tmp_path):
     return {side: tmp_path / side for side in ("source", "references")}
 
 
-def test_a_tokenization_that_sacrebleu_does_not_have_is_refused_with_the_nearest(exported, pair, monkeypatch):
+def test_a_tokenization_that_sacrebleu_does_not_have_is_refused_with_the_nearest(
+    exported, pair, monkeypatch
+):
     monkeypatch.setattr(module, "read_parallel", None)  # before anything is read
     for directory in exported("seq2seq"):
         with pytest.raises(UsageError, match="no bleu_tokenize 'nope'; did you mean 'none'"):
@@ -257,7 +329,10 @@ def test_a_tokenization_that_sacrebleu_does_not_have_is_refused_with_the_nearest
 @pytest.mark.parametrize("name", ["engine", "self", "texts", "input_ids", "num_beam"])
 def test_options_under_the_names_of_arguments_are_unknown_ones(exported, pair, name):
     with pytest.raises(
-        UsageError, match=rf"unknown generation options \['{name}'\], (expected some of|did you mean num_beams)"
+        UsageError,
+        match=(
+            rf"unknown generation options \['{name}'\], (expected some of|did you mean num_beams)"
+        ),
     ):
         evaluate(exported("seq2seq")[1], **pair, **{name: 1})
 
@@ -266,15 +341,23 @@ def test_tokens_outside_the_vocabulary_have_no_perplexity(exported, files, tmp_p
     directory = copy_of(exported("causal")[1], tmp_path)
     larger = json.loads((directory / "tokenizer.json").read_text())
     vocabulary = larger["model"]["vocab"]
-    larger["model"]["vocab"] = {token: index + 1000 * (index > 40) for token, index in vocabulary.items()}
+    larger["model"]["vocab"] = {
+        token: index + 1000 * (index > 40) for token, index in vocabulary.items()
+    }
     (directory / "tokenizer.json").write_text(json.dumps(larger))
     seal(directory)
-    with pytest.raises(ValueError, match="the tokenizer gives token id 10[0-9][0-9], expected less than vocab_size, 60"):
+    with pytest.raises(
+        ValueError,
+        match="the tokenizer gives token id 10[0-9][0-9], expected less than vocab_size, 60",
+    ):
         evaluate(directory, text=files["text"])
 
 
 def test_a_checkpoint_that_is_missing_is_named_before_its_tokenizer(tmp_path, files):
-    with pytest.raises(FileNotFoundError, match="nowhere does not exist, expected a checkpoint directory or a Hub id"):
+    with pytest.raises(
+        FileNotFoundError,
+        match="nowhere does not exist, expected a checkpoint directory or a Hub id",
+    ):
         evaluate(tmp_path / "nowhere", text=files["text"])
 
 
@@ -297,8 +380,12 @@ def test_a_tokenizer_without_a_mask_token_is_an_error(exported, files, tmp_path)
         evaluate(directory, text=files["text"])
 
 
-@pytest.mark.parametrize("content, message", [("[1]", "is a list, expected a JSON object"), ("{", "is not JSON")])
-def test_a_tokenizer_config_that_is_no_object_is_refused_by_name(exported, files, tmp_path, content, message):
+@pytest.mark.parametrize(
+    "content, message", [("[1]", "is a list, expected a JSON object"), ("{", "is not JSON")]
+)
+def test_a_tokenizer_config_that_is_no_object_is_refused_by_name(
+    exported, files, tmp_path, content, message
+):
     directory = copy_of(exported("masked-lm")[1], tmp_path)
     (directory / "tokenizer_config.json").write_text(content)
     seal(directory)

@@ -32,18 +32,28 @@ def test_one_graph_translates(tmp_path, monkeypatch, capsys):
     """Its twins in JavaScript are tested with the other clients."""
     checkpoint = ROOT / "model_cards/vanilla-seq2seq-tiny-multi30k-en-de"
     texts = ["A man sleeps.", "A dog runs through the grass."]
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
+    model, tokenizer = (
+        AutoModelForSeq2SeqLM.from_pretrained(checkpoint),
+        AutoTokenizer.from_pretrained(checkpoint),
+    )
     given = tokenizer(texts, return_tensors="pt", padding=True)
-    expected = model.generate(given.input_ids, attention_mask=given.attention_mask, num_beams=1, max_new_tokens=64)
+    expected = model.generate(
+        given.input_ids, attention_mask=given.attention_mask, num_beams=1, max_new_tokens=64
+    )
     export(checkpoint, tmp_path / "translator", cases=1, generate="greedy")
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     run_script("examples/one_graph/generate.py", "translator", *texts)
-    assert capsys.readouterr().out.splitlines() == tokenizer.batch_decode(expected, skip_special_tokens=True)
+    assert capsys.readouterr().out.splitlines() == tokenizer.batch_decode(
+        expected, skip_special_tokens=True
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("ONNXRUNTIME_INCLUDE" not in os.environ, reason="ONNXRUNTIME_INCLUDE names no headers of onnxruntime")
+@pytest.mark.skipif(
+    "ONNXRUNTIME_INCLUDE" not in os.environ,
+    reason="ONNXRUNTIME_INCLUDE names no headers of onnxruntime",
+)
 def test_one_graph_generates_from_c(exported, tmp_path):
     """Compiled with the headers of a release, and with the library of the Python package."""
     [library] = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*")
@@ -53,9 +63,13 @@ def test_one_graph_generates_from_c(exported, tmp_path):
     subprocess.run(command, check=True)
     export(exported("seq2seq").checkpoint, tmp_path / "export", cases=1, generate="greedy")
     done = subprocess.run(
-        [program, tmp_path / "export/onnx/generate.onnx", "12", "5", "9", "30", "2"], capture_output=True, text=True
+        [program, tmp_path / "export/onnx/generate.onnx", "12", "5", "9", "30", "2"],
+        capture_output=True,
+        text=True,
     )
-    expected = Runtime(exported("seq2seq").directory).generate(np.array([[5, 9, 30, 2]]), max_new_tokens=12, num_beams=1)
+    expected = Runtime(exported("seq2seq").directory).generate(
+        np.array([[5, 9, 30, 2]]), max_new_tokens=12, num_beams=1
+    )
     assert (done.stderr, list(map(int, done.stdout.split()))) == ("", expected[0].tolist())
 
 
@@ -65,7 +79,9 @@ def test_a_translator_is_trained(tmp_path, monkeypatch, capsys):
     for name, lines in zip(("train.en", "train.de"), zip(*pairs, strict=True), strict=True):
         (tmp_path / name).write_text("".join(line + "\n" for line in lines))
     sizes = ("--vocab-size", "60", "--hidden-size", "16", "--epochs", "1")
-    run_script("examples/train_translator.py", "train.en", "train.de", "--output", "my-model", *sizes)
+    run_script(
+        "examples/train_translator.py", "train.en", "train.de", "--output", "my-model", *sizes
+    )
     assert (tmp_path / "my-model" / "model.safetensors").is_file()
     translated = re.findall(r"^(.+) -> ", capsys.readouterr().out, re.MULTILINE)
     assert translated == [source for source, _ in pairs[:3]]
@@ -78,21 +94,38 @@ def test_bert_is_converted_and_compared(tmp_path, monkeypatch, capsys):
     assert "VanillaEncoderModel" in printed
     assert float(re.search(r"last hidden states: (\S+)", printed)[1]) < 1e-5
     run_script("examples/convert_bert.py", "encoder-source", "--output", "again")
-    assert (tmp_path / "encoder/model.safetensors").read_bytes() == (tmp_path / "again/model.safetensors").read_bytes()
+    assert (tmp_path / "encoder/model.safetensors").read_bytes() == (
+        tmp_path / "again/model.safetensors"
+    ).read_bytes()
 
 
 def test_text_is_generated_without_torch(tmp_path, monkeypatch, capsys):
-    """Where the export is made already: torch is imported here, so that it is not told from that of the example."""
+    """Where the export is made already: torch is imported here, so that it is not told from that of
+    the example."""
     monkeypatch.chdir(tmp_path)
     export(translator(tmp_path / "checkpoint"), tmp_path / "made", cases=1)
-    run_script("examples/generate_without_torch.py", "checkpoint", "made", "the dog", "a bird", "--num-beams", "2")
+    run_script(
+        "examples/generate_without_torch.py",
+        "checkpoint",
+        "made",
+        "the dog",
+        "a bird",
+        "--num-beams",
+        "2",
+    )
     assert re.findall(r"^(.+) -> ", capsys.readouterr().out, re.MULTILINE) == ["the dog", "a bird"]
 
 
 @pytest.mark.slow
 def test_the_export_is_made_in_another_process_and_torch_is_not_imported(tmp_path):
     script = str(ROOT / "examples" / "generate_without_torch.py")
-    command = [sys.executable, script, translator(tmp_path / "checkpoint"), str(tmp_path / "made"), "the dog"]
+    command = [
+        sys.executable,
+        script,
+        translator(tmp_path / "checkpoint"),
+        str(tmp_path / "made"),
+        "the dog",
+    ]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "the dog -> " in printed and "torch is imported: False" in printed
 

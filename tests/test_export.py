@@ -1,4 +1,5 @@
-"""The exported graphs keep their contract, and an export that cannot be right leaves nothing behind."""
+"""The exported graphs keep their contract, and an export that cannot be right leaves nothing
+behind."""
 
 import json
 import shutil
@@ -40,7 +41,11 @@ def value(length):
 
 
 def causal(layers):
-    inputs = {"input_ids": (INT, [B, T]), "attention_mask": (INT, [B, WHOLE]), "position_ids": (INT, [B, T])}
+    inputs = {
+        "input_ids": (INT, [B, T]),
+        "attention_mask": (INT, [B, WHOLE]),
+        "position_ids": (INT, [B, T]),
+    }
     outputs = {"logits": (FLOAT, [B, T, VOCABULARY])}
     for n in range(layers):
         inputs |= {f"past_key_values.{n}.key": key(P), f"past_key_values.{n}.value": value(P)}
@@ -79,30 +84,55 @@ CONTRACT = {
     "pretraining": {
         "onnx/model.onnx": (
             TOKENS | {"token_type_ids": (INT, [B, S])},
-            {"prediction_logits": (FLOAT, [B, S, VOCABULARY]), "seq_relationship_logits": (FLOAT, [B, 2])},
+            {
+                "prediction_logits": (FLOAT, [B, S, VOCABULARY]),
+                "seq_relationship_logits": (FLOAT, [B, 2]),
+            },
         )
     },
-    "answers": {"onnx/model.onnx": (TOKENS, {"start_logits": (FLOAT, [B, S]), "end_logits": (FLOAT, [B, S])})},
+    "answers": {
+        "onnx/model.onnx": (
+            TOKENS,
+            {"start_logits": (FLOAT, [B, S]), "end_logits": (FLOAT, [B, S])},
+        )
+    },
     "causal": {"onnx/model.onnx": causal(2)},
     "causal-relative": {"onnx/model.onnx": causal(1)},
     "causal-learned": {"onnx/model.onnx": causal(1)},
-    "seq2seq": {"onnx/encoder_model.onnx": (TOKENS, HIDDEN), "onnx/decoder_model_merged.onnx": seq2seq(2)},
-    "seq2seq-untied": {"onnx/encoder_model.onnx": (TOKENS, HIDDEN), "onnx/decoder_model_merged.onnx": seq2seq(1)},
-    "seq2seq-rotary": {"onnx/encoder_model.onnx": (TOKENS, HIDDEN), "onnx/decoder_model_merged.onnx": seq2seq(1)},
+    "seq2seq": {
+        "onnx/encoder_model.onnx": (TOKENS, HIDDEN),
+        "onnx/decoder_model_merged.onnx": seq2seq(2),
+    },
+    "seq2seq-untied": {
+        "onnx/encoder_model.onnx": (TOKENS, HIDDEN),
+        "onnx/decoder_model_merged.onnx": seq2seq(1),
+    },
+    "seq2seq-rotary": {
+        "onnx/encoder_model.onnx": (TOKENS, HIDDEN),
+        "onnx/decoder_model_merged.onnx": seq2seq(1),
+    },
 }
 every_checkpoint = pytest.mark.parametrize("name", CHECKPOINTS)
-every_graph = pytest.mark.parametrize("name, file", [(name, file) for name, files in CONTRACT.items() for file in files])
+every_graph = pytest.mark.parametrize(
+    "name, file", [(name, file) for name, files in CONTRACT.items() for file in files]
+)
 
 
 def tensors(values):
     """name -> (type, axes), in order."""
     types = {value.name: value.type.tensor_type for value in values}
-    return {name: (kind.elem_type, [dim.dim_param or dim.dim_value for dim in kind.shape.dim]) for name, kind in types.items()}
+    return {
+        name: (kind.elem_type, [dim.dim_param or dim.dim_value for dim in kind.shape.dim])
+        for name, kind in types.items()
+    }
 
 
 @every_checkpoint
 def test_an_export_holds_the_graphs_of_its_variant_and_no_other_onnx_file(exported, name):
-    found = {path.relative_to(exported(name).directory).as_posix() for path in exported(name).directory.rglob("*.onnx*")}
+    found = {
+        path.relative_to(exported(name).directory).as_posix()
+        for path in exported(name).directory.rglob("*.onnx*")
+    }
     assert found == set(CONTRACT[name])
 
 
@@ -124,7 +154,9 @@ def test_a_graph_is_plain_onnx_without_branches(exported, name, file):
 
 
 @every_graph
-def test_a_file_says_nothing_of_the_machine_that_wrote_it_and_holds_all_its_weights(exported, name, file):
+def test_a_file_says_nothing_of_the_machine_that_wrote_it_and_holds_all_its_weights(
+    exported, name, file
+):
     path = exported(name).directory / file
     data = path.read_bytes()
     for trace in (
@@ -136,31 +168,43 @@ def test_a_file_says_nothing_of_the_machine_that_wrote_it_and_holds_all_its_weig
         b"pkg.torch",
     ):
         assert trace not in data
-    assert not any(weight.external_data for weight in onnx.load(path, load_external_data=False).graph.initializer)
+    assert not any(
+        weight.external_data
+        for weight in onnx.load(path, load_external_data=False).graph.initializer
+    )
 
 
 @every_checkpoint
 def test_each_weight_is_stored_once(exported, name):
     checkpoint = load_file(exported(name).checkpoint / "model.safetensors")
     expected = sum(weight.numel() * 4 for weight in checkpoint.values())
-    weights = [w for file in CONTRACT[name] for w in onnx.load(exported(name).directory / file).graph.initializer]
+    weights = [
+        w
+        for file in CONTRACT[name]
+        for w in onnx.load(exported(name).directory / file).graph.initializer
+    ]
     found = sum(numpy_helper.to_array(weight).nbytes for weight in weights)
     if name == "seq2seq":  # the encoder's file and the decoder's each hold the tied embedding
         expected += VOCABULARY * WIDTH * 4
     if name == "causal-relative":  # what each of 257 distances adds, instead of each of 32 buckets
         expected += (257 - 32) * HEADS * 4
-    assert 0 <= found - expected < WIDTH * KEY_WIDTH * 4  # constants of the graph, but not one matrix more
+    # constants of the graph, but not one matrix more
+    assert 0 <= found - expected < WIDTH * KEY_WIDTH * 4
 
 
-@pytest.mark.parametrize("name, is_tied", [("causal", True), ("causal-learned", False), ("masked-lm", True)])
+@pytest.mark.parametrize(
+    "name, is_tied", [("causal", True), ("causal-learned", False), ("masked-lm", True)]
+)
 def test_only_a_tied_head_is_computed_from_the_embedding(exported, name, is_tied):
     graph = onnx.load(exported(name).directory / "onnx/model.onnx").graph
     shapes = [tuple(weight.dims) for weight in graph.initializer]
     width = exported(name).model.config.embedding_size
-    assert shapes.count((VOCABULARY, width)) + shapes.count((width, VOCABULARY)) == (1 if is_tied else 2)
+    assert shapes.count((VOCABULARY, width)) + shapes.count((width, VOCABULARY)) == (
+        1 if is_tied else 2
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ the graphs alone
+# --------------------------------------------------------------------------------- the graphs alone
 
 
 def session(exported, name, file="onnx/model.onnx"):
@@ -178,13 +222,17 @@ def test_an_encoder_graph_takes_every_batch_size_and_length(exported, name, shap
     ids = torch.randint(VOCABULARY, shape)
     mask = torch.ones_like(ids)
     mask[-1, shape[1] // 2 + 1 :] = 0
-    found = session(exported, name).run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0]
+    found = session(exported, name).run(
+        None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+    )[0]
     expected = exported(name).model(ids, mask)[0]
     real = mask.bool() if name != "classification" else torch.ones(shape[0], dtype=torch.bool)
     assert_close(found[real.numpy()], expected[real])
 
 
-@pytest.mark.parametrize("batch, lengths", [(1, (1, 1, 1)), (1, (6, 1, 1)), (4, (1, 5, 1, 2)), (2, (3, 8))], ids=str)
+@pytest.mark.parametrize(
+    "batch, lengths", [(1, (1, 1, 1)), (1, (6, 1, 1)), (4, (1, 5, 1, 2)), (2, (3, 8))], ids=str
+)
 @pytest.mark.parametrize("name", ["causal", "causal-learned"])
 @torch.no_grad()
 def test_one_decoder_graph_takes_the_first_step_and_every_later_one(exported, name, batch, lengths):
@@ -200,7 +248,11 @@ def test_one_decoder_graph_takes_the_first_step_and_every_later_one(exported, na
         positions = torch.arange(start, start + length).expand(batch, -1)
         start += length
         mask = torch.ones(batch, start, dtype=torch.long)
-        feeds = {"input_ids": ids.numpy(), "attention_mask": mask.numpy(), "position_ids": positions.numpy()}
+        feeds = {
+            "input_ids": ids.numpy(),
+            "attention_mask": mask.numpy(),
+            "position_ids": positions.numpy(),
+        }
         logits, *present = decoder.run(None, {**feeds, **past})
         past = dict(zip(past, present, strict=True))
         assert_close(logits, model(ids, mask, past_key_values=cache).logits)
@@ -209,14 +261,21 @@ def test_one_decoder_graph_takes_the_first_step_and_every_later_one(exported, na
             assert_close(past[f"past_key_values.{n}.value"], cache.layers[n].values)
 
 
-@pytest.mark.parametrize("batch, source, lengths", [(1, 1, (1, 1, 1)), (2, 13, (4, 1)), (5, 3, (1, 2, 6))], ids=str)
+@pytest.mark.parametrize(
+    "batch, source, lengths", [(1, 1, (1, 1, 1)), (2, 13, (4, 1)), (5, 3, (1, 2, 6))], ids=str
+)
 @pytest.mark.parametrize("name", ["seq2seq", "seq2seq-untied"])
 @torch.no_grad()
-def test_one_seq2seq_decoder_graph_takes_the_first_step_and_every_later_one(exported, name, batch, source, lengths):
+def test_one_seq2seq_decoder_graph_takes_the_first_step_and_every_later_one(
+    exported, name, batch, source, lengths
+):
     model = exported(name).model
     encoder = session(exported, name, "onnx/encoder_model.onnx")
     decoder = session(exported, name, "onnx/decoder_model_merged.onnx")
-    ids, mask = torch.randint(VOCABULARY, (batch, source)), torch.ones(batch, source, dtype=torch.long)
+    ids, mask = (
+        torch.randint(VOCABULARY, (batch, source)),
+        torch.ones(batch, source, dtype=torch.long),
+    )
     mask[-1, source // 2 + 1 :] = 0
     hidden = encoder.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0]
     tokens, start = torch.randint(VOCABULARY, (batch, sum(lengths))), 0
@@ -237,16 +296,24 @@ def test_one_seq2seq_decoder_graph_takes_the_first_step_and_every_later_one(expo
         assert {states.shape[2] for states in present[2::4]} == {source}
 
 
-# --------------------------------------------------------------------------------------------------- the export directory
+# ----------------------------------------------------------------------------- the export directory
 
 
 def test_the_manifest_says_what_was_exported(exported):
     manifest = json.loads((exported("seq2seq").directory / "manifest.json").read_text())
     assert manifest["model_type"] == "vanilla-seq2seq"
     assert manifest["architecture"] == "VanillaSeq2SeqForConditionalGeneration"
-    assert manifest["graphs"] == {"encoder": "onnx/encoder_model.onnx", "decoder": "onnx/decoder_model_merged.onnx"}
+    assert manifest["graphs"] == {
+        "encoder": "onnx/encoder_model.onnx",
+        "decoder": "onnx/decoder_model_merged.onnx",
+    }
     assert (manifest["target"], manifest["dtype"]) == ("portable", "fp32")
-    assert manifest["opset"] == onnx.load(exported("seq2seq").directory / "onnx/encoder_model.onnx").opset_import[0].version
+    assert (
+        manifest["opset"]
+        == onnx.load(exported("seq2seq").directory / "onnx/encoder_model.onnx")
+        .opset_import[0]
+        .version
+    )
     assert manifest["parity"]["cases"] == 3
     assert manifest["parity"]["failures"] == 0
     assert 0 < manifest["parity"]["max_error"] < manifest["parity"]["tolerance"]
@@ -261,7 +328,9 @@ def test_the_config_beside_the_graphs_needs_no_code_and_keeps_every_field(export
     saved = json.loads((exported(name).checkpoint / "config.json").read_text())
     kept = saved.keys() - {"auto_map", "model_type"}  # the type is one that clients know
     assert {field: config[field] for field in kept} == {field: saved[field] for field in kept}
-    assert (exported(name).directory / "generation_config.json").exists() == exported(name).model.can_generate()
+    assert (exported(name).directory / "generation_config.json").exists() == exported(
+        name
+    ).model.can_generate()
 
 
 @pytest.fixture
@@ -283,7 +352,12 @@ def test_the_tokenizer_goes_with_the_graphs(quick, checkpoint, tmp_path):
     (checkpoint / "tokenizer_config.json").write_text('{"b": 2}')
     manifest = export(checkpoint, tmp_path / "out")
     assert (tmp_path / "out/tokenizer.json").read_text() == '{"a": 1}'
-    assert set(manifest["files"]) == {"config.json", "onnx/model.onnx", "tokenizer.json", "tokenizer_config.json"}
+    assert set(manifest["files"]) == {
+        "config.json",
+        "onnx/model.onnx",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
 
 
 def test_an_existing_directory_is_replaced_only_by_force(quick, checkpoint, tmp_path):
@@ -293,23 +367,34 @@ def test_an_existing_directory_is_replaced_only_by_force(quick, checkpoint, tmp_
     with pytest.raises(FileExistsError, match=r"out exists already.*--force"):
         export(checkpoint, out)
     assert [path.name for path in out.iterdir()] == ["mine"]
-    with pytest.raises(FileExistsError, match="out holds mine: expected an export or a checkpoint that"):
+    with pytest.raises(
+        FileExistsError, match="out holds mine: expected an export or a checkpoint that"
+    ):
         export(checkpoint, out, force=True)
     (out / "mine").unlink()
     for force in (False, True):
         export(checkpoint, out, force=force)
-        assert sorted(path.name for path in out.iterdir()) == ["README.md", "config.json", "manifest.json", "onnx"]
+        assert sorted(path.name for path in out.iterdir()) == [
+            "README.md",
+            "config.json",
+            "manifest.json",
+            "onnx",
+        ]
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_an_export_that_differs_from_torch_leaves_nothing_behind(quick, checkpoint, tmp_path, force):
+def test_an_export_that_differs_from_torch_leaves_nothing_behind(
+    quick, checkpoint, tmp_path, force
+):
     quick.setattr(parity, "verify", lambda *_, **options: Report(failures=["case 0: error 7e-01"]))
     if force:
         (tmp_path / "out").mkdir()
         (tmp_path / "out/config.json").write_text('{"model_type": "vanilla-encoder"}')
     with pytest.raises(ValueError, match="does not give what torch gives: case 0: error 7e-01"):
         export(checkpoint, tmp_path / "out", force=force)
-    assert sorted(path.name for path in tmp_path.iterdir()) == (["checkpoint", "out"] if force else ["checkpoint"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == (
+        ["checkpoint", "out"] if force else ["checkpoint"]
+    )
     if force:
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["config.json"]
 
@@ -335,7 +420,13 @@ def assert_refused(checkpoint, tmp_path, error, *words):
 
 
 def test_a_missing_checkpoint_directory_is_named(tmp_path):
-    assert_refused(tmp_path / "nowhere", tmp_path, FileNotFoundError, str(tmp_path / "nowhere"), "does not exist")
+    assert_refused(
+        tmp_path / "nowhere",
+        tmp_path,
+        FileNotFoundError,
+        str(tmp_path / "nowhere"),
+        "does not exist",
+    )
 
 
 @pytest.mark.parametrize("place", ["nowhere", "checkpoints/nowhere", "./nowhere"])
@@ -357,7 +448,9 @@ def test_a_config_that_is_not_a_json_object_is_refused(checkpoint, tmp_path, tex
 
 def test_a_checkpoint_without_weights_is_refused_and_what_is_there_is_listed(checkpoint, tmp_path):
     (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
-    assert_refused(checkpoint, tmp_path, FileNotFoundError, "model.safetensors", "pytorch_model.bin")
+    assert_refused(
+        checkpoint, tmp_path, FileNotFoundError, "model.safetensors", "pytorch_model.bin"
+    )
 
 
 @pytest.mark.parametrize("kept", [0, 4, 200, -1])
@@ -371,14 +464,23 @@ def test_a_missing_weight_is_named(checkpoint, tmp_path):
     weights = load_file(checkpoint / "model.safetensors")
     del weights["layers.1.self_attn.v_proj.weight"]
     save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
-    assert_refused(checkpoint, tmp_path, ValueError, "VanillaEncoderModel", "missing", "layers.1.self_attn.v_proj.weight")
+    assert_refused(
+        checkpoint,
+        tmp_path,
+        ValueError,
+        "VanillaEncoderModel",
+        "missing",
+        "layers.1.self_attn.v_proj.weight",
+    )
 
 
 def test_a_weight_too_many_is_named(checkpoint, tmp_path):
     weights = load_file(checkpoint / "model.safetensors")
     weights["layers.7.extra"] = torch.zeros(2)
     save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
-    assert_refused(checkpoint, tmp_path, ValueError, "VanillaEncoderModel", "unexpected", "layers.7.extra")
+    assert_refused(
+        checkpoint, tmp_path, ValueError, "VanillaEncoderModel", "unexpected", "layers.7.extra"
+    )
 
 
 def test_a_weight_of_another_shape_is_named_with_both_shapes(checkpoint, tmp_path):
@@ -390,28 +492,51 @@ def test_a_weight_of_another_shape_is_named_with_both_shapes(checkpoint, tmp_pat
 
 
 @pytest.mark.parametrize("value, count", [(float("nan"), 1), (float("inf"), 3), (-float("inf"), 2)])
-def test_a_weight_that_is_not_finite_is_named_with_how_many_values(checkpoint, tmp_path, value, count):
+def test_a_weight_that_is_not_finite_is_named_with_how_many_values(
+    checkpoint, tmp_path, value, count
+):
     name = "layers.0.feed_forward.up_proj.weight"
     weights = load_file(checkpoint / "model.safetensors")
     weights[name][:count, 5] = value
     save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
-    assert_refused(checkpoint, tmp_path, ValueError, name, f"{count} of {40 * WIDTH} values that are NaN or infinite")
+    assert_refused(
+        checkpoint,
+        tmp_path,
+        ValueError,
+        name,
+        f"{count} of {40 * WIDTH} values that are NaN or infinite",
+    )
 
 
-@pytest.mark.parametrize("target, dtype", [("portable", "int4"), ("portable", "fp16"), ("cpu", "fp16"), ("gpu", "fp32")])
-def test_a_target_or_precision_that_there_is_not_is_refused_with_those_there_are(checkpoint, tmp_path, target, dtype):
-    with pytest.raises(ValueError, match="expected one of: portable with fp32, int8; cpu with fp32, int8, int4"):
+@pytest.mark.parametrize(
+    "target, dtype", [("portable", "int4"), ("portable", "fp16"), ("cpu", "fp16"), ("gpu", "fp32")]
+)
+def test_a_target_or_precision_that_there_is_not_is_refused_with_those_there_are(
+    checkpoint, tmp_path, target, dtype
+):
+    with pytest.raises(
+        ValueError, match="expected one of: portable with fp32, int8; cpu with fp32, int8, int4"
+    ):
         export(checkpoint, tmp_path / "out", target=target, dtype=dtype)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
-def test_weights_that_a_message_cannot_hold_go_to_a_file_beside_it(exported, checkpoint, tmp_path, monkeypatch):
+def test_weights_that_a_message_cannot_hold_go_to_a_file_beside_it(
+    exported, checkpoint, tmp_path, monkeypatch
+):
     monkeypatch.setattr(saving, "PROTOBUF_LIMIT", 10_000)  # in place of 2 GB, which take minutes
     manifest = export(checkpoint, tmp_path / "out", cases=3)
     assert {"onnx/model.onnx", "onnx/model.onnx_data"} < set(manifest["files"])
-    weights = onnx.load(tmp_path / "out/onnx/model.onnx", load_external_data=False).graph.initializer
-    places = {entry.value for weight in weights for entry in weight.external_data if entry.key == "location"}
+    weights = onnx.load(
+        tmp_path / "out/onnx/model.onnx", load_external_data=False
+    ).graph.initializer
+    places = {
+        entry.value
+        for weight in weights
+        for entry in weight.external_data
+        if entry.key == "location"
+    }
     assert places == {"model.onnx_data"}
     assert manifest["parity"]["failures"] == 0
     ids = np.array([[5, 6, 7]])
@@ -424,7 +549,8 @@ def test_weights_that_a_message_cannot_hold_go_to_a_file_beside_it(exported, che
 
 
 def test_weights_of_no_more_than_a_message_holds_stay_in_it(tmp_path, monkeypatch):
-    for limit, files in ((96, {"model.onnx"}), (95, {"model.onnx", "model.onnx_data"})):  # two tables of 12 numbers each
+    # two tables of 12 numbers each
+    for limit, files in ((96, {"model.onnx"}), (95, {"model.onnx", "model.onnx_data"})):
         monkeypatch.setattr(saving, "PROTOBUF_LIMIT", limit)
         monkeypatch.setattr(saving, "MIN_EXTERNAL", 1)
         directory = tmp_path / str(limit)
@@ -432,7 +558,9 @@ def test_weights_of_no_more_than_a_message_holds_stay_in_it(tmp_path, monkeypatc
         saving.save_graph(two_tables(), directory / "model.onnx")
         assert {path.name for path in directory.iterdir()} == files
         onnx.checker.check_model(directory / "model.onnx", full_check=True)
-        found = onnxruntime.InferenceSession(directory / "model.onnx").run(None, {"ids": np.array([3, 0])})[0]
+        found = onnxruntime.InferenceSession(directory / "model.onnx").run(
+            None, {"ids": np.array([3, 0])}
+        )[0]
         np.testing.assert_array_equal(found, TABLE[[3, 0]] @ (TABLE.T + 1))
 
 
@@ -441,9 +569,17 @@ TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 def two_tables():
     """A look-up and a projection, with a table each."""
-    graph = onnx.parser.parse_graph("g (int64[n] ids) => (float[n, 4] y) { x = Gather(table, ids) y = MatMul(x, head) }")
-    graph.initializer.extend([numpy_helper.from_array(TABLE, "table"), numpy_helper.from_array(TABLE.T + 1, "head")])
-    return ir.from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10))
+    graph = onnx.parser.parse_graph(
+        "g (int64[n] ids) => (float[n, 4] y) { x = Gather(table, ids) y = MatMul(x, head) }"
+    )
+    graph.initializer.extend(
+        [numpy_helper.from_array(TABLE, "table"), numpy_helper.from_array(TABLE.T + 1, "head")]
+    )
+    return ir.from_proto(
+        onnx.helper.make_model(
+            graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10
+        )
+    )
 
 
 def test_a_config_of_an_unknown_model_type_is_refused_by_name(checkpoint, tmp_path):
@@ -455,7 +591,12 @@ def test_a_config_of_an_unknown_model_type_is_refused_by_name(checkpoint, tmp_pa
 
 def test_half_precision_weights_are_loaded_in_float32_and_evaluation_mode(tmp_path):
     config = VanillaEncoderConfig(
-        vocab_size=20, hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=1, dropout=0.5
+        vocab_size=20,
+        hidden_size=16,
+        intermediate_size=16,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        dropout=0.5,
     )
     VanillaEncoderModel(config).half().save_pretrained(tmp_path / "half")
     model = load_checkpoint(tmp_path / "half")
@@ -469,6 +610,14 @@ def test_the_special_tokens_of_the_test_checkpoints_are_those_of_the_configs(exp
 
 
 def test_a_decoder_with_cross_attention_of_its_own_is_refused(tmp_path):
-    small = dict(hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=1, vocab_size=20)
-    VanillaDecoderForCausalLM(VanillaDecoderConfig(**small, add_cross_attention=True)).save_pretrained(tmp_path / "checkpoint")
+    small = dict(
+        hidden_size=16,
+        intermediate_size=16,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        vocab_size=20,
+    )
+    VanillaDecoderForCausalLM(
+        VanillaDecoderConfig(**small, add_cross_attention=True)
+    ).save_pretrained(tmp_path / "checkpoint")
     assert_refused(tmp_path / "checkpoint", tmp_path, ValueError, "add_cross_attention=True")

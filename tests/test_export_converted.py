@@ -1,4 +1,5 @@
-"""A checkpoint of another family is exported and described as what it converts to, and nothing else of the conversion stays."""
+"""A checkpoint of another family is exported and described as what it converts to, and nothing else
+of the conversion stays."""
 
 import hashlib
 import json
@@ -28,14 +29,29 @@ def theirs(tmp_path_factory):
     """BERT with a tokenizer and weights in a pickle only, as old repositories have them."""
     directory = tmp_path_factory.mktemp("theirs") / "tiny-bert"
     torch.manual_seed(0)
-    sizes = dict(hidden_size=8, intermediate_size=12, num_attention_heads=2, num_hidden_layers=1, max_position_embeddings=20)
+    sizes = dict(
+        hidden_size=8,
+        intermediate_size=12,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        max_position_embeddings=20,
+    )
     model = BertForMaskedLM(BertConfig(vocab_size=len(WORDS), **sizes))
     model.config.save_pretrained(directory)
-    torch.save({name: tensor for name, tensor in model.state_dict().items()}, directory / "pytorch_model.bin")
-    words = Tokenizer(WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(directory)
+    torch.save(
+        {name: tensor for name, tensor in model.state_dict().items()},
+        directory / "pytorch_model.bin",
+    )
+    words = Tokenizer(
+        WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="[UNK]")
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]"
+    ).save_pretrained(directory)
     content = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(content | {"architectures": ["BertForMaskedLM"]}))
+    (directory / "config.json").write_text(
+        json.dumps(content | {"architectures": ["BertForMaskedLM"]})
+    )
     return directory, model.eval()
 
 
@@ -62,13 +78,17 @@ def test_an_export_converts_on_the_way(theirs, temporary, tmp_path):
     assert (tmp_path / "out" / "tokenizer.json").is_file()
 
 
-def test_the_converted_checkpoint_is_kept_where_it_is_asked_for(theirs, temporary, tmp_path, capsys):
+def test_the_converted_checkpoint_is_kept_where_it_is_asked_for(
+    theirs, temporary, tmp_path, capsys
+):
     directory, _ = theirs
     (tmp_path / "words.txt").write_text("a bird")
     main(["export", str(directory), str(tmp_path / "out"), "--keep", str(tmp_path / "kept")])
     convert(directory, tmp_path / "by hand")
     kept, by_hand = (tmp_path / name / "model.safetensors" for name in ("kept", "by hand"))
-    assert hashlib.sha256(kept.read_bytes()).digest() == hashlib.sha256(by_hand.read_bytes()).digest()
+    assert (
+        hashlib.sha256(kept.read_bytes()).digest() == hashlib.sha256(by_hand.read_bytes()).digest()
+    )
     with pytest.raises(FileExistsError, match="kept exists already"):
         export(directory, tmp_path / "again", keep=tmp_path / "kept")
     assert not (tmp_path / "again").exists()
@@ -76,19 +96,25 @@ def test_the_converted_checkpoint_is_kept_where_it_is_asked_for(theirs, temporar
 
 def test_nothing_is_kept_of_a_checkpoint_that_needs_no_conversion(theirs, tmp_path):
     convert(theirs[0], tmp_path / "ours")
-    with pytest.raises(UsageError, match="keep is '.*kept', and .*ours needs no conversion: expected none"):
+    with pytest.raises(
+        UsageError, match="keep is '.*kept', and .*ours needs no conversion: expected none"
+    ):
         export(tmp_path / "ours", tmp_path / "out", keep=tmp_path / "kept")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours"]
 
 
-def test_a_full_disk_is_an_error_before_anything_is_written(theirs, temporary, tmp_path, monkeypatch):
+def test_a_full_disk_is_an_error_before_anything_is_written(
+    theirs, temporary, tmp_path, monkeypatch
+):
     directory, _ = theirs
 
     class Full:
         free = 1000
 
     monkeypatch.setattr(conversion_plan.shutil, "disk_usage", lambda path: Full)
-    with pytest.raises(OSError, match=r"temporary.* has 0\.0 MB free, expected 0\.0 MB for the weights"):
+    with pytest.raises(
+        OSError, match=r"temporary.* has 0\.0 MB free, expected 0\.0 MB for the weights"
+    ):
         export(directory, tmp_path / "out")
     assert not (tmp_path / "out").exists() and list(temporary.iterdir()) == []
 
@@ -97,17 +123,31 @@ def test_facts_and_model_are_those_of_the_converted_checkpoint(theirs, temporary
     directory, _ = theirs
     convert(directory, tmp_path / "ours")
     assert info(directory) == info(tmp_path / "ours")
-    found, expected = load_checkpoint(directory).state_dict(), load_checkpoint(tmp_path / "ours").state_dict()
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    found, expected = (
+        load_checkpoint(directory).state_dict(),
+        load_checkpoint(tmp_path / "ours").state_dict(),
+    )
+    assert found.keys() == expected.keys() and all(
+        torch.equal(found[name], expected[name]) for name in found
+    )
     assert list(temporary.iterdir()) == []
 
 
 # The shapes of ELECTRA-small and OPT-350m: token embeddings narrower than the layers.
 NARROW = {
     "electra": ("ElectraForMaskedLM", dict(embedding_size=16, type_vocab_size=2)),
-    "opt": ("OPTForCausalLM", dict(word_embed_proj_dim=16, do_layer_norm_before=False, _remove_final_layer_norm=False)),
+    "opt": (
+        "OPTForCausalLM",
+        dict(word_embed_proj_dim=16, do_layer_norm_before=False, _remove_final_layer_norm=False),
+    ),
 }
-TARGETS = [("portable", "fp32"), ("portable", "int8"), ("cpu", "fp32"), ("cpu", "int8"), ("cuda", "fp32")]
+TARGETS = [
+    ("portable", "fp32"),
+    ("portable", "int8"),
+    ("cpu", "fp32"),
+    ("cpu", "int8"),
+    ("cuda", "fp32"),
+]
 
 
 def narrow_model(family, directory):
@@ -121,7 +161,9 @@ def narrow_model(family, directory):
 
 @pytest.mark.parametrize("target, dtype", TARGETS)
 @pytest.mark.parametrize("family", NARROW)
-def test_models_with_narrow_embeddings_give_the_logits_of_transformers(family, target, dtype, tmp_path):
+def test_models_with_narrow_embeddings_give_the_logits_of_transformers(
+    family, target, dtype, tmp_path
+):
     theirs = narrow_model(family, tmp_path / "theirs")
     manifest = export(tmp_path / "theirs", tmp_path / "out", cases=2, target=target, dtype=dtype)
     if dtype == "int8":  # the table of token embeddings is in 8 bits too
@@ -138,8 +180,15 @@ def test_models_with_narrow_embeddings_give_the_logits_of_transformers(family, t
 
 def num_integer_tables(path):
     """The number of tables in integers that rows are looked up in."""
-    lookups = [node.inputs[0] for node in ir.load(path).graph if node.op_type in ("Gather", "GatherBlockQuantized")]
-    return sum(table.is_initializer() and table.dtype in (ir.DataType.INT8, ir.DataType.UINT8) for table in lookups)
+    lookups = [
+        node.inputs[0]
+        for node in ir.load(path).graph
+        if node.op_type in ("Gather", "GatherBlockQuantized")
+    ]
+    return sum(
+        table.is_initializer() and table.dtype in (ir.DataType.INT8, ir.DataType.UINT8)
+        for table in lookups
+    )
 
 
 def last_logits(runtime, ids):
@@ -147,7 +196,11 @@ def last_logits(runtime, ids):
     if runtime.architecture == "VanillaEncoderForMaskedLM":
         return runtime.outputs(ids, mask)["logits"][:, -1]
     request = runtime.request(ids, mask, None, {})
-    return runtime.decoder_factory().start(request).prefill(request.input_ids, request.attention_mask)[:, -1]
+    return (
+        runtime.decoder_factory()
+        .start(request)
+        .prefill(request.input_ids, request.attention_mask)[:, -1]
+    )
 
 
 def cosines(x, y):
@@ -161,13 +214,19 @@ def test_opt_with_narrow_embeddings_generates_the_tokens_of_transformers(target,
     ids = torch.randint(4, theirs.config.vocab_size, (3, 5))
     settings = dict(max_new_tokens=8, no_repeat_ngram_size=1)
     for beams in (1, 3):
-        expected = theirs.generate(ids, attention_mask=torch.ones_like(ids), num_beams=beams, do_sample=False, **settings)
-        found = Runtime(tmp_path / "out").generate(ids.numpy(), np.ones(ids.shape, int), num_beams=beams, **settings)
+        expected = theirs.generate(
+            ids, attention_mask=torch.ones_like(ids), num_beams=beams, do_sample=False, **settings
+        )
+        found = Runtime(tmp_path / "out").generate(
+            ids.numpy(), np.ones(ids.shape, int), num_beams=beams, **settings
+        )
         assert found.tolist() == expected.tolist() and len(expected.unique()) > 4
 
 
 def test_a_family_that_does_not_convert_is_named(tmp_path):
-    Path(tmp_path, "config.json").write_text('{"model_type": "mamba", "architectures": ["MambaModel"]}')
+    Path(tmp_path, "config.json").write_text(
+        '{"model_type": "mamba", "architectures": ["MambaModel"]}'
+    )
     for run in (info, load_checkpoint, lambda source: export(source, tmp_path / "out")):
         with pytest.raises(ValueError, match="has model_type mamba, expected one of bert, "):
             run(tmp_path)

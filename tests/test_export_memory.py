@@ -13,13 +13,23 @@ from vanilla_transformer_export.targets.registry import get_target
 
 VOCABULARY, WIDTH = 30_000, 256
 MATRIX = VOCABULARY * WIDTH * 4  # bytes
-FORMATS = [("cpu", "fp32"), ("cpu", "int8"), ("cpu", "int4"), ("portable", "fp32"), ("portable", "int8"), ("cuda", "fp16")]
+FORMATS = [
+    ("cpu", "fp32"),
+    ("cpu", "int8"),
+    ("cpu", "int4"),
+    ("portable", "fp32"),
+    ("portable", "int8"),
+    ("cuda", "fp16"),
+]
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """By the dtype of its files: a translator with three matrices of the vocabulary, in several files."""
-    fields = dict(vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=WIDTH, num_attention_heads=4)
+    """By the dtype of its files: a translator with three matrices of the vocabulary, in several
+    files."""
+    fields = dict(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=WIDTH, num_attention_heads=4
+    )
     fields |= dict(encoder_layers=1, decoder_layers=1, tie_word_embeddings=False)
     model = perturbed("VanillaSeq2SeqForConditionalGeneration", fields)
     folder = tmp_path_factory.mktemp("large")
@@ -30,7 +40,9 @@ def checkpoints(tmp_path_factory):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("target, weights", FORMATS)
-def test_an_export_needs_three_times_the_largest_matrix(checkpoints, target, weights, dtype, tmp_path):
+def test_an_export_needs_three_times_the_largest_matrix(
+    checkpoints, target, weights, dtype, tmp_path
+):
     checkpoint = checkpoints / str(dtype)
     assert len(list(checkpoint.glob("*.safetensors"))) > 1
     config = Config(*read_config(checkpoint))

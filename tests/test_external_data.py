@@ -1,4 +1,5 @@
-"""A graph keeps its tensors in itself and in files beside it that the manifest lists, wherever in the graph they are named."""
+"""A graph keeps its tensors in itself and in files beside it that the manifest lists, wherever in
+the graph they are named."""
 
 import os
 import shutil
@@ -16,14 +17,17 @@ from vanilla_transformer_export.targets.spec import GraphSpec, TensorSpec
 
 def external(name, location, size=2):
     """A tensor whose data is at `location`."""
-    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[size], data_location=TensorProto.EXTERNAL)
+    tensor = TensorProto(
+        name=name, data_type=TensorProto.FLOAT, dims=[size], data_location=TensorProto.EXTERNAL
+    )
     for key, value in {"offset": "0", "location": location, "length": str(4 * size)}.items():
         tensor.external_data.add(key=key, value=value)
     return tensor
 
 
 def moved(directory, location, change=None):
-    """Moves the largest weight of the graph to `location`, which is written, and seals the export again."""
+    """Moves the largest weight of the graph to `location`, which is written, and seals the export
+    again."""
     path = directory / "onnx/model.onnx"
     model = onnx.load(path)
     weight = max(model.graph.initializer, key=lambda weight: len(weight.raw_data))
@@ -39,7 +43,9 @@ def moved(directory, location, change=None):
     seal(directory)
 
 
-@pytest.mark.parametrize("place", ["../weights", "../../weights", "absolute", "link", "folder/weights"])
+@pytest.mark.parametrize(
+    "place", ["../weights", "../../weights", "absolute", "link", "folder/weights"]
+)
 def test_weights_outside_the_folder_of_the_graph_are_refused(exported, tmp_path, place):
     """By onnxruntime, even if the manifest lists them."""
     directory = copy_of(exported("encoder").directory, tmp_path)
@@ -52,25 +58,36 @@ def test_weights_outside_the_folder_of_the_graph_are_refused(exported, tmp_path,
         list_file(directory, "weights" if place == "../weights" else "onnx/link")
     elif place == "folder/weights":
         list_file(directory, "onnx/folder/weights")
-    with pytest.raises(ValueError, match=r"onnxruntime \S+ cannot load .*/onnx/model.onnx: .*External data path validation"):
+    with pytest.raises(
+        ValueError,
+        match=r"onnxruntime \S+ cannot load .*/onnx/model.onnx: .*External data path validation",
+    ):
         Runtime(directory)
 
 
 @pytest.mark.parametrize("place", ["unlisted", "./unlisted", "../onnx/unlisted", "folder/unlisted"])
-def test_weights_in_the_folder_of_the_graph_that_the_manifest_does_not_list_are_refused(exported, tmp_path, place):
+def test_weights_in_the_folder_of_the_graph_that_the_manifest_does_not_list_are_refused(
+    exported, tmp_path, place
+):
     directory = copy_of(exported("encoder").directory, tmp_path)
     (directory / "onnx/folder").mkdir()
     moved(directory, place)
     name = "onnx/folder/unlisted" if "folder" in place else "onnx/unlisted"
-    with pytest.raises(ValueError, match=f"has '{name}', which manifest.json does not list: remove it"):
+    with pytest.raises(
+        ValueError, match=f"has '{name}', which manifest.json does not list: remove it"
+    ):
         Runtime(directory)
 
 
 def test_a_subgraph_may_not_name_a_file_outside_either(exported, tmp_path):
     def hide(graph_of_model):
-        node = helper.make_node("Constant", [], ["made"], value=external("hidden", "../../secret", size=1))
+        node = helper.make_node(
+            "Constant", [], ["made"], value=external("hidden", "../../secret", size=1)
+        )
         made = helper.make_tensor_value_info("made", TensorProto.FLOAT, [1])
-        branches = dict.fromkeys(("then_branch", "else_branch"), helper.make_graph([node], "branch", [], [made]))
+        branches = dict.fromkeys(
+            ("then_branch", "else_branch"), helper.make_graph([node], "branch", [], [made])
+        )
         graph_of_model.initializer.append(helper.make_tensor("yes", TensorProto.BOOL, [], [True]))
         graph_of_model.node.append(helper.make_node("If", ["yes"], ["hidden"], **branches))
         add_to_output(graph_of_model, "hidden")
@@ -79,12 +96,15 @@ def test_a_subgraph_may_not_name_a_file_outside_either(exported, tmp_path):
     (tmp_path / "secret").write_bytes(b"12345678")
     moved(directory, "inside", hide)
     list_file(directory, "onnx/inside")
-    with pytest.raises(ValueError, match="cannot load .*/onnx/model.onnx: .*points outside the directory"):
+    with pytest.raises(
+        ValueError, match="cannot load .*/onnx/model.onnx: .*points outside the directory"
+    ):
         Runtime(directory)
 
 
 def test_a_graph_in_memory_names_files_of_its_folder_only(tmp_path, monkeypatch):
-    """A graph that is opened on demand is not opened by its path, so that places would be relative to the working directory."""
+    """A graph that is opened on demand is not opened by its path, so that places would be relative
+    to the working directory."""
     (tmp_path / "onnx").mkdir()
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -94,9 +114,20 @@ def test_a_graph_in_memory_names_files_of_its_folder_only(tmp_path, monkeypatch)
     weights = helper.make_sparse_tensor(external("w", "weights"), indices, [2])
     add = helper.make_node("Add", ["x", "w"], ["y"])
     graph = helper.make_graph([add], "graph", sides[:1], sides[1:], sparse_initializer=[weights])
-    content = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10).SerializeToString()
-    spec = GraphSpec("onnx/model.onnx", *((TensorSpec(name, "float32", (2,)),) for name in ("x", "y")))
-    sessions = Sessions(tmp_path, {"sum": spec}, {"sum": content}, lambda role: [("CPUExecutionProvider", {})], 1, True)
+    content = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10
+    ).SerializeToString()
+    spec = GraphSpec(
+        "onnx/model.onnx", *((TensorSpec(name, "float32", (2,)),) for name in ("x", "y"))
+    )
+    sessions = Sessions(
+        tmp_path,
+        {"sum": spec},
+        {"sum": content},
+        lambda role: [("CPUExecutionProvider", {})],
+        1,
+        True,
+    )
     with pytest.raises(ValueError, match="onnxruntime .* cannot load .*/onnx/model.onnx: "):
         sessions.make("sum")
     (tmp_path / "work/weights").rename(tmp_path / "onnx/weights")
@@ -109,11 +140,14 @@ def test_weights_that_the_manifest_lists_are_read(exported, tmp_path):
     moved(directory, "inside")
     list_file(directory, "onnx/inside")
     ids = np.array([[5, 6, 7]])
-    np.testing.assert_array_equal(Runtime(directory).encode(ids), Runtime(exported("encoder").directory).encode(ids))
+    np.testing.assert_array_equal(
+        Runtime(directory).encode(ids), Runtime(exported("encoder").directory).encode(ids)
+    )
 
 
 def test_an_export_in_the_hub_s_cache_is_read_through_its_links(exported_for, tmp_path):
-    """Every file of a snapshot is a link to a blob that is named after its content; weights beside the graphs too."""
+    """Every file of a snapshot is a link to a blob that is named after its content; weights beside
+    the graphs too."""
     _, directory = exported_for("seq2seq", "cpu")
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/0123abcd"
     blobs.mkdir()

@@ -1,4 +1,5 @@
-"""Outputs appear whole or not at all, and nothing that is not ours is ever removed, wherever a run is stopped."""
+"""Outputs appear whole or not at all, and nothing that is not ours is ever removed, wherever a run
+is stopped."""
 
 import json
 import os
@@ -18,8 +19,22 @@ from vanilla_transformer import files
 from vanilla_transformer.files import new_directory, new_file
 
 # What file operations are announced to Python's audit hooks as.
-OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.chmod", "os.listdir", "os.scandir")
-CHECKPOINT = {"config.json": '{"model_type": "vanilla-encoder"}', "model.safetensors": "weights", "README.md": "card"}
+OPERATIONS = (
+    "open",
+    "os.mkdir",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.link",
+    "os.chmod",
+    "os.listdir",
+    "os.scandir",
+)
+CHECKPOINT = {
+    "config.json": '{"model_type": "vanilla-encoder"}',
+    "model.safetensors": "weights",
+    "README.md": "card",
+}
 
 
 def write(directory: Path, contents: dict[str, str]):
@@ -29,11 +44,19 @@ def write(directory: Path, contents: dict[str, str]):
 
 
 def read(directory: Path) -> dict[str, str]:
-    return {path.relative_to(directory).as_posix(): path.read_text() for path in directory.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(directory).as_posix(): path.read_text()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
 
 
 def manifest(*names: str) -> str:
-    facts = {"schema_version": 1, "architecture": "VanillaEncoderModel", "model_type": "vanilla-encoder"}
+    facts = {
+        "schema_version": 1,
+        "architecture": "VanillaEncoderModel",
+        "model_type": "vanilla-encoder",
+    }
     return json.dumps({**facts, "files": dict.fromkeys(names, {})})
 
 
@@ -44,7 +67,8 @@ def save(out: Path, contents: dict[str, str], **options):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where a test works; not the working directory, nor the home directory, which hold something else."""
+    """Where a test works; not the working directory, nor the home directory, which hold something
+    else."""
     for name in ("work", "home", "place"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -52,7 +76,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "place"
 
 
-# --------------------------------------------------------------------------------------------------- what is written
+# ---------------------------------------------------------------------------------- what is written
 
 
 def test_a_new_directory_appears_when_the_block_ends(folder):
@@ -101,11 +125,14 @@ def test_a_new_file_has_the_name_it_will_have_while_it_is_written(folder):
     with new_file(folder / "deep/map.png", force=True) as file:
         file.write_text("newer")
     assert read(folder) == {"deep/map.png": "newer"}
-    with pytest.raises(IsADirectoryError, match="deep is a directory, expected a file"), new_file(folder / "deep", force=True):
+    with (
+        pytest.raises(IsADirectoryError, match="deep is a directory, expected a file"),
+        new_file(folder / "deep", force=True),
+    ):
         pytest.fail("the block must not run")
 
 
-# ------------------------------------------------------------------------------------------------- what is replaced
+# --------------------------------------------------------------------------------- what is replaced
 
 
 def refused(error, message, out, **options):
@@ -118,7 +145,12 @@ def test_the_working_directory_the_home_directory_and_those_above_are_never_repl
     write(Path.cwd(), CHECKPOINT)  # ours alone, so that nothing else keeps it
     Path("sub").mkdir()
     before = sorted(folder.parent.rglob("*"))
-    refused(ValueError, "is the (working|home) directory or holds it", os.path.expanduser(out), force=True)
+    refused(
+        ValueError,
+        "is the (working|home) directory or holds it",
+        os.path.expanduser(out),
+        force=True,
+    )
     assert sorted(folder.parent.rglob("*")) == before
 
 
@@ -129,13 +161,19 @@ def test_inputs_and_what_holds_them_are_never_replaced(folder, out):
     (folder / "link").symlink_to(folder / "model")
     inputs = [folder / "model", folder / "above/vocab.txt", "org/name-on-the-hub"]
     refused(ValueError, "is the input .* or holds it", folder / out, force=True, inputs=inputs)
-    save(folder / "model/onnx", {"graph": "new"}, inputs=inputs)  # inside one is a place as any other
+    # inside one is a place as any other
+    save(folder / "model/onnx", {"graph": "new"}, inputs=inputs)
     assert read(folder / "model") == CHECKPOINT | {"onnx/graph": "new"}
 
 
 def test_a_file_is_not_replaced_by_a_directory(folder):
     (folder / "out").write_text("notes")
-    refused(NotADirectoryError, "out is a file, expected a directory or a new path", folder / "out", force=True)
+    refused(
+        NotADirectoryError,
+        "out is a file, expected a directory or a new path",
+        folder / "out",
+        force=True,
+    )
 
 
 def test_a_link_stays_and_what_it_leads_to_is_replaced(folder):
@@ -144,7 +182,11 @@ def test_a_link_stays_and_what_it_leads_to_is_replaced(folder):
     save(folder / "out", {"config.json": "new"}, force=True)
     assert (folder / "out").is_symlink() and read(folder / "real") == {"config.json": "new"}
     (folder / "nowhere").symlink_to(folder / "missing")
-    refused(FileNotFoundError, "nowhere is a link to .*missing, which does not exist: expected a new path", folder / "nowhere")
+    refused(
+        FileNotFoundError,
+        "nowhere is a link to .*missing, which does not exist: expected a new path",
+        folder / "nowhere",
+    )
 
 
 def test_an_empty_directory_is_taken(folder):
@@ -157,36 +199,64 @@ def test_an_empty_directory_is_taken(folder):
     "contents",
     [
         CHECKPOINT,
-        {"config.json": '{"model_type": "bert", "vanilla_transformer_version": "0.1.0"}', "vocab.txt": "a"},
-        {"config.json": "{}", "manifest.json": manifest("config.json", "onnx/model.onnx"), "onnx/model.onnx": "graph"},
+        {
+            "config.json": '{"model_type": "bert", "vanilla_transformer_version": "0.1.0"}',
+            "vocab.txt": "a",
+        },
+        {
+            "config.json": "{}",
+            "manifest.json": manifest("config.json", "onnx/model.onnx"),
+            "onnx/model.onnx": "graph",
+        },
         CHECKPOINT | {"__pycache__/layers.pyc": "", ".DS_Store": ""},
     ],
     ids=["checkpoint", "converted", "export", "with what systems leave"],
 )
 def test_what_we_wrote_is_replaced_by_force_only(folder, contents):
     write(folder / "out", contents)
-    refused(FileExistsError, "out exists already; expected a new path, or --force to replace it", folder / "out")
+    refused(
+        FileExistsError,
+        "out exists already; expected a new path, or --force to replace it",
+        folder / "out",
+    )
     assert read(folder / "out") == contents
     for text in ("new", "newer"):
         save(folder / "out", CHECKPOINT | {"README.md": text}, force=True)
-        assert read(folder) == {f"out/{name}": found for name, found in (CHECKPOINT | {"README.md": text}).items()}
+        assert read(folder) == {
+            f"out/{name}": found for name, found in (CHECKPOINT | {"README.md": text}).items()
+        }
 
 
 @pytest.mark.parametrize(
     "contents, message",
     [
-        ({"notes": "mine"}, "out holds notes: expected an export or a checkpoint that vanilla-transformer wrote"),
+        (
+            {"notes": "mine"},
+            "out holds notes: expected an export or a checkpoint that vanilla-transformer wrote",
+        ),
         ({"config.json": '{"model_type": "bert"}'}, "out holds config.json: expected"),
         ({"config.json": "[]"}, "out holds config.json: expected"),
         ({"manifest.json": '{"name": "a web application"}'}, "out holds manifest.json: expected"),
-        ({"manifest.json": '{"schema_version": 3, "files": {"a.tex": 1}}', "a.tex": ""}, "out holds a.tex, manifest.json: exp"),
+        (
+            {"manifest.json": '{"schema_version": 3, "files": {"a.tex": 1}}', "a.tex": ""},
+            "out holds a.tex, manifest.json: exp",
+        ),
         ({"manifest.json": manifest("a.tex"), "a.tex": ""}, "out also holds a.tex"),
-        (CHECKPOINT | {"notes.md": ""}, "out also holds notes.md, which vanilla-transformer did not write: move it away"),
+        (
+            CHECKPOINT | {"notes.md": ""},
+            "out also holds notes.md, which vanilla-transformer did not write: move it away",
+        ),
         (CHECKPOINT | {".git/HEAD": ""}, r"also holds \.git/HEAD"),
         (CHECKPOINT | {"checkpoint-9/config.json": "{}"}, "also holds checkpoint-9/config.json"),
         (CHECKPOINT | {"onnx/model.onnx": ""}, "also holds onnx/model.onnx"),
-        (CHECKPOINT | {f"note{n}": "" for n in range(8)}, "also holds note0, note1, note2, note3, note4 and 3 more"),
-        ({"manifest.json": manifest("config.json"), "config.json": "{}", "onnx/mine.onnx": ""}, "also holds onnx/mine.onnx"),
+        (
+            CHECKPOINT | {f"note{n}": "" for n in range(8)},
+            "also holds note0, note1, note2, note3, note4 and 3 more",
+        ),
+        (
+            {"manifest.json": manifest("config.json"), "config.json": "{}", "onnx/mine.onnx": ""},
+            "also holds onnx/mine.onnx",
+        ),
     ],
 )
 def test_nothing_of_others_is_replaced(folder, contents, message):
@@ -212,15 +282,22 @@ def test_what_others_put_there_meanwhile_stays_and_the_result_is_kept_beside_it(
         write(directory, {"config.json": "new"})
         if change == "replaced":
             out.rename(folder / "elsewhere")
-        write(out, {"README.md": "my card"} if change == "changed" else CHECKPOINT | {"notes": "mine"})
+        write(
+            out, {"README.md": "my card"} if change == "changed" else CHECKPOINT | {"notes": "mine"}
+        )
     theirs = read(out)
-    assert theirs == (CHECKPOINT | ({"README.md": "my card"} if change == "changed" else {"notes": "mine"}))
+    assert theirs == (
+        CHECKPOINT | ({"README.md": "my card"} if change == "changed" else {"notes": "mine"})
+    )
     assert read(folder / "out.kept-1") == {"config.json": "new"}
     assert not (folder / ".out.partial").exists()
 
 
 def test_a_file_that_appeared_meanwhile_stays(folder):
-    with pytest.raises(FileExistsError, match=r"the result is in .*map\.png\.kept-1"), new_file(folder / "map.png") as file:
+    with (
+        pytest.raises(FileExistsError, match=r"the result is in .*map\.png\.kept-1"),
+        new_file(folder / "map.png") as file,
+    ):
         file.write_text("new")
         (folder / "map.png").write_text("theirs")
     assert read(folder) == {"map.png": "theirs", "map.png.kept-1": "new"}
@@ -237,22 +314,53 @@ def test_files_are_placed_without_links_too(folder, monkeypatch):
 
 CONTENTS = st.dictionaries(
     st.sampled_from(
-        [*CHECKPOINT, "manifest.json", "onnx/model.onnx", "notes.md", ".git/HEAD", "checkpoint-3/config.json", "deep/x"]
+        [
+            *CHECKPOINT,
+            "manifest.json",
+            "onnx/model.onnx",
+            "notes.md",
+            ".git/HEAD",
+            "checkpoint-3/config.json",
+            "deep/x",
+        ]
     ),
-    st.sampled_from([*CHECKPOINT.values(), "{}", "[]", manifest("onnx/model.onnx", "config.json"), '{"files": {}}']),
+    st.sampled_from(
+        [
+            *CHECKPOINT.values(),
+            "{}",
+            "[]",
+            manifest("onnx/model.onnx", "config.json"),
+            '{"files": {}}',
+        ]
+    ),
     max_size=4,
 )
 CONTENTS |= st.sampled_from(
-    [CHECKPOINT, CHECKPOINT | {"notes.md": ""}, {"manifest.json": manifest("onnx/x.onnx"), "onnx/x.onnx": ""}]
+    [
+        CHECKPOINT,
+        CHECKPOINT | {"notes.md": ""},
+        {"manifest.json": manifest("onnx/x.onnx"), "onnx/x.onnx": ""},
+    ]
 )
 SEGMENTS = st.sampled_from([["one"], ["link"]]) | st.lists(
-    st.sampled_from([".", "..", "one", "two", "link", "new", "onnx", "deep"]), min_size=1, max_size=4
+    st.sampled_from([".", "..", "one", "two", "link", "new", "onnx", "deep"]),
+    min_size=1,
+    max_size=4,
 )
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(one=CONTENTS, two=CONTENTS, segments=SEGMENTS, work=SEGMENTS, inputs=st.lists(SEGMENTS, max_size=2), force=st.booleans())
-def test_whatever_the_path_only_what_we_wrote_is_ever_gone(folder, monkeypatch, one, two, segments, work, inputs, force):
+@given(
+    one=CONTENTS,
+    two=CONTENTS,
+    segments=SEGMENTS,
+    work=SEGMENTS,
+    inputs=st.lists(SEGMENTS, max_size=2),
+    force=st.booleans(),
+)
+def test_whatever_the_path_only_what_we_wrote_is_ever_gone(
+    folder, monkeypatch, one, two, segments, work, inputs, force
+):
     """Of two directories with any contents, seen from anywhere, with any inputs."""
     top = Path(tempfile.mkdtemp(dir=folder))
     for name, contents in (("one", one), ("two", two)):
@@ -270,7 +378,9 @@ def test_whatever_the_path_only_what_we_wrote_is_ever_gone(folder, monkeypatch, 
     else:
         gone = before.items() - read(top.parent).items()
         event(f"replaced {len(gone)} files")
-        assert all(Path(os.path.realpath(top.parent / name)).is_relative_to(place) for name, _ in gone)
+        assert all(
+            Path(os.path.realpath(top.parent / name)).is_relative_to(place) for name, _ in gone
+        )
         assert not gone or force
         assert not {Path(name).name for name, _ in gone} & {"notes.md", "HEAD"}
         for kept in (Path.cwd(), *inputs):
@@ -280,12 +390,16 @@ def test_whatever_the_path_only_what_we_wrote_is_ever_gone(folder, monkeypatch, 
     shutil.rmtree(top)
 
 
-# -------------------------------------------------------------------------------------------------- one at a time
+# ------------------------------------------------------------------------------------ one at a time
 
 
 def test_a_second_run_is_refused_at_its_start(folder):
     with new_directory(folder / "out"):
-        refused(FileExistsError, "out is being written by another process: expected to be alone", folder / "out")
+        refused(
+            FileExistsError,
+            "out is being written by another process: expected to be alone",
+            folder / "out",
+        )
     save(folder / "out", {"file": "new"})
 
 
@@ -298,12 +412,18 @@ def test_what_a_dead_process_left_is_removed(folder):
 def test_what_a_dead_process_left_and_cannot_be_removed_is_named(folder, monkeypatch):
     write(folder / ".out.partial/new", {"half": ""})
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **options: None)
-    refused(FileExistsError, r"out\.partial/new, which a run that was killed left, cannot be removed", folder / "out")
+    refused(
+        FileExistsError,
+        r"out\.partial/new, which a run that was killed left, cannot be removed",
+        folder / "out",
+    )
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])
 def test_what_is_in_the_place_of_claims_and_no_directory_is_named(folder, kind):
-    (folder / ".out.partial").symlink_to("nowhere") if kind == "link" else (folder / ".out.partial").touch()
+    (folder / ".out.partial").symlink_to("nowhere") if kind == "link" else (
+        folder / ".out.partial"
+    ).touch()
     refused(FileExistsError, r"\.out\.partial is no directory of ours", folder / "out")
 
 
@@ -320,7 +440,11 @@ def test_a_killed_process_that_nobody_has_waited_for_has_no_lock(folder):
 @pytest.mark.parametrize("name", ["notes", "a-b-c"])
 def test_what_is_no_part_of_a_claim_is_named_and_stays(folder, name):
     write(folder / ".out.partial", {name: "mine"})
-    refused(FileExistsError, rf"\.out\.partial/{name} is of no run of vanilla-transformer", folder / "out")
+    refused(
+        FileExistsError,
+        rf"\.out\.partial/{name} is of no run of vanilla-transformer",
+        folder / "out",
+    )
     assert read(folder) == {f".out.partial/{name}": "mine"}
 
 
@@ -373,11 +497,12 @@ def test_of_many_that_begin_at_once_one_goes_on(folder):
     assert len(read(folder)) == 1 and not (folder / ".out.partial").exists()
 
 
-# -------------------------------------------------------------------------------------------- stopped at every step
+# ---------------------------------------------------------------------------- stopped at every step
 
 
 def stopped(step: int, work) -> bool:
-    """Whether `work`, run by a process that is killed before its file operation number `step`, was killed."""
+    """Whether `work`, run by a process that is killed before its file operation number `step`, was
+    killed."""
     if child := os.fork():
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         assert code in (0, 9)
@@ -417,7 +542,8 @@ def test_killed_at_any_step_a_directory_is_old_or_new_and_the_same_call_goes_on(
         [old] = [*out.parent.glob(".out.partial/old")] or [None]
         found = read(out) if out.exists() else read(old) if old else None
         assert found in (before, NEW) if was_killed else found == NEW, step
-        if found == before and was_killed:  # the old one is there again for whoever comes next, also without --force
+        # the old one is there again for whoever comes next, also without --force
+        if found == before and was_killed:
             with pytest.raises(KeyError), new_directory(out, force=True):
                 raise KeyError
             assert (read(out) if out.exists() else None) == before, step
@@ -477,12 +603,13 @@ def test_interrupted_at_any_step_nothing_is_lost_or_left(folder, monkeypatch, er
             return
 
 
-# ---------------------------------------------------------------------------------------------------- mount points
+# ------------------------------------------------------------------------------------- mount points
 
 
 @pytest.fixture
 def mount(folder, monkeypatch):
-    """A directory that cannot be renamed or removed and is said to be a mount point, which only root may make."""
+    """A directory that cannot be renamed or removed and is said to be a mount point, which only
+    root may make."""
     place = folder / "mount"
     place.mkdir()
     rename, ismount = Path.rename, os.path.ismount
@@ -500,7 +627,9 @@ def mount(folder, monkeypatch):
 def test_an_empty_mount_point_is_filled_in_place_what_says_it_is_whole_last(mount, monkeypatch):
     (mount / "lost+found").mkdir()
     placed, place = [], files.place
-    monkeypatch.setattr(files, "place", lambda path, out: (placed.append(out.name), place(path, out)))
+    monkeypatch.setattr(
+        files, "place", lambda path, out: (placed.append(out.name), place(path, out))
+    )
     save(mount, NEW | {"manifest.json": "{}", "tokenizer.json": "{}"})
     assert placed == ["onnx", "tokenizer.json", "config.json", "manifest.json"]
     assert sorted(path.name for path in mount.iterdir()) == [
@@ -511,7 +640,10 @@ def test_an_empty_mount_point_is_filled_in_place_what_says_it_is_whole_last(moun
         "tokenizer.json",
     ]
     refused(
-        ValueError, "mount is a mount point that holds config.json, manifest.json, .*: expected an empty one", mount, force=True
+        ValueError,
+        "mount is a mount point that holds config.json, manifest.json, .*: expected an empty one",
+        mount,
+        force=True,
     )
 
 
@@ -520,7 +652,9 @@ def test_what_appeared_in_a_mount_point_stays(mount):
     with pytest.raises(FileExistsError, match=message), new_directory(mount) as directory:
         write(directory, NEW)
         write(mount, {"notes": "mine"})
-    assert read(mount) == {"notes": "mine"} | {f"mount.kept-1/{name}": text for name, text in NEW.items()}
+    assert read(mount) == {"notes": "mine"} | {
+        f"mount.kept-1/{name}": text for name, text in NEW.items()
+    }
 
 
 def test_killed_at_any_step_a_mount_point_is_filled_by_the_next_call(mount):

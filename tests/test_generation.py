@@ -29,7 +29,14 @@ from models import (
     tokens,
 )
 from torch._dynamo.utils import counters
-from transformers import DynamicCache, EncoderDecoderCache, EncoderDecoderModel, GenerationConfig, StaticCache, set_seed
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    EncoderDecoderModel,
+    GenerationConfig,
+    StaticCache,
+    set_seed,
+)
 
 from vanilla_transformer import (
     VanillaDecoderForCausalLM,
@@ -39,7 +46,7 @@ from vanilla_transformer import (
     VanillaSeq2SeqModel,
 )
 
-# --------------------------------------------------------------------------------------------------------------- caches
+# ------------------------------------------------------------------------------------------- caches
 
 
 def layer_shapes(cache):
@@ -59,8 +66,14 @@ def test_a_pair_of_stacks_caches_the_target_and_the_source():
     before = [layer.keys for layer in cache.cross_attention_cache.layers]
     model(source, decoder_input_ids=tokens(length=1), past_key_values=cache, use_cache=True)
     assert type(cache) is EncoderDecoderCache
-    assert layer_shapes(cache.self_attention_cache) == [((3, HEADS, 6, D_K), (3, HEADS, 6, D_V))] * LAYERS
-    assert layer_shapes(cache.cross_attention_cache) == [((3, HEADS, 4, D_K), (3, HEADS, 4, D_V))] * LAYERS
+    assert (
+        layer_shapes(cache.self_attention_cache)
+        == [((3, HEADS, 6, D_K), (3, HEADS, 6, D_V))] * LAYERS
+    )
+    assert (
+        layer_shapes(cache.cross_attention_cache)
+        == [((3, HEADS, 4, D_K), (3, HEADS, 4, D_V))] * LAYERS
+    )
     for layer, keys in zip(cache.cross_attention_cache.layers, before, strict=True):
         assert layer.keys is keys, "computed once"
 
@@ -78,7 +91,9 @@ def test_the_cache_is_taken_by_the_name_that_generate_gives_it_from_5_24_on(mode
     given = inputs(model)
     expected = model(**given).logits[:, -1:]
     cache = model(**given | {name: given[name][:, :-1]}, use_cache=True).past_key_values
-    assert_same(model(**given | {name: given[name][:, -1:]}, cache=cache, use_cache=True).logits, expected)
+    assert_same(
+        model(**given | {name: given[name][:, -1:]}, cache=cache, use_cache=True).logits, expected
+    )
 
 
 @over(GENERATIVE)
@@ -88,7 +103,7 @@ def test_no_cache_unless_asked_for(model_class):
     assert model(**inputs(model), use_cache=True).past_key_values is not None
 
 
-# ----------------------------------------------------------------------------------------------------------- generation
+# --------------------------------------------------------------------------------------- generation
 
 
 CACHES = {
@@ -106,11 +121,23 @@ def test_greedy_generation_takes_the_largest_logit_whatever_the_cache(model_clas
     seen = torch.full((3, 1), START) if is_pair(model) else prompt
     for _ in range(8):
         logits.append(logits_after(model, prompt, expected))
-        best = logits[-1].scatter(1, torch.cat([seen, expected], 1), -torch.inf).argmax(-1, keepdim=True)
+        best = (
+            logits[-1]
+            .scatter(1, torch.cat([seen, expected], 1), -torch.inf)
+            .argmax(-1, keepdim=True)
+        )
         expected = torch.cat([expected, best], 1)
-    common = dict(max_new_tokens=8, do_sample=False, pad_token_id=0, no_repeat_ngram_size=1, decoder_start_token_id=START)
+    common = dict(
+        max_new_tokens=8,
+        do_sample=False,
+        pad_token_id=0,
+        no_repeat_ngram_size=1,
+        decoder_start_token_id=START,
+    )
     for kind, settings in CACHES.items():
-        outputs = model.generate(prompt, **common, **settings, output_logits=True, return_dict_in_generate=True)
+        outputs = model.generate(
+            prompt, **common, **settings, output_logits=True, return_dict_in_generate=True
+        )
         assert outputs.sequences[:, -8:].tolist() == expected.tolist(), kind
         assert_same(torch.stack(outputs.logits), torch.stack(logits))
 
@@ -137,14 +164,22 @@ def test_beams_that_keep_everything_find_the_most_probable_sequence(model_class)
         first = logits_after(model, rows, pairs[:, :0]).log_softmax(-1).gather(1, pairs[:, :1])
         second = logits_after(model, rows, pairs[:, :1]).log_softmax(-1).gather(1, pairs[:, 1:])
         best.append(pairs[(first + second).argmax()].tolist())
-    assert generated(model, prompt, num_beams=6, max_new_tokens=2, do_sample=False, no_repeat_ngram_size=0).tolist() == best
+    assert (
+        generated(
+            model, prompt, num_beams=6, max_new_tokens=2, do_sample=False, no_repeat_ngram_size=0
+        ).tolist()
+        == best
+    )
 
 
 @over(GENERATIVE)
 @positions
 def test_beams_find_the_same_whatever_the_cache(model_class, changes):
     model, prompt = build(model_class, initializer_range=0.3, **changes), tokens()
-    found = [generated(model, prompt, num_beams=4, eos_token_id=7, **settings).tolist() for settings in CACHES.values()]
+    found = [
+        generated(model, prompt, num_beams=4, eos_token_id=7, **settings).tolist()
+        for settings in CACHES.values()
+    ]
     assert found[0] == found[1] == found[2]
 
 
@@ -162,20 +197,26 @@ def test_sampling_follows_the_seed_and_the_distribution(model_class):
     assert_same(frequencies, probabilities, 0.04)  # four standard deviations
 
 
-# A random model would repeat one token and prove little. The padding is a token like any other, which one row has seen and
-# another has not.
+# A random model would repeat one token and prove little. The padding is a token like any other,
+# which one row has seen and another has not.
 NO_REPETITION = dict(no_repeat_ngram_size=1, bad_words_ids=[[PADDING]])
 
 
 @over(GENERATIVE)
 @positions
-@pytest.mark.parametrize("implementation", [None, "static"], ids=["growing cache", "cache of fixed size"])
+@pytest.mark.parametrize(
+    "implementation", [None, "static"], ids=["growing cache", "cache of fixed size"]
+)
 def test_generation_from_padded_rows_equals_the_rows_alone(model_class, changes, implementation):
     model = build(model_class, initializer_range=0.3, **changes)
     rows = [tokens(1, length)[0] for length in LENGTHS]
     ids, mask, _ = padded(rows, "right" if is_pair(model) else "left")
     settings = GenerationConfig(
-        pad_token_id=0, decoder_start_token_id=START, max_new_tokens=8, do_sample=False, **NO_REPETITION
+        pad_token_id=0,
+        decoder_start_token_id=START,
+        max_new_tokens=8,
+        do_sample=False,
+        **NO_REPETITION,
     )
     given = dict(attention_mask=mask, cache_implementation=implementation, disable_compile=True)
     batch = model.generate(ids, generation_config=settings, **given)[:, -8:]
@@ -190,35 +231,64 @@ def test_a_decoder_with_cross_attention_generates_from_the_states_it_is_given(be
     decoder = decoder_half(pair, VanillaDecoderForCausalLM)
     source, mask = tokens(), torch.tensor([[1] * LENGTH, [1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]])
     states = pair.model.encoder(source, mask).last_hidden_state
-    settings = dict(num_beams=beams, max_new_tokens=8, do_sample=False, pad_token_id=0, no_repeat_ngram_size=1)
+    settings = dict(
+        num_beams=beams, max_new_tokens=8, do_sample=False, pad_token_id=0, no_repeat_ngram_size=1
+    )
     expected = pair.generate(source, attention_mask=mask, decoder_start_token_id=START, **settings)
     start = torch.full((3, 1), START)
-    got = decoder.generate(start, encoder_hidden_states=states, encoder_attention_mask=mask, **settings)
+    got = decoder.generate(
+        start, encoder_hidden_states=states, encoder_attention_mask=mask, **settings
+    )
     assert got.tolist() == expected.tolist()
-    assert got.tolist() != decoder.generate(start, encoder_hidden_states=states.flip(0), **settings).tolist()
+    assert (
+        got.tolist()
+        != decoder.generate(start, encoder_hidden_states=states.flip(0), **settings).tolist()
+    )
 
 
 def test_an_encoder_and_a_decoder_make_a_pair_of_transformers():
-    """`EncoderDecoderModel`, which is what a decoder with cross-attention is for, gives what our pair gives."""
+    """`EncoderDecoderModel`, which is what a decoder with cross-attention is for, gives what our
+    pair gives."""
     pair = build(VanillaSeq2SeqForConditionalGeneration, initializer_range=0.3)
     encoder = build(VanillaEncoderModel)
     encoder.load_state_dict(pair.model.encoder.state_dict())
-    model = EncoderDecoderModel(encoder=encoder, decoder=decoder_half(pair, VanillaDecoderForCausalLM)).eval()
-    source, target, mask = tokens(), tokens(3, 5), torch.tensor([[1] * LENGTH, [1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]])
+    model = EncoderDecoderModel(
+        encoder=encoder, decoder=decoder_half(pair, VanillaDecoderForCausalLM)
+    ).eval()
+    source, target, mask = (
+        tokens(),
+        tokens(3, 5),
+        torch.tensor([[1] * LENGTH, [1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]]),
+    )
     expected = pair(source, mask, target).logits
-    assert_same(model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits, expected)
-    settings = dict(max_new_tokens=8, do_sample=False, pad_token_id=0, decoder_start_token_id=START, no_repeat_ngram_size=1)
-    got, expected = (m.generate(source, attention_mask=mask, **settings).tolist() for m in (model, pair))
+    assert_same(
+        model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits, expected
+    )
+    settings = dict(
+        max_new_tokens=8,
+        do_sample=False,
+        pad_token_id=0,
+        decoder_start_token_id=START,
+        no_repeat_ngram_size=1,
+    )
+    got, expected = (
+        m.generate(source, attention_mask=mask, **settings).tolist() for m in (model, pair)
+    )
     assert got == expected
 
 
 @positions
 def test_generation_goes_on_from_left_padded_targets(changes):
-    model, source = build(VanillaSeq2SeqForConditionalGeneration, initializer_range=0.3, **changes), tokens()
+    model, source = (
+        build(VanillaSeq2SeqForConditionalGeneration, initializer_range=0.3, **changes),
+        tokens(),
+    )
     starts = [torch.cat([torch.tensor([START]), tokens(1, length - 1)[0]]) for length in LENGTHS]
     ids, mask, positions = padded(starts, "left")
     settings = dict(max_new_tokens=8, do_sample=False, pad_token_id=0, **NO_REPETITION)
-    target = dict(decoder_input_ids=ids, decoder_attention_mask=mask, decoder_position_ids=positions)
+    target = dict(
+        decoder_input_ids=ids, decoder_attention_mask=mask, decoder_position_ids=positions
+    )
     batch = model.generate(source, **target, **settings)[:, -8:]
     alone = [
         model.generate(row[None], decoder_input_ids=start[None], **settings)[0, -8:].tolist()
@@ -227,9 +297,10 @@ def test_generation_goes_on_from_left_padded_targets(changes):
     assert batch.tolist() == alone
 
 
-# -------------------------------------------------------------------------------------------------------------- compiling
+# ---------------------------------------------------------------------------------------- compiling
 
-# Without a mark: traced in one graph, which is run as it was traced. Slow: more kinds of models, and compiled to kernels.
+# Without a mark: traced in one graph, which is run as it was traced. Slow: more kinds of models,
+# and compiled to kernels.
 slow = pytest.mark.slow
 EACH = [(model_class, name) for model_class in BASE for name in POSITIONS]
 FORWARD = [(VanillaEncoderModel, "relative"), (VanillaSeq2SeqModel, "sinusoidal")]
@@ -258,13 +329,17 @@ def test_the_forward_pass_compiles_into_one_graph(compiling, model_class, name, 
     model = build(model_class, initializer_range=0.3, **POSITIONS[name])
     given = inputs(model)
     mask = torch.tensor([[1] * LENGTH, [1, 1, 1, 0, 0, 0], [1] * LENGTH])
-    given |= dict(attention_mask=mask) if is_pair(model) or model_class is VanillaEncoderModel else {}
+    given |= (
+        dict(attention_mask=mask) if is_pair(model) or model_class is VanillaEncoderModel else {}
+    )
     expected = model(**given).last_hidden_state
     got = torch.compile(model, fullgraph=True, backend=backend)(**given).last_hidden_state
     assert_same(got, expected)
 
 
-@with_backends(DECODING, [case for case in EACH if case[0] is not VanillaEncoderModel], DECODING_KERNELS)
+@with_backends(
+    DECODING, [case for case in EACH if case[0] is not VanillaEncoderModel], DECODING_KERNELS
+)
 def test_decoding_with_a_cache_of_fixed_size_compiles_once(compiling, model_class, name, backend):
     model = build(model_class, initializer_range=0.3, **POSITIONS[name])
     source = dict(encoder_outputs=model.get_encoder()(tokens())) if is_pair(model) else {}
@@ -277,8 +352,13 @@ def test_decoding_with_a_cache_of_fixed_size_compiles_once(compiling, model_clas
     step, graphs = torch.compile(model, fullgraph=True, backend=backend), []
     counters.clear()
     for t in range(3, 9):
-        states.append(step(**source, **{ids_name: ids[:, t : t + 1]}, past_key_values=cache).last_hidden_state.clone())
+        states.append(
+            step(
+                **source, **{ids_name: ids[:, t : t + 1]}, past_key_values=cache
+            ).last_hidden_state.clone()
+        )
         graphs.append(counters["stats"]["unique_graphs"])
     assert_same(torch.cat(states, 1), expected)
-    # transformers counts the tokens of a window as a Python number, which is a constant until it changes.
+    # transformers counts the tokens of a window as a Python number, which is a constant until it
+    # changes.
     assert graphs == ([1] + [2] * 5 if "window" in name else [1] * 6)

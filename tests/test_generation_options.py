@@ -1,4 +1,5 @@
-"""Every generation setting gives the tokens of `transformers.generate`, on two targets; sampling and streaming."""
+"""Every generation setting gives the tokens of `transformers.generate`, on two targets; sampling
+and streaming."""
 
 import functools
 import itertools
@@ -23,14 +24,29 @@ from vanilla_transformer_export.targets.cpu import decoder as cpu_decoder
 from vanilla_transformer_export.targets.registry import get_target
 
 VOCABULARY, EOS, PAD = 48, 2, 3
-# For the cpu target; the others, for the portable one, are those of `checkpoints` that have another pad token than 0.
-SIZES = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=40, num_attention_heads=4, pad_token_id=PAD)
+# For the cpu target; the others, for the portable one, are those of `checkpoints` that have another
+# pad token than 0.
+SIZES = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=32,
+    intermediate_size=40,
+    num_attention_heads=4,
+    pad_token_id=PAD,
+)
 CPU_MODELS = {
-    "seq2seq-cpu": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=1)),
-    "causal-cpu": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=1, max_position_embeddings=25)),
+    "seq2seq-cpu": (
+        "VanillaSeq2SeqForConditionalGeneration",
+        dict(encoder_layers=1, decoder_layers=1),
+    ),
+    "causal-cpu": (
+        "VanillaDecoderForCausalLM",
+        dict(num_hidden_layers=1, max_position_embeddings=25),
+    ),
 }
 MODELS = ("seq2seq-untied", "causal-learned", *CPU_MODELS)
-pytestmark = pytest.mark.filterwarnings("ignore:Unfeasible length", "ignore:Using the model-agnostic default")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Unfeasible length", "ignore:Using the model-agnostic default"
+)
 each_model = pytest.mark.parametrize("name", MODELS)
 
 
@@ -49,7 +65,9 @@ class Pair:
 
     @torch.no_grad()
     def in_torch(self, ids, mask, **options):
-        return self.model.generate(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), **options).numpy()
+        return self.model.generate(
+            torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), **options
+        ).numpy()
 
     def check(self, ids, mask, **options):
         expected = self.in_torch(ids, mask, **options)
@@ -87,7 +105,7 @@ def prompts(name, seed=0, lengths=(7, 1, 4, 6)):
     return ids, mask
 
 
-# ------------------------------------------------------------------------------------------------ against transformers
+# ----------------------------------------------------------------------------- against transformers
 
 FIELDS = [
     dict(max_length=14),
@@ -105,7 +123,10 @@ FIELDS = [
     dict(max_new_tokens=12, no_repeat_ngram_size=3),
     dict(max_new_tokens=10, bad_words_ids=[[token] for token in range(4, 30)]),
     dict(max_new_tokens=10, bad_words_ids=[[EOS], [token for token in range(4, 20)], [5, 6, 7]]),
-    dict(max_new_tokens=10, bad_words_ids=[[a, b] for a, b in itertools.product(range(4, 48), range(20, 48))]),
+    dict(
+        max_new_tokens=10,
+        bad_words_ids=[[a, b] for a, b in itertools.product(range(4, 48), range(20, 48))],
+    ),
     dict(max_new_tokens=10, forced_bos_token_id=9),
     dict(max_new_tokens=10, forced_eos_token_id=EOS),
     dict(max_new_tokens=10, forced_eos_token_id=[EOS, 17]),
@@ -113,8 +134,14 @@ FIELDS = [
     dict(max_new_tokens=10, suppress_tokens=[EOS, *range(10, 30), 99]),
     dict(max_new_tokens=10, begin_suppress_tokens=[EOS, *range(10, 40)]),
     dict(max_new_tokens=10, begin_suppress_tokens=[*range(10, 40)], forced_bos_token_id=9),
-    dict(max_new_tokens=10, bad_words_ids=[[token] for token in range(4, 44)], renormalize_logits=True),
-    dict(max_new_tokens=10, forced_eos_token_id=EOS, forced_bos_token_id=9, renormalize_logits=True),
+    dict(
+        max_new_tokens=10,
+        bad_words_ids=[[token] for token in range(4, 44)],
+        renormalize_logits=True,
+    ),
+    dict(
+        max_new_tokens=10, forced_eos_token_id=EOS, forced_bos_token_id=9, renormalize_logits=True
+    ),
     dict(max_new_tokens=10, eos_token_id=[EOS, *range(5, 25, 3)]),
     dict(max_new_tokens=10, eos_token_id=[EOS, *range(5, 25, 3)], min_new_tokens=4),
     dict(max_new_tokens=10, pad_token_id=6, repetition_penalty=1.3, no_repeat_ngram_size=2),
@@ -132,9 +159,14 @@ def test_each_setting_gives_the_tokens_of_transformers(pair, name, options):
 
 
 def test_a_search_without_such_settings_has_no_logits_processors():
-    """A device can choose its tokens then, and in beam search log p is computed of the best only."""
+    """A device can choose its tokens then, and in beam search log p is computed of the best
+    only."""
     prompt = Prompt(np.ones((2, 1), np.int64), padding=np.zeros(2, np.int64))
-    for options in (Options(eos_token_id=(EOS,)), Options(min_new_tokens=3), Options(eos_token_id=(EOS,), num_beams=4)):
+    for options in (
+        Options(eos_token_id=(EOS,)),
+        Options(min_new_tokens=3),
+        Options(eos_token_id=(EOS,), num_beams=4),
+    ):
         assert not Processors(options, prompt)
     assert Processors(Options(eos_token_id=(EOS,), min_new_tokens=3), prompt)
 
@@ -146,7 +178,9 @@ def test_each_setting_changes_the_tokens(pair, name):
     plain = pair.in_torch(ids, mask, max_new_tokens=10)[:, -10:].tolist()
     idle = 0
     for options in FIELDS:
-        idle += pair.in_torch(ids, mask, **{"max_new_tokens": 10, **options})[:, -10:].tolist() == plain
+        idle += (
+            pair.in_torch(ids, mask, **{"max_new_tokens": 10, **options})[:, -10:].tolist() == plain
+        )
     assert idle <= len(FIELDS) // 3
 
 
@@ -165,7 +199,9 @@ def some_options(rng):
         eos_token_id=lambda: [EOS, *rng.integers(4, 48, 2).tolist()],
     )
     options = {name: draw() for name, draw in draws.items() if rng.random() < 0.4}
-    options |= dict(max_new_tokens=int(rng.integers(1, 13)), num_beams=int(rng.choice([1, 1, 2, 4])))
+    options |= dict(
+        max_new_tokens=int(rng.integers(1, 13)), num_beams=int(rng.choice([1, 1, 2, 4]))
+    )
     if options["num_beams"] > 1:
         options |= dict(
             length_penalty=float(rng.uniform(-1, 2)),
@@ -201,14 +237,29 @@ def test_by_default_20_tokens_are_generated_up_to_the_positions_of_the_model(pai
 @each_model
 def test_generation_config_gives_way_to_the_call_as_in_transformers(pair, tmp_path, name):
     directory = copy_of(pair.directory, tmp_path)
-    saved = dict(max_new_tokens=6, max_length=30, min_length=2, num_beams=2, repetition_penalty=1.4, suppress_tokens=[7])
+    saved = dict(
+        max_new_tokens=6,
+        max_length=30,
+        min_length=2,
+        num_beams=2,
+        repetition_penalty=1.4,
+        suppress_tokens=[7],
+    )
     edit_json(directory / "generation_config.json", **saved)
     seal(directory)
     runtime, reference = Runtime(directory), pair.model
     ids, mask = prompts(name)
-    before, reference.generation_config = reference.generation_config, transformers.GenerationConfig.from_pretrained(directory)
+    before, reference.generation_config = (
+        reference.generation_config,
+        transformers.GenerationConfig.from_pretrained(directory),
+    )
     try:
-        calls = [{}, dict(max_length=12), dict(max_length=12, max_new_tokens=None), dict(num_beams=1, repetition_penalty=1.0)]
+        calls = [
+            {},
+            dict(max_length=12),
+            dict(max_length=12, max_new_tokens=None),
+            dict(num_beams=1, repetition_penalty=1.0),
+        ]
         for options in (*calls, dict(min_new_tokens=5, suppress_tokens=None)):
             expected = pair.in_torch(ids, mask, **options)
             assert runtime.generate(ids, mask, **options).tolist() == expected.tolist(), options
@@ -216,26 +267,60 @@ def test_generation_config_gives_way_to_the_call_as_in_transformers(pair, tmp_pa
         reference.generation_config = before
 
 
-# ---------------------------------------------------------------------------------------------------------- numpy's numbers
+# ---------------------------------------------------------------------------------- numpy's numbers
 
 NUMPY = [
     dict(num_beams=np.int32(2), max_new_tokens=np.int8(7)),
-    dict(num_beams=np.uint8(3), num_return_sequences=np.uint8(2), max_new_tokens=np.uint8(9), length_penalty=np.float32(0.5)),
-    dict(num_beams=np.int16(3), early_stopping=np.True_, max_new_tokens=np.array(6), eos_token_id=np.array([EOS, 9, 11])),
-    dict(max_length=np.uint8(16), min_length=np.uint8(9), pad_token_id=np.int8(PAD), repetition_penalty=np.float64(1.3)),
-    dict(max_new_tokens=8, suppress_tokens=np.arange(10, 20, dtype=np.uint8), bad_words_ids=[np.array([5, 6]), (7,)]),
-    dict(max_new_tokens=8, do_sample=np.False_, no_repeat_ngram_size=np.uint8(2), forced_bos_token_id=np.uint8(9)),
-    dict(max_new_tokens=np.uint8(8), do_sample=np.True_, top_k=np.uint8(5), top_p=np.float32(0.5), seed=np.uint8(3)),
+    dict(
+        num_beams=np.uint8(3),
+        num_return_sequences=np.uint8(2),
+        max_new_tokens=np.uint8(9),
+        length_penalty=np.float32(0.5),
+    ),
+    dict(
+        num_beams=np.int16(3),
+        early_stopping=np.True_,
+        max_new_tokens=np.array(6),
+        eos_token_id=np.array([EOS, 9, 11]),
+    ),
+    dict(
+        max_length=np.uint8(16),
+        min_length=np.uint8(9),
+        pad_token_id=np.int8(PAD),
+        repetition_penalty=np.float64(1.3),
+    ),
+    dict(
+        max_new_tokens=8,
+        suppress_tokens=np.arange(10, 20, dtype=np.uint8),
+        bad_words_ids=[np.array([5, 6]), (7,)],
+    ),
+    dict(
+        max_new_tokens=8,
+        do_sample=np.False_,
+        no_repeat_ngram_size=np.uint8(2),
+        forced_bos_token_id=np.uint8(9),
+    ),
+    dict(
+        max_new_tokens=np.uint8(8),
+        do_sample=np.True_,
+        top_k=np.uint8(5),
+        top_p=np.float32(0.5),
+        seed=np.uint8(3),
+    ),
 ]
 
 
 @pytest.fixture(scope="module")
 def on_each_target(exported_for):
-    """A kind of `targets.MODELS` -> its runtimes for the portable, cpu and cuda target, on the CPU."""
+    """A kind of `targets.MODELS` -> its runtimes for the portable, cpu and cuda target, on the
+    CPU."""
 
     @functools.cache
     def load(kind):
-        return [Runtime(exported_for(kind, target)[1], device="cpu") for target in ("portable", "cpu", "cuda")]
+        return [
+            Runtime(exported_for(kind, target)[1], device="cpu")
+            for target in ("portable", "cpu", "cuda")
+        ]
 
     return load
 
@@ -245,7 +330,10 @@ def on_each_target(exported_for):
 @pytest.mark.parametrize("kind", ["seq2seq", "causal"])
 def test_numpy_s_numbers_are_as_good_as_python_s(on_each_target, kind, options):
     """On every target: numpy's small integers would overflow in indices of slots and rows."""
-    own = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in options.items()}
+    own = {
+        name: value.tolist() if hasattr(value, "tolist") else value
+        for name, value in options.items()
+    }
     if "bad_words_ids" in own:
         own["bad_words_ids"] = [[5, 6], [7]]
     ids, mask = prompts(kind, lengths=(7, 2, 4, 6, 5))
@@ -254,17 +342,25 @@ def test_numpy_s_numbers_are_as_good_as_python_s(on_each_target, kind, options):
         assert runtime.generate(ids, mask, **options).tolist() == expected.tolist(), runtime.target
 
 
-# ---------------------------------------------------------------------------------------------------------- absurd numbers
+# ----------------------------------------------------------------------------------- absurd numbers
 
 ENDS = [EOS, *range(6, VOCABULARY)]  # so that every row ends soon
-LONGEST = (dict(max_new_tokens=10**9), dict(max_length=2**62), dict(max_new_tokens=2**63 - 1, min_new_tokens=3))
+LONGEST = (
+    dict(max_new_tokens=10**9),
+    dict(max_length=2**62),
+    dict(max_new_tokens=2**63 - 1, min_new_tokens=3),
+)
 
 
 @pytest.mark.parametrize("options", LONGEST, ids=str)
 @pytest.mark.parametrize("name", ["seq2seq-untied", *CPU_MODELS])
 def test_memory_is_taken_for_what_is_generated_not_for_what_might_be(pair, name, options):
     ids, mask = prompts(name)
-    for more in ({}, dict(num_beams=3, early_stopping=True), dict(do_sample=True, seed=0, repetition_penalty=1.2)):
+    for more in (
+        {},
+        dict(num_beams=3, early_stopping=True),
+        dict(do_sample=True, seed=0, repetition_penalty=1.2),
+    ):
         few = {"max_new_tokens": 200, "min_new_tokens": options.get("min_new_tokens", 0)}
         expected = pair.runtime.generate(ids, mask, eos_token_id=ENDS, **few, **more)
         found = pair.runtime.generate(ids, mask, eos_token_id=ENDS, **options, **more)
@@ -274,11 +370,19 @@ def test_memory_is_taken_for_what_is_generated_not_for_what_might_be(pair, name,
 @each_model
 @pytest.mark.parametrize("room", [1, 3])
 def test_room_for_tokens_grows_and_nothing_changes(pair, name, room, monkeypatch):
-    """Caches of the cpu target, the hypotheses of beam search and what processors see, all doubled as tokens come."""
+    """Caches of the cpu target, the hypotheses of beam search and what processors see, all doubled
+    as tokens come."""
     ids, mask = prompts(name)
-    calls = [dict(num_beams=beams, no_repeat_ngram_size=2, suppress_tokens=[EOS]) for beams in (1, 3)]
-    calls += [dict(num_beams=4, num_return_sequences=3, eos_token_id=[EOS, 9, 17]), dict(repetition_penalty=1.4)]
-    expected = [pair.runtime.generate(ids, mask, max_new_tokens=20, **options).tolist() for options in calls]
+    calls = [
+        dict(num_beams=beams, no_repeat_ngram_size=2, suppress_tokens=[EOS]) for beams in (1, 3)
+    ]
+    calls += [
+        dict(num_beams=4, num_return_sequences=3, eos_token_id=[EOS, 9, 17]),
+        dict(repetition_penalty=1.4),
+    ]
+    expected = [
+        pair.runtime.generate(ids, mask, max_new_tokens=20, **options).tolist() for options in calls
+    ]
     for module in (search, decoder_module, cpu_decoder):
         monkeypatch.setattr(module, "INITIAL_ROOM", room)
     for options, tokens in zip(calls, expected, strict=True):
@@ -288,13 +392,20 @@ def test_room_for_tokens_grows_and_nothing_changes(pair, name, room, monkeypatch
     pair.check(ids, mask, max_new_tokens=17, num_beams=2)
 
 
-def test_what_positions_or_a_fixed_cache_cannot_hold_is_refused_with_the_limit(pairs, on_each_target):
+def test_what_positions_or_a_fixed_cache_cannot_hold_is_refused_with_the_limit(
+    pairs, on_each_target
+):
     ids, mask = prompts("causal-learned")
-    with pytest.raises(ValueError, match="1000000006 tokens, .* more than the 40 learned positions"):
+    with pytest.raises(
+        ValueError, match="1000000006 tokens, .* more than the 40 learned positions"
+    ):
         pairs("causal-learned").runtime.generate(ids, mask, max_new_tokens=10**9)
     on_cuda = on_each_target("seq2seq")[2]
     for options, rows in ((dict(), 1), (dict(num_beams=3), 3)):
-        with pytest.raises(UsageError, match=f"4 inputs, {rows} sequences or beams of each and max_new_tokens=1000000000 take"):
+        with pytest.raises(
+            UsageError,
+            match=f"4 inputs, {rows} sequences or beams of each and max_new_tokens=1000000000 take",
+        ):
             on_cuda.generate(*prompts("seq2seq"), max_new_tokens=10**9, **options)
 
 
@@ -305,11 +416,22 @@ def test_what_positions_or_a_fixed_cache_cannot_hold_is_refused_with_the_limit(p
         ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=2)),
     ],
 )
-def test_a_token_takes_a_key_and_a_value_of_each_head_of_each_layer_of_the_decoder(architecture, layers):
+def test_a_token_takes_a_key_and_a_value_of_each_head_of_each_layer_of_the_decoder(
+    architecture, layers
+):
     model_class = getattr(vanilla_transformer, architecture)
-    config = model_class.config_class(**{**SIZES, **layers, "head_dim": 8, "value_head_dim": 8}).to_dict()
-    for target, activations, size in (("portable", "fp32", 4), ("cpu", "fp32", 4), ("cuda", "fp32", 4), ("cuda", "bf16", 2)):
-        spec = get_target(target).graph_specs(config, architecture, activations, activations)["decoder"]
+    config = model_class.config_class(
+        **{**SIZES, **layers, "head_dim": 8, "value_head_dim": 8}
+    ).to_dict()
+    for target, activations, size in (
+        ("portable", "fp32", 4),
+        ("cpu", "fp32", 4),
+        ("cuda", "fp32", 4),
+        ("cuda", "bf16", 2),
+    ):
+        spec = get_target(target).graph_specs(config, architecture, activations, activations)[
+            "decoder"
+        ]
         assert position_bytes(spec) == 2 * 4 * (8 + 8) * size
 
 
@@ -321,7 +443,9 @@ def test_a_cache_that_cannot_be_made_is_refused_by_its_size(on_each_target, monk
         raise MemoryError("no more")
 
     monkeypatch.setattr(on_cuda.decoders.pool, "make", fails)
-    with pytest.raises(UsageError, match="caches of 192 slots, which hold max_new_tokens, cannot be made: no more"):
+    with pytest.raises(
+        UsageError, match="caches of 192 slots, which hold max_new_tokens, cannot be made: no more"
+    ):
         on_cuda.generate(*prompts("seq2seq"), max_new_tokens=150)
 
 
@@ -335,7 +459,10 @@ def test_the_largest_length_penalties_give_the_tokens_of_transformers(pair, name
 def test_a_length_penalty_has_no_effect_without_beams(pairs):
     ids, mask = prompts("causal-cpu")
     runtime = pairs("causal-cpu").runtime
-    assert runtime.generate(ids, mask, length_penalty=1000).tolist() == runtime.generate(ids, mask).tolist()
+    assert (
+        runtime.generate(ids, mask, length_penalty=1000).tolist()
+        == runtime.generate(ids, mask).tolist()
+    )
 
 
 def test_an_end_token_outside_the_vocabulary_is_never_reached_as_in_transformers(pairs):
@@ -344,7 +471,9 @@ def test_an_end_token_outside_the_vocabulary_is_never_reached_as_in_transformers
 
 @pytest.mark.parametrize("threads", [0, -1, 1025, 100_000, 2.5, "4", True])
 def test_a_number_of_threads_that_cannot_be_is_refused_with_the_range(pairs, threads):
-    with pytest.raises(UsageError, match=f"threads must be a whole number from 1 to 1024, got {threads!r}"):
+    with pytest.raises(
+        UsageError, match=f"threads must be a whole number from 1 to 1024, got {threads!r}"
+    ):
         Runtime(pairs("causal-cpu").directory, threads=threads)
 
 
@@ -352,7 +481,7 @@ def test_numpy_s_threads_are_taken(pairs):
     assert Runtime(pairs("causal-cpu").directory, threads=np.int64(1)).threads == 1
 
 
-# -------------------------------------------------------------------------------------------------------------- bad values
+# --------------------------------------------------------------------------------------- bad values
 
 
 @pytest.mark.parametrize(
@@ -364,44 +493,104 @@ def test_numpy_s_threads_are_taken(pairs):
         (dict(min_new_tokens=-1), "min_new_tokens must be a whole number from 0 to .*, got -1"),
         (dict(num_beams=2.5), "num_beams must be a whole number from 1 to .*, got 2.5"),
         (dict(num_beams=True), "num_beams must be a whole number from 1 to .*, got True"),
-        (dict(num_return_sequences=2), "num_return_sequences must be at most 1 without do_sample, got 2"),
-        (dict(num_beams=3, num_return_sequences=4), "num_return_sequences must be at most num_beams, 3, .* got 4"),
-        (dict(do_sample=True, num_beams=2), "do_sample=True does not go with num_beams=2, expected num_beams=1"),
+        (
+            dict(num_return_sequences=2),
+            "num_return_sequences must be at most 1 without do_sample, got 2",
+        ),
+        (
+            dict(num_beams=3, num_return_sequences=4),
+            "num_return_sequences must be at most num_beams, 3, .* got 4",
+        ),
+        (
+            dict(do_sample=True, num_beams=2),
+            "do_sample=True does not go with num_beams=2, expected num_beams=1",
+        ),
         (dict(do_sample="yes"), "do_sample must be True or False, got 'yes'"),
-        (dict(do_sample=True, temperature=0.0), "temperature must be a float32 number above 0, got 0.0"),
-        (dict(do_sample=True, temperature=float("nan")), "temperature must be a float32 number above 0, got nan"),
+        (
+            dict(do_sample=True, temperature=0.0),
+            "temperature must be a float32 number above 0, got 0.0",
+        ),
+        (
+            dict(do_sample=True, temperature=float("nan")),
+            "temperature must be a float32 number above 0, got nan",
+        ),
         (dict(do_sample=True, top_k=-1), "top_k must be a whole number from 0 to .*, got -1"),
         (dict(do_sample=True, top_p=1.5), "top_p must be a number from 0 to 1, got 1.5"),
         (dict(do_sample=True, min_p=-0.1), "min_p must be a number from 0 to 1, got -0.1"),
         (dict(seed=-1), "seed must be a whole number of at least 0, got -1"),
-        (dict(repetition_penalty=-1.0), "repetition_penalty must be a float32 number above 0, got -1.0"),
-        (dict(repetition_penalty="2"), "repetition_penalty must be a float32 number above 0, got '2'"),
-        (dict(no_repeat_ngram_size=-2), "no_repeat_ngram_size must be a whole number from 0 to .*, got -2"),
+        (
+            dict(repetition_penalty=-1.0),
+            "repetition_penalty must be a float32 number above 0, got -1.0",
+        ),
+        (
+            dict(repetition_penalty="2"),
+            "repetition_penalty must be a float32 number above 0, got '2'",
+        ),
+        (
+            dict(no_repeat_ngram_size=-2),
+            "no_repeat_ngram_size must be a whole number from 0 to .*, got -2",
+        ),
         (dict(length_penalty="long"), "length_penalty must be a float32 number, got 'long'"),
-        (dict(early_stopping="always"), "early_stopping must be True, False or 'never', got 'always'"),
-        (dict(bad_words_ids=[5]), r"bad_words_ids must be a list of lists of token ids, none empty, got \[5\]"),
+        (
+            dict(early_stopping="always"),
+            "early_stopping must be True, False or 'never', got 'always'",
+        ),
+        (
+            dict(bad_words_ids=[5]),
+            r"bad_words_ids must be a list of lists of token ids, none empty, got \[5\]",
+        ),
         (dict(bad_words_ids=[]), r"bad_words_ids must be .*, got \[\]"),
         (dict(bad_words_ids=[[5], []]), r"bad_words_ids must be .*, got \[\[5\], \[\]\]"),
-        (dict(bad_words_ids=[[5, 48]]), r"bad_words_ids must be in \[0, 47\], the vocabulary, got 48"),
-        (dict(forced_bos_token_id=-1), r"forced_bos_token_id must be in \[0, 47\], the vocabulary, got -1"),
-        (dict(forced_eos_token_id=[2, 50]), r"forced_eos_token_id must be in \[0, 47\], the vocabulary, got 50"),
+        (
+            dict(bad_words_ids=[[5, 48]]),
+            r"bad_words_ids must be in \[0, 47\], the vocabulary, got 48",
+        ),
+        (
+            dict(forced_bos_token_id=-1),
+            r"forced_bos_token_id must be in \[0, 47\], the vocabulary, got -1",
+        ),
+        (
+            dict(forced_eos_token_id=[2, 50]),
+            r"forced_eos_token_id must be in \[0, 47\], the vocabulary, got 50",
+        ),
         (dict(forced_bos_token_id="de"), "forced_bos_token_id must be a token id, got 'de'"),
         (dict(suppress_tokens=4), "suppress_tokens must be a list of token ids, got 4"),
         (dict(pad_token_id=48), r"pad_token_id must be in \[0, 47\], the vocabulary, got 48"),
         (dict(eos_token_id="x"), "eos_token_id must be a token id or a list of them, got 'x'"),
         (dict(eta_cutoff=0.1), r"unknown generation options \['eta_cutoff'\]"),
-        (dict(forced_bos_token_id=9, suppress_tokens=[8, 9]), r"forced_bos_token_id must have a token that .* not, got \[9\]"),
+        (
+            dict(forced_bos_token_id=9, suppress_tokens=[8, 9]),
+            r"forced_bos_token_id must have a token that .* not, got \[9\]",
+        ),
         (
             dict(forced_eos_token_id=[2, 5], suppress_tokens=[5, 2]),
             "forced_eos_token_id must have a token that suppress_tokens",
         ),
-        (dict(eos_token_id=10**30), "eos_token_id must be a token id or a list of them, got 10{30}"),
-        (dict(eos_token_id=[2, 10**30]), r"eos_token_id must be a token id or a list of them, got \[2, 10{30}\]"),
-        (dict(pad_token_id=10**30), r"pad_token_id must be a whole number from 0 to 2\*\*63 - 1, got 10{30}"),
-        (dict(suppress_tokens=[10**30]), r"suppress_tokens must be a list of token ids, got \[10{30}\]"),
-        (dict(max_new_tokens=10**30), r"max_new_tokens must be a whole number from 1 to 2\*\*63 - 1, got 10{30}"),
+        (
+            dict(eos_token_id=10**30),
+            "eos_token_id must be a token id or a list of them, got 10{30}",
+        ),
+        (
+            dict(eos_token_id=[2, 10**30]),
+            r"eos_token_id must be a token id or a list of them, got \[2, 10{30}\]",
+        ),
+        (
+            dict(pad_token_id=10**30),
+            r"pad_token_id must be a whole number from 0 to 2\*\*63 - 1, got 10{30}",
+        ),
+        (
+            dict(suppress_tokens=[10**30]),
+            r"suppress_tokens must be a list of token ids, got \[10{30}\]",
+        ),
+        (
+            dict(max_new_tokens=10**30),
+            r"max_new_tokens must be a whole number from 1 to 2\*\*63 - 1, got 10{30}",
+        ),
         (dict(temperature=1e-300), "temperature must be a float32 number above 0, got 1e-300"),
-        (dict(length_penalty=10**400), "length_penalty must be a float32 number, got 10{17}[.]{3}0{19}"),
+        (
+            dict(length_penalty=10**400),
+            "length_penalty must be a float32 number, got 10{17}[.]{3}0{19}",
+        ),
         (
             dict(num_beams=2, max_new_tokens=20, length_penalty=1000),
             "length_penalty must be from -4.612 to 29.62 with max_new_tokens=20, got 1000",
@@ -412,9 +601,15 @@ def test_numpy_s_threads_are_taken(pairs):
         ),
         (dict(early_stopping=1), "early_stopping must be True, False or 'never', got 1"),
         (dict(do_sample=1), "do_sample must be True or False, got 1"),
-        (dict(num_beams=np.array([2, 3])), r"num_beams must be a whole number from 1 to .*, got \[2, 3\]"),
+        (
+            dict(num_beams=np.array([2, 3])),
+            r"num_beams must be a whole number from 1 to .*, got \[2, 3\]",
+        ),
         (dict(num_beams=np.bool_(True)), "num_beams must be a whole number from 1 to .*, got True"),
-        (dict(do_sample=True, num_return_sequences=10**9), "4 inputs, 1000000000 sequences or beams of each .* take [0-9]+ GB"),
+        (
+            dict(do_sample=True, num_return_sequences=10**9),
+            "4 inputs, 1000000000 sequences or beams of each .* take [0-9]+ GB",
+        ),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -424,17 +619,27 @@ def test_bad_values_are_refused_with_the_value_and_what_was_expected(pairs, opti
 
 
 @pytest.mark.parametrize("field, value", [("typical_p", 0.9), ("eta_cutoff", 0.1), ("top_h", 0.5)])
-def test_a_sampling_filter_that_is_not_applied_is_refused_only_where_it_would_matter(pairs, tmp_path, field, value):
+def test_a_sampling_filter_that_is_not_applied_is_refused_only_where_it_would_matter(
+    pairs, tmp_path, field, value
+):
     directory = copy_of(pairs("causal-cpu").directory, tmp_path)
-    edit_json(directory / "generation_config.json", **{field: value}, output_scores=True, cache_implementation="static")
+    edit_json(
+        directory / "generation_config.json",
+        **{field: value},
+        output_scores=True,
+        cache_implementation="static",
+    )
     seal(directory)
     runtime = Runtime(directory)
     runtime.generate(*prompts("causal-cpu"), max_new_tokens=1)
-    with pytest.raises(ValueError, match=f"generation_config.json sets {field} to {value}, which this runtime does not apply"):
+    with pytest.raises(
+        ValueError,
+        match=f"generation_config.json sets {field} to {value}, which this runtime does not apply",
+    ):
         runtime.generate(*prompts("causal-cpu"), max_new_tokens=1, do_sample=True)
 
 
-# ---------------------------------------------------------------------------------------------------------------- sampling
+# ----------------------------------------------------------------------------------------- sampling
 
 WARPERS = [
     dict(top_k=0),
@@ -474,16 +679,23 @@ def test_the_tokens_that_may_be_drawn_are_those_of_transformers(vocabulary, warp
         found = np.flatnonzero(allowed) if tokens is None else tokens[row, allowed]
         exact = np.exp(scores - scores.max(), dtype=np.float64)
         assert sorted(found) == np.flatnonzero(exact).tolist()
-        np.testing.assert_allclose(weights[row, allowed] / weights[row].sum(), (exact / exact.sum())[found], rtol=2e-5)
+        np.testing.assert_allclose(
+            weights[row, allowed] / weights[row].sum(), (exact / exact.sum())[found], rtol=2e-5
+        )
 
 
 def test_tokens_that_tie_with_the_last_of_the_best_k_may_be_drawn():
     logits = np.repeat(np.array([[3, 2, 1, 1, 0]], np.float32), [1, 1, 700, 700, 300], axis=1)
     weights, tokens = Sampler(Options(do_sample=True, top_k=5)).weights(logits.copy())
-    assert sorted(tokens[0, weights[0] > 0]) == np.flatnonzero(warped(logits, top_k=5)[0] > -np.inf).tolist()
+    assert (
+        sorted(tokens[0, weights[0] > 0])
+        == np.flatnonzero(warped(logits, top_k=5)[0] > -np.inf).tolist()
+    )
 
 
-@pytest.mark.parametrize("vocabulary, warpers", [*((48, warpers) for warpers in WARPERS[:10]), (1100, dict(top_k=0))])
+@pytest.mark.parametrize(
+    "vocabulary, warpers", [*((48, warpers) for warpers in WARPERS[:10]), (1100, dict(top_k=0))]
+)
 def test_tokens_are_drawn_as_often_as_they_are_likely(vocabulary, warpers):
     rows = 40_000 if vocabulary == 48 else 20_000
     logits = 2 * np.random.default_rng(1).standard_normal((1, vocabulary), dtype=np.float32)
@@ -513,21 +725,29 @@ def test_each_input_is_sampled_as_often_as_asked_for(pair, name):
     found = pair.runtime.generate(ids, mask, seed=0, temperature=3.0, **options)
     assert found.shape[0] == 12 and len({tuple(row) for row in found}) == 12
     certain = pair.runtime.generate(ids, mask, top_k=1, repetition_penalty=1.5, **options)
-    assert certain.tolist() == pair.in_torch(ids, mask, top_k=1, repetition_penalty=1.5, **options).tolist()
+    assert (
+        certain.tolist()
+        == pair.in_torch(ids, mask, top_k=1, repetition_penalty=1.5, **options).tolist()
+    )
 
 
 def test_a_row_of_which_no_token_may_follow_is_an_error(pairs):
     everything = list(range(VOCABULARY))
     for filters in ({}, dict(top_k=0), dict(top_k=0, top_p=0.5)):
         with pytest.raises(ValueError, match="no token may follow"):
-            pairs("causal-cpu").runtime.generate(*prompts("causal-cpu"), do_sample=True, suppress_tokens=everything, **filters)
+            pairs("causal-cpu").runtime.generate(
+                *prompts("causal-cpu"), do_sample=True, suppress_tokens=everything, **filters
+            )
 
 
-# --------------------------------------------------------------------------------------------------------------- streaming
+# ---------------------------------------------------------------------------------------- streaming
 
 
 @each_model
-@pytest.mark.parametrize("options", [{}, dict(do_sample=True, seed=3, num_return_sequences=2), dict(no_repeat_ngram_size=2)])
+@pytest.mark.parametrize(
+    "options",
+    [{}, dict(do_sample=True, seed=3, num_return_sequences=2), dict(no_repeat_ngram_size=2)],
+)
 def test_a_stream_gives_the_tokens_of_generate_as_they_come(pair, name, options):
     ids, mask = prompts(name)
     options = dict(max_new_tokens=9, **options)
@@ -537,7 +757,8 @@ def test_a_stream_gives_the_tokens_of_generate_as_they_come(pair, name, options)
 
 
 class Counting:
-    """A decoder of two rows that says which tokens it was fed; after each token comes the next one. Its own factory."""
+    """A decoder of two rows that says which tokens it was fed; after each token comes the next one.
+    Its own factory."""
 
     all_logits = False
     max_step_tokens = 1
@@ -563,7 +784,9 @@ class Counting:
         self.is_closed = True
 
 
-def test_a_token_is_given_before_the_next_is_computed_and_an_abandoned_stream_closes_its_decoder(pairs, monkeypatch):
+def test_a_token_is_given_before_the_next_is_computed_and_an_abandoned_stream_closes_its_decoder(
+    pairs, monkeypatch
+):
     runtime, decoder = pairs("causal-cpu").runtime, Counting()
     monkeypatch.setattr(runtime, "decoders", decoder)
     prompt = np.full((2, 3), 7)
@@ -582,7 +805,9 @@ def test_a_token_is_given_before_the_next_is_computed_and_an_abandoned_stream_cl
 
 def test_what_cannot_stream_is_refused_before_the_first_token(pairs):
     ids, mask = prompts("causal-cpu")
-    with pytest.raises(ValueError, match="num_beams is 2, which cannot stream: expected num_beams=1"):
+    with pytest.raises(
+        ValueError, match="num_beams is 2, which cannot stream: expected num_beams=1"
+    ):
         pairs("causal-cpu").runtime.stream(ids, mask, num_beams=2)
     with pytest.raises(ValueError, match=r"\[0, 47\]"):
         pairs("causal-cpu").runtime.stream(ids + 48, mask)
@@ -592,7 +817,9 @@ def test_what_cannot_stream_is_refused_before_the_first_token(pairs):
 def with_words(pairs):
     """The exports with a tokenizer of 48 words, which the checkpoint has none of."""
     words = ["<pad0>", "<s>", "</s>", "<pad>", *(f"w{number}" for number in range(4, VOCABULARY))]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<pad0>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<pad0>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(words[:4])
     for name in CPU_MODELS:
@@ -643,14 +870,18 @@ def test_the_command_streams_and_takes_any_setting(with_words, capsys):
             assert found.startswith(f"vanilla-transformer: {message}") and found.count("\n") == 1
 
 
-# ---------------------------------------------------------------------------------------------------- the work of each step
+# ---------------------------------------------------------------------------- the work of each step
 
 
 @pytest.mark.parametrize("width", [48, 1000, 3000, 40_000, 40_001])
 @pytest.mark.parametrize("count", [1, 8, 48])
 def test_the_best_tokens_are_those_of_a_full_sort_ties_by_index(width, count):
     rng = np.random.default_rng(0)
-    for scores in (rng.standard_normal((3, width)), rng.integers(0, 40, (3, width)), np.zeros((3, width))):
+    for scores in (
+        rng.standard_normal((3, width)),
+        rng.integers(0, 40, (3, width)),
+        np.zeros((3, width)),
+    ):
         scores = scores.astype(np.float32)
         scores[1, 5:] = -np.inf
         values, indices = top(scores, count)

@@ -1,4 +1,5 @@
-"""Settings of generation_config.json that its mode does not use: transformers loads them and generates, and so do we."""
+"""Settings of generation_config.json that its mode does not use: transformers loads them and
+generates, and so do we."""
 
 import json
 import logging
@@ -49,7 +50,10 @@ def test_conversion_drops_what_has_no_effect_and_says_so(settings, reason, their
     facts = convert(tmp_path / "theirs", tmp_path / "ours")
     unused = settings.keys() - FLAGS if reason else set()
     assert len(facts["notes"]) == len(unused)
-    assert all(any(f"{name}={settings[name]!r}" in note and reason in note for note in facts["notes"]) for name in unused)
+    assert all(
+        any(f"{name}={settings[name]!r}" in note and reason in note for note in facts["notes"])
+        for name in unused
+    )
     assert {name: written(tmp_path / "ours").get(name) for name in unused} == dict.fromkeys(unused)
     GenerationConfig.from_pretrained(tmp_path / "ours").validate(strict=True)
     if not reason:
@@ -58,7 +62,9 @@ def test_conversion_drops_what_has_no_effect_and_says_so(settings, reason, their
 
 def test_an_error_about_a_converted_file_names_the_source(theirs, tmp_path):
     edit_json(tmp_path / "theirs" / "generation_config.json", forced_bos_token_id=-1)
-    with pytest.raises(ValueError, match=f"^{tmp_path}/theirs/generation_config.json has forced_bos_token_id -1"):
+    with pytest.raises(
+        ValueError, match=f"^{tmp_path}/theirs/generation_config.json has forced_bos_token_id -1"
+    ):
         export(tmp_path / "theirs", tmp_path / "out")
 
 
@@ -74,7 +80,9 @@ def test_the_same_settings_in_an_old_config_json(theirs, tmp_path):
 def test_a_converted_model_generates_the_source_s_tokens(settings, reason, theirs, tmp_path):
     edit_json(tmp_path / "theirs" / "generation_config.json", **settings)
     source = type(theirs).from_pretrained(tmp_path / "theirs").eval()
-    ours = getattr(vanilla_transformer, convert(tmp_path / "theirs", tmp_path / "ours")["architecture"])
+    ours = getattr(
+        vanilla_transformer, convert(tmp_path / "theirs", tmp_path / "ours")["architecture"]
+    )
     ours = ours.from_pretrained(tmp_path / "ours").eval()
     given = dict(input_ids=given_to(theirs)["input_ids"], attention_mask=RIGHT, max_new_tokens=8)
     if settings.get("do_sample"):
@@ -83,26 +91,41 @@ def test_a_converted_model_generates_the_source_s_tokens(settings, reason, their
 
 
 def test_a_value_that_is_the_default_is_not_reported(theirs, tmp_path):
-    neutral = dict(temperature=1.0, top_p=1.0, top_k=50, length_penalty=1.0, early_stopping=False, num_beams=1)
+    neutral = dict(
+        temperature=1.0, top_p=1.0, top_k=50, length_penalty=1.0, early_stopping=False, num_beams=1
+    )
     edit_json(tmp_path / "theirs" / "generation_config.json", **neutral)
     assert convert(tmp_path / "theirs", tmp_path / "ours")["notes"] == []
 
 
-@pytest.mark.parametrize("settings", [dict(temperature=0.0, do_sample=False), dict(pad_token_id=-1), dict(top_k=7)], ids=str)
-def test_an_export_of_our_own_checkpoint_generates_the_model_s_tokens(settings, tmp_path, caplog, monkeypatch):
+@pytest.mark.parametrize(
+    "settings",
+    [dict(temperature=0.0, do_sample=False), dict(pad_token_id=-1), dict(top_k=7)],
+    ids=str,
+)
+def test_an_export_of_our_own_checkpoint_generates_the_model_s_tokens(
+    settings, tmp_path, caplog, monkeypatch
+):
     model = perturbed(
-        "VanillaSeq2SeqForConditionalGeneration", SIZES | dict(encoder_layers=1, decoder_layers=1, head_dim=8, value_head_dim=8)
+        "VanillaSeq2SeqForConditionalGeneration",
+        SIZES | dict(encoder_layers=1, decoder_layers=1, head_dim=8, value_head_dim=8),
     )
     model.save_pretrained(tmp_path / "ours")
     edit_json(tmp_path / "ours" / "generation_config.json", **settings)
     given = dict(input_ids=given_to(model)["input_ids"], attention_mask=RIGHT)
-    expected = type(model).from_pretrained(tmp_path / "ours").eval().generate(**given, max_new_tokens=8)
+    expected = (
+        type(model).from_pretrained(tmp_path / "ours").eval().generate(**given, max_new_tokens=8)
+    )
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     caplog.clear()
     loaded = load_checkpoint(tmp_path / "ours")
-    [(name, value)] = {name: value for name, value in settings.items() if name != "do_sample"}.items()
+    [(name, value)] = {
+        name: value for name, value in settings.items() if name != "do_sample"
+    }.items()
     assert f"generation_config: {name}={value!r} is left out" in caplog.text
     assert loaded.generate(**given, max_new_tokens=8).tolist() == expected.tolist()
     export(tmp_path / "ours", tmp_path / "export", target="cpu", cases=3)
-    found = Runtime(tmp_path / "export").generate(*(tensor.numpy() for tensor in given.values()), max_new_tokens=8)
+    found = Runtime(tmp_path / "export").generate(
+        *(tensor.numpy() for tensor in given.values()), max_new_tokens=8
+    )
     assert found.tolist() == expected.tolist()

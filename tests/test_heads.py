@@ -1,4 +1,5 @@
-"""The heads: their logits by hand in float64 from the states in front of them, and their losses as formulas."""
+"""The heads: their logits by hand in float64 from the states in front of them, and their losses as
+formulas."""
 
 import numpy as np
 import pytest
@@ -43,7 +44,11 @@ PAPER = Paper(d_model=D, h=2, d_k=6, d_v=10, N=LAYERS, lm_transform="gelu")
 STRONG = dict(initializer_range=0.3)
 MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]])
 TOKEN_CLASSIFIERS = [VanillaEncoderForTokenClassification, VanillaDecoderForTokenClassification]
-READERS = [VanillaEncoderForQuestionAnswering, VanillaDecoderForQuestionAnswering, VanillaSeq2SeqForQuestionAnswering]
+READERS = [
+    VanillaEncoderForQuestionAnswering,
+    VanillaDecoderForQuestionAnswering,
+    VanillaSeq2SeqForQuestionAnswering,
+]
 poolers = pytest.mark.parametrize("act", [None, "tanh", "gelu"])
 
 
@@ -56,13 +61,16 @@ def close(got, expected):
     np.testing.assert_allclose(numpy(got), expected, atol=1e-10, rtol=0)
 
 
-# ----------------------------------------------------------------------------------------------------------------- logits
+# ------------------------------------------------------------------------------------------- logits
 
 
 def sentence_states(model, weights, act, **given):
-    """What a sentence head reads: the first state of each row, through the pooler if there is one."""
+    """What a sentence head reads: the first state of each row, through the pooler if there is
+    one."""
     states = numpy(model.model(**given).last_hidden_state)
-    return np.stack([pooled(weights, "model.pooler", act, row) if act else row[0] for row in states])
+    return np.stack(
+        [pooled(weights, "model.pooler", act, row) if act else row[0] for row in states]
+    )
 
 
 @poolers
@@ -70,7 +78,9 @@ def sentence_states(model, weights, act, **given):
 def test_a_sentence_head_is_a_linear_map_of_the_first_state_or_of_the_pooler(model_class, act):
     labels = {} if model_class is VanillaEncoderForNextSentencePrediction else dict(num_labels=3)
     model, weights = double(model_class, pooler_act=act, type_vocab_size=2, **labels)
-    given = dict(input_ids=tokens(), attention_mask=MASK, token_type_ids=torch.randint(0, 2, (3, LENGTH)))
+    given = dict(
+        input_ids=tokens(), attention_mask=MASK, token_type_ids=torch.randint(0, 2, (3, LENGTH))
+    )
     name = "classifier" if labels else "next_sentence"
     logits = model(**given).logits
     assert logits.shape == (3, 3 if labels else 2)
@@ -79,7 +89,12 @@ def test_a_sentence_head_is_a_linear_map_of_the_first_state_or_of_the_pooler(mod
 
 @poolers
 def test_a_classifier_may_read_the_mean_of_the_real_tokens(act):
-    model, weights = double(VanillaEncoderForSequenceClassification, pooler_act=act, num_labels=3, classifier_pooling="mean")
+    model, weights = double(
+        VanillaEncoderForSequenceClassification,
+        pooler_act=act,
+        num_labels=3,
+        classifier_pooling="mean",
+    )
     assert not [name for name in weights if "pooler" in name]
     for mask in (MASK, None):
         given = dict(input_ids=tokens(), attention_mask=mask)
@@ -92,31 +107,48 @@ def test_a_classifier_may_read_the_mean_of_the_real_tokens(act):
 @poolers
 def test_multiple_choice_gives_each_choice_a_score_of_its_own(act):
     model, weights = double(VanillaEncoderForMultipleChoice, pooler_act=act, type_vocab_size=2)
-    ids, types, mask = (torch.randint(low, high, (3, 4, LENGTH)) for low, high in ((3, V), (0, 2), (0, 2)))
+    ids, types, mask = (
+        torch.randint(low, high, (3, 4, LENGTH)) for low, high in ((3, V), (0, 2), (0, 2))
+    )
     mask[..., 0] = 1
     logits = model(ids, attention_mask=mask, token_type_ids=types).logits
     assert logits.shape == (3, 4)
     for choice in range(4):
-        given = dict(input_ids=ids[:, choice], attention_mask=mask[:, choice], token_type_ids=types[:, choice])
+        given = dict(
+            input_ids=ids[:, choice],
+            attention_mask=mask[:, choice],
+            token_type_ids=types[:, choice],
+        )
         (name,) = {name.removesuffix(".weight") for name, w in weights.items() if w.shape == (1, D)}
-        close(logits[:, choice], linear(weights, name, sentence_states(model, weights, act, **given))[:, 0])
+        close(
+            logits[:, choice],
+            linear(weights, name, sentence_states(model, weights, act, **given))[:, 0],
+        )
 
 
 def test_multiple_choice_takes_embeddings_and_positions():
     model = build(VanillaEncoderForMultipleChoice, **STRONG)
     ids, positions = inputs(model)["input_ids"], torch.arange(2, 2 + LENGTH).expand(3, 2, -1)
     expected = model(ids, position_ids=positions).logits
-    assert torch.equal(model(inputs_embeds=model.get_input_embeddings()(ids), position_ids=positions).logits, expected)
+    assert torch.equal(
+        model(inputs_embeds=model.get_input_embeddings()(ids), position_ids=positions).logits,
+        expected,
+    )
     assert not torch.allclose(model(ids).logits, expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("transform", [None, "gelu"])
 @poolers
 def test_pretraining_is_a_masked_language_model_and_a_sentence_head(act, transform):
-    model, weights = double(VanillaEncoderForPreTraining, pooler_act=act, lm_transform_act=transform)
+    model, weights = double(
+        VanillaEncoderForPreTraining, pooler_act=act, lm_transform_act=transform
+    )
     given = dict(input_ids=tokens(), attention_mask=MASK)
     outputs = model(**given)
-    close(outputs.seq_relationship_logits, linear(weights, "next_sentence", sentence_states(model, weights, act, **given)))
+    close(
+        outputs.seq_relationship_logits,
+        linear(weights, "next_sentence", sentence_states(model, weights, act, **given)),
+    )
     states = numpy(model.model(**given).last_hidden_state)
     if transform:
         states = lm_transform(weights, "transform", PAPER, states)
@@ -127,7 +159,9 @@ def test_pretraining_is_a_masked_language_model_and_a_sentence_head(act, transfo
 
 @pytest.mark.parametrize("transform", [None, "gelu"])
 def test_token_classification_is_a_linear_map_of_each_state(transform):
-    model, weights = double(VanillaEncoderForTokenClassification, token_transform_act=transform, num_labels=3)
+    model, weights = double(
+        VanillaEncoderForTokenClassification, token_transform_act=transform, num_labels=3
+    )
     given = dict(input_ids=tokens(), attention_mask=MASK)
     states = numpy(model.model(**given).last_hidden_state)
     if transform:
@@ -138,14 +172,21 @@ def test_token_classification_is_a_linear_map_of_each_state(transform):
 def test_a_decoder_s_token_classification_is_a_linear_map_of_each_state():
     model, weights = double(VanillaDecoderForTokenClassification, num_labels=3)
     given = dict(input_ids=tokens(), attention_mask=MASK)
-    close(model(**given).logits, linear(weights, "classifier", numpy(model.model(**given).last_hidden_state)))
+    close(
+        model(**given).logits,
+        linear(weights, "classifier", numpy(model.model(**given).last_hidden_state)),
+    )
 
 
 @over(READERS)
 def test_question_answering_scores_each_token_as_start_and_as_end(model_class):
     model, weights = double(model_class)
     given = dict(input_ids=tokens(), attention_mask=MASK)
-    read = given | (dict(decoder_input_ids=behind_start(given["input_ids"])) if "Seq2Seq" in model_class.__name__ else {})
+    read = given | (
+        dict(decoder_input_ids=behind_start(given["input_ids"]))
+        if "Seq2Seq" in model_class.__name__
+        else {}
+    )
     expected = linear(weights, "qa_outputs", numpy(model.model(**read).last_hidden_state))
     outputs = model(**given)
     close(outputs.start_logits, expected[..., 0])
@@ -156,7 +197,7 @@ def behind_start(ids):
     return torch.cat([torch.full((len(ids), 1), START), ids[:, :-1]], 1)
 
 
-# ------------------------------------------------------------------------------------------------- seq2seq classification
+# --------------------------------------------------------------------------- seq2seq classification
 
 
 def with_ends(*places):
@@ -196,8 +237,16 @@ def test_any_of_several_end_tokens_ends_a_row():
 @pytest.mark.parametrize(
     "given, changes, message",
     [
-        (dict(input_ids=with_ends([5], [], [1])), {}, "row 1 of input_ids has no end token, expected 2 in every row"),
-        (dict(input_ids=with_ends([5], [5], [3]), attention_mask=MASK), {}, "row 1 of input_ids has no end token"),
+        (
+            dict(input_ids=with_ends([5], [], [1])),
+            {},
+            "row 1 of input_ids has no end token, expected 2 in every row",
+        ),
+        (
+            dict(input_ids=with_ends([5], [5], [3]), attention_mask=MASK),
+            {},
+            "row 1 of input_ids has no end token",
+        ),
         (dict(inputs_embeds=torch.zeros(1, 3, D)), {}, "input_ids are None, expected token ids"),
         (dict(input_ids=tokens()), dict(eos_token_id=None), "eos_token_id is None, expected"),
     ],
@@ -207,11 +256,12 @@ def test_a_row_without_an_end_token_has_no_class(given, changes, message):
         build(VanillaSeq2SeqForSequenceClassification, **changes)(**given)
 
 
-# ------------------------------------------------------------------------------------------------- decoder classification
+# --------------------------------------------------------------------------- decoder classification
 
 
 def classifier(**changes):
-    """A model, and what it should say of rows without padding: a linear map of the last state of each."""
+    """A model, and what it should say of rows without padding: a linear map of the last state of
+    each."""
     model, weights = double(VanillaDecoderForSequenceClassification, num_labels=3, **changes)
 
     def expected(rows):
@@ -230,7 +280,10 @@ def test_a_decoder_classifies_by_the_last_real_token_of_padded_rows(side):
     model, expected = classifier()
     rows = rows_of()
     ids, mask, positions = padded(rows, side)
-    close(model(ids, mask, **dict(position_ids=positions) if side == "left" else {}).logits, expected(rows))
+    close(
+        model(ids, mask, **dict(position_ids=positions) if side == "left" else {}).logits,
+        expected(rows),
+    )
 
 
 def test_a_decoder_finds_the_last_real_token_by_the_padding_s_id_where_there_is_no_mask():
@@ -285,10 +338,12 @@ CLASSIFIERS = [
     VanillaSeq2SeqForSequenceClassification,
 ]
 
-# ----------------------------------------------------------------------------------------------------------------- losses
+# ------------------------------------------------------------------------------------------- losses
 
 LOSS_KWARGS = pytest.mark.parametrize(
-    "divisor", [None, 17, torch.tensor(17)], ids=["mean", "num_items_in_batch", "num_items_in_batch as a tensor"]
+    "divisor",
+    [None, 17, torch.tensor(17)],
+    ids=["mean", "num_items_in_batch", "num_items_in_batch as a tensor"],
 )
 
 
@@ -317,10 +372,14 @@ def test_causal_loss_is_the_cross_entropy_of_the_next_token(divisor):
 def test_seq2seq_loss_is_the_cross_entropy_of_the_labels_where_they_stand(divisor):
     model, source, labels = build(VanillaSeq2SeqForConditionalGeneration), tokens(), tokens(3, 4)
     labels[1, 2:] = -100
-    shifted = torch.tensor([[START, *row[:-1]] for row in labels.tolist()]).masked_fill(labels.roll(1, 1) == -100, 0)
+    shifted = torch.tensor([[START, *row[:-1]] for row in labels.tolist()]).masked_fill(
+        labels.roll(1, 1) == -100, 0
+    )
     shifted[:, 0] = START
     expected = cross_entropy(model(source, decoder_input_ids=shifted).logits, labels, divisor)
-    assert loss_of(model, divisor, input_ids=source, labels=labels) == pytest.approx(expected, rel=1e-5)
+    assert loss_of(model, divisor, input_ids=source, labels=labels) == pytest.approx(
+        expected, rel=1e-5
+    )
     given = dict(input_ids=source, decoder_input_ids=shifted, labels=labels)
     assert loss_of(model, divisor, **given) == pytest.approx(expected, rel=1e-5)
 
@@ -328,7 +387,10 @@ def test_seq2seq_loss_is_the_cross_entropy_of_the_labels_where_they_stand(diviso
 @LOSS_KWARGS
 @over(CLASSIFIERS)
 def test_classification_loss_is_the_cross_entropy_of_the_class(model_class, divisor):
-    model, given = build(model_class, **STRONG, num_labels=3), dict(input_ids=with_ends([5], [3], [4]))
+    model, given = (
+        build(model_class, **STRONG, num_labels=3),
+        dict(input_ids=with_ends([5], [3], [4])),
+    )
     labels = torch.tensor([2, 0, 1])
     expected = cross_entropy(model(**given).logits, labels, divisor)
     assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
@@ -350,7 +412,10 @@ def test_regression_loss_is_the_mean_square(model_class, num_labels, divisor):
 @over(CLASSIFIERS)
 def test_multi_label_loss_is_the_mean_binary_cross_entropy(model_class, divisor):
     model = build(model_class, **STRONG, num_labels=3, problem_type="multi_label_classification")
-    given, labels = dict(input_ids=with_ends([5], [3], [4])), torch.tensor([[1.0, 0, 1], [0, 0, 0], [1, 1, 1]])
+    given, labels = (
+        dict(input_ids=with_ends([5], [3], [4])),
+        torch.tensor([[1.0, 0, 1], [0, 0, 0], [1, 1, 1]]),
+    )
     p = 1 / (1 + np.exp(-model(**given).logits.detach().double().numpy()))
     expected = -np.mean(np.log(np.where(labels.numpy() == 1, p, 1 - p)))
     assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
@@ -359,7 +424,10 @@ def test_multi_label_loss_is_the_mean_binary_cross_entropy(model_class, divisor)
 def test_labels_become_decoder_inputs_behind_the_start_token_with_padding_for_ignored_ones():
     model = build(VanillaSeq2SeqForConditionalGeneration, pad_token_id=0, decoder_start_token_id=9)
     labels = torch.tensor([[5, 6, 7, 2], [5, 2, -100, -100]])
-    assert model.prepare_decoder_input_ids_from_labels(labels).tolist() == [[9, 5, 6, 7], [9, 5, 2, 0]]
+    assert model.prepare_decoder_input_ids_from_labels(labels).tolist() == [
+        [9, 5, 6, 7],
+        [9, 5, 2, 0],
+    ]
     assert labels.tolist() == [[5, 6, 7, 2], [5, 2, -100, -100]], "left as they were"
 
 
@@ -367,7 +435,11 @@ def test_labels_become_decoder_inputs_behind_their_own_last_token_where_that_is_
     changes = dict(wrap_last_token=True, decoder_start_token_id=None, pad_token_id=0)
     model = build(VanillaSeq2SeqForConditionalGeneration, **changes)
     labels = torch.tensor([[5, 6, 2, 9], [5, 2, 8, -100], [-100, -100, -100, -100]])
-    assert model.prepare_decoder_input_ids_from_labels(labels).tolist() == [[9, 5, 6, 2], [8, 5, 2, 8], [0, 0, 0, 0]]
+    assert model.prepare_decoder_input_ids_from_labels(labels).tolist() == [
+        [9, 5, 6, 2],
+        [8, 5, 2, 8],
+        [0, 0, 0, 0],
+    ]
 
 
 @pytest.mark.parametrize("missing", ["pad_token_id", "decoder_start_token_id"])
@@ -381,7 +453,9 @@ def test_labels_cannot_be_shifted_without_padding_and_start_tokens(missing):
 
 @LOSS_KWARGS
 @over(TOKEN_CLASSIFIERS)
-def test_token_classification_loss_is_the_cross_entropy_of_the_labelled_tokens(model_class, divisor):
+def test_token_classification_loss_is_the_cross_entropy_of_the_labelled_tokens(
+    model_class, divisor
+):
     model, given = build(model_class, **STRONG, num_labels=3), dict(input_ids=tokens())
     labels = torch.randint(0, 3, (3, LENGTH)).masked_fill(torch.rand(3, LENGTH) < 0.4, -100)
     expected = cross_entropy(model(**given).logits, labels, divisor)
@@ -390,7 +464,10 @@ def test_token_classification_loss_is_the_cross_entropy_of_the_labelled_tokens(m
 
 @LOSS_KWARGS
 def test_next_sentence_loss_is_the_cross_entropy_of_whether_it_follows(divisor):
-    model, given = build(VanillaEncoderForNextSentencePrediction, **STRONG), dict(input_ids=tokens())
+    model, given = (
+        build(VanillaEncoderForNextSentencePrediction, **STRONG),
+        dict(input_ids=tokens()),
+    )
     for labels in (torch.tensor([0, 1, 1]), torch.tensor([[0], [1], [1]])):
         expected = cross_entropy(model(**given).logits, labels, divisor)
         assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
@@ -407,7 +484,8 @@ def test_multiple_choice_loss_is_the_cross_entropy_of_the_right_choice(divisor):
 @LOSS_KWARGS
 @pytest.mark.parametrize("parts", ["both", "masked tokens", "next sentence"])
 def test_pretraining_loss_is_the_sum_of_the_cross_entropies_given(parts, divisor):
-    """`num_items_in_batch` counts masked tokens, of which this batch has a share; so has its mean over sentences."""
+    """`num_items_in_batch` counts masked tokens, of which this batch has a share; so has its mean
+    over sentences."""
     model, given = build(VanillaEncoderForPreTraining, **STRONG), dict(input_ids=tokens())
     outputs, expected, labels = model(**given), 0.0, {}
     if parts != "next sentence":
@@ -415,8 +493,14 @@ def test_pretraining_loss_is_the_sum_of_the_cross_entropies_given(parts, divisor
         expected += cross_entropy(outputs.prediction_logits, labels["labels"], divisor)
     if parts != "masked tokens":
         labels["next_sentence_label"] = torch.tensor([0, 1, 1])
-        share = 1.0 if divisor is None or parts != "both" else labels["labels"].ne(-100).sum().item() / int(divisor)
-        expected += share * cross_entropy(outputs.seq_relationship_logits, labels["next_sentence_label"])
+        share = (
+            1.0
+            if divisor is None or parts != "both"
+            else labels["labels"].ne(-100).sum().item() / int(divisor)
+        )
+        expected += share * cross_entropy(
+            outputs.seq_relationship_logits, labels["next_sentence_label"]
+        )
     assert loss_of(model, divisor, **given, **labels) == pytest.approx(expected, rel=1e-5)
 
 
@@ -425,7 +509,9 @@ def test_pretraining_loss_is_the_sum_of_the_cross_entropies_given(parts, divisor
 def test_question_answering_loss_is_the_mean_of_start_and_end(model_class, divisor):
     model, given = build(model_class, **STRONG), dict(input_ids=tokens())
     outputs, starts, ends = model(**given), torch.tensor([0, 2, 5]), torch.tensor([1, 2, 5])
-    expected = cross_entropy(outputs.start_logits, starts, divisor) + cross_entropy(outputs.end_logits, ends, divisor)
+    expected = cross_entropy(outputs.start_logits, starts, divisor) + cross_entropy(
+        outputs.end_logits, ends, divisor
+    )
     for shape in ((3,), (3, 1)):
         labels = dict(start_positions=starts.view(shape), end_positions=ends.view(shape))
         assert loss_of(model, divisor, **given, **labels) == pytest.approx(expected / 2, rel=1e-5)
@@ -437,9 +523,15 @@ def test_answers_beyond_the_sequence_are_left_out_of_the_loss(model_class, divis
     model, given = build(model_class, **STRONG), dict(input_ids=tokens())
     outputs = model(**given)
     starts, ends = torch.tensor([LENGTH, 2, 5]), torch.tensor([40, 2, LENGTH])
-    in_starts, in_ends = (positions.masked_fill(positions >= LENGTH, -100) for positions in (starts, ends))
-    expected = cross_entropy(outputs.start_logits, in_starts, divisor) + cross_entropy(outputs.end_logits, in_ends, divisor)
-    assert loss_of(model, divisor, **given, start_positions=starts, end_positions=ends) == pytest.approx(expected / 2, rel=1e-5)
+    in_starts, in_ends = (
+        positions.masked_fill(positions >= LENGTH, -100) for positions in (starts, ends)
+    )
+    expected = cross_entropy(outputs.start_logits, in_starts, divisor) + cross_entropy(
+        outputs.end_logits, in_ends, divisor
+    )
+    assert loss_of(
+        model, divisor, **given, start_positions=starts, end_positions=ends
+    ) == pytest.approx(expected / 2, rel=1e-5)
 
 
 @pytest.mark.parametrize("given", ["start_positions", "end_positions"])
@@ -451,14 +543,18 @@ def test_half_an_answer_has_no_loss(model_class, given):
 
 @over(CLASSIFIERS)
 def test_the_kind_of_labels_says_the_problem_where_the_config_does_not(model_class):
-    """As everywhere in transformers: whole numbers are classes, a single label is a number, others are yes or no."""
+    """As everywhere in transformers: whole numbers are classes, a single label is a number, others
+    are yes or no."""
     kinds = {
         "single_label_classification": (3, torch.tensor([2, 0, 1])),
         "multi_label_classification": (3, torch.tensor([[1.0, 0, 1], [0, 0, 0], [1, 1, 1]])),
         "regression": (1, torch.tensor([0.3, -1.0, 2.0])),
     }
     for kind, (num_labels, labels) in kinds.items():
-        model, given = build(model_class, num_labels=num_labels), dict(input_ids=with_ends([5], [3], [4]), labels=labels)
+        model, given = (
+            build(model_class, num_labels=num_labels),
+            dict(input_ids=with_ends([5], [3], [4]), labels=labels),
+        )
         loss = model(**given).loss
         stated = build(model_class, num_labels=num_labels, problem_type=kind)
         stated.load_state_dict(model.state_dict())

@@ -1,4 +1,5 @@
-"""How export/ is put together: one folder for each target, imports that point one way, and what may need torch."""
+"""How export/ is put together: one folder for each target, imports that point one way, and what may
+need torch."""
 
 import ast
 import json
@@ -31,17 +32,42 @@ LIGHT = ("__init__", "config", "quantization", "input_scales")  # of graphs
 IN_TARGETS = ("graphs", "generation")  # modules of a target
 MAY_BE_HEAVY = {
     *(f"generation/{name}.py" for name in ("beams", "one_graph", "ops", "searches", "writing")),
-    *("exporting.py", "parity.py", "evaluation.py", "shortlist.py", "calibration.py", "targets/saving.py"),
+    *(
+        "exporting.py",
+        "parity.py",
+        "evaluation.py",
+        "shortlist.py",
+        "calibration.py",
+        "targets/saving.py",
+    ),
     *("loading.py", "shortlist_head.py"),
-    *(path.relative_to(ROOT).as_posix() for path in FILES if path.parent.name == "graphs" and path.stem not in LIGHT),
-    *(path.relative_to(ROOT).as_posix() for path in FILES if path.parts[-3] == "targets" and path.stem in IN_TARGETS),
+    *(
+        path.relative_to(ROOT).as_posix()
+        for path in FILES
+        if path.parent.name == "graphs" and path.stem not in LIGHT
+    ),
+    *(
+        path.relative_to(ROOT).as_posix()
+        for path in FILES
+        if path.parts[-3] == "targets" and path.stem in IN_TARGETS
+    ),
     *("targets/cuda/beams.py", "targets/cuda/overflow.py"),
 }
-TORCH = {"parity.py", "calibration.py", "loading.py", "shortlist_head.py", "targets/cuda/overflow.py"}
+TORCH = {
+    "parity.py",
+    "calibration.py",
+    "loading.py",
+    "shortlist_head.py",
+    "targets/cuda/overflow.py",
+}
 # These import it inside of a function that makes graphs, or for the checker of types.
 MENTION_IT = {
     *("cli.py", "targets/spec.py", "generation/rules.py", "generation/step.py"),
-    *(path.relative_to(ROOT).as_posix() for path in FILES if path.parts[-3] == "targets" and path.stem == "__init__"),
+    *(
+        path.relative_to(ROOT).as_posix()
+        for path in FILES
+        if path.parts[-3] == "targets" and path.stem == "__init__"
+    ),
 }
 
 
@@ -49,11 +75,12 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-# ------------------------------------------------------------------------------------------------------------- the targets
+# -------------------------------------------------------------------------------------- the targets
 
 
 class Throwaway:
-    """A target with portable's graphs, an opset of its own, and a decoder that takes one token at a time."""
+    """A target with portable's graphs, an opset of its own, and a decoder that takes one token at a
+    time."""
 
     name = "throwaway"
     help = "for this test"
@@ -104,7 +131,8 @@ def throwaway():
 
 
 def test_a_target_is_one_class_and_one_line(throwaway, exported_for, tmp_path, capsys):
-    """Through export, parity, load, generate, stream, evaluate, doctor and the help of the command."""
+    """Through export, parity, load, generate, stream, evaluate, doctor and the help of the
+    command."""
     model, directory = exported_for("causal", "portable")
     checkpoint, out = f"{directory}-checkpoint", tmp_path / "out"
     cli.main(["export", checkpoint, str(out), "--target", "throwaway", "--dtype", "int8,fp32"])
@@ -115,11 +143,22 @@ def test_a_target_is_one_class_and_one_line(throwaway, exported_for, tmp_path, c
     runtime, (ids, mask) = Runtime(out, dtype="fp32"), prompts("causal")
     OneByOneDecoder.steps.clear()
     for options in ({}, {"num_beams": 3}):
-        expected = model.generate(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), max_new_tokens=7, **options)
-        assert runtime.generate(ids, mask, max_new_tokens=7, **options).tolist() == expected.tolist()
+        expected = model.generate(
+            torch.from_numpy(ids),
+            attention_mask=torch.from_numpy(mask),
+            max_new_tokens=7,
+            **options,
+        )
+        assert (
+            runtime.generate(ids, mask, max_new_tokens=7, **options).tolist() == expected.tolist()
+        )
     steps = list(runtime.stream(ids, mask, max_new_tokens=7))
-    assert np.stack(steps, axis=1).tolist() == runtime.generate(ids, mask, max_new_tokens=7)[:, 7:].tolist()
-    assert set(OneByOneDecoder.steps) == {4, 12}  # its own class, which had a row for each input, or each beam
+    assert (
+        np.stack(steps, axis=1).tolist()
+        == runtime.generate(ids, mask, max_new_tokens=7)[:, 7:].tolist()
+    )
+    # its own class, which had a row for each input, or each beam
+    assert set(OneByOneDecoder.steps) == {4, 12}
     cli.main(["doctor"])
     assert "target throwaway runs on the CPU" in capsys.readouterr().out
     with pytest.raises(SystemExit):
@@ -131,7 +170,11 @@ def test_a_target_is_one_class_and_one_line(throwaway, exported_for, tmp_path, c
 def test_a_throwaway_target_is_evaluated_as_any_other(throwaway, tmp_path, capsys):
     """A decoder, whose logits come one at a time, with a perplexity of torch's."""
     config = VanillaDecoderConfig(vocab_size=40, num_hidden_layers=1, **SHAPE)
-    checkpoint = saved(VanillaDecoderForCausalLM(config), train_tokenizer(STORY, 40, variant="decoder"), tmp_path / "model")
+    checkpoint = saved(
+        VanillaDecoderForCausalLM(config),
+        train_tokenizer(STORY, 40, variant="decoder"),
+        tmp_path / "model",
+    )
     (tmp_path / "text").write_text("\n".join(STORY))
     export(checkpoint, tmp_path / "out", cases=1, target="throwaway")
     found = []
@@ -139,13 +182,21 @@ def test_a_throwaway_target_is_evaluated_as_any_other(throwaway, tmp_path, capsy
         cli.main(["evaluate", str(model), "--text", str(tmp_path / "text")])
         found.append(json.loads(capsys.readouterr().out))
     assert [each["engine"] for each in found] == ["onnxruntime", "torch"]
-    assert found[0]["perplexity"] == pytest.approx(found[1]["perplexity"], rel=1e-4) and found[0]["tokens"] > 10
+    assert (
+        found[0]["perplexity"] == pytest.approx(found[1]["perplexity"], rel=1e-4)
+        and found[0]["tokens"] > 10
+    )
 
 
 def test_a_target_that_is_registered_twice_or_not_at_all_is_an_error(throwaway, exported, tmp_path):
-    with pytest.raises(ValueError, match="a target 'throwaway' is registered already, expected another name than"):
+    with pytest.raises(
+        ValueError, match="a target 'throwaway' is registered already, expected another name than"
+    ):
         registry.register(Throwaway())
-    with pytest.raises(UsageError, match="no target 'portabel', expected one of: portable with .*; did you mean 'portable'"):
+    with pytest.raises(
+        UsageError,
+        match="no target 'portabel', expected one of: portable with .*; did you mean 'portable'",
+    ):
         export(exported("encoder").checkpoint, tmp_path / "out", target="portabel")
     assert not (tmp_path / "out").exists()
 
@@ -154,7 +205,10 @@ def test_an_export_for_a_target_that_is_not_registered_says_so(exported, tmp_pat
     registry.register(Throwaway())
     export(exported("encoder").checkpoint, tmp_path / "out", target="throwaway", cases=1)
     registry.unregister("throwaway")
-    with pytest.raises(ValueError, match="is for the target 'throwaway': no target 'throwaway', expected one of: portable"):
+    with pytest.raises(
+        ValueError,
+        match="is for the target 'throwaway': no target 'throwaway', expected one of: portable",
+    ):
         Runtime(tmp_path / "out")
 
 
@@ -164,7 +218,9 @@ def test_a_graph_that_the_decoder_does_not_know_is_an_error(exported_for, tmp_pa
 
     directory = copy_of(exported_for("causal", "cpu")[1], tmp_path)
     edit_json(directory / "manifest.json", target="portable", other_dtypes={})
-    with pytest.raises(ValueError, match="does not fit config.json: only one of them has attention_mask"):
+    with pytest.raises(
+        ValueError, match="does not fit config.json: only one of them has attention_mask"
+    ):
         Runtime(directory)
 
 
@@ -179,7 +235,9 @@ def test_no_target_is_asked_for_by_name_outside_its_folder():
         source = path.read_text()
         for node in ast.walk(ast.parse(source)):
             for constant in compared(node):
-                if constant in names and ("device" not in ast.get_source_segment(source, node) or constant == "portable"):
+                if constant in names and (
+                    "device" not in ast.get_source_segment(source, node) or constant == "portable"
+                ):
                     asked.append(f"{name_of(path)}:{node.lineno} {constant}")
     assert asked == []
 
@@ -188,21 +246,30 @@ def compared(node):
     """The strings that `node` compares with, looks up, or keys a table by."""
     if isinstance(node, ast.Compare):
         found = [node.left, *node.comparators]
-        found += [each for part in found if isinstance(part, ast.Tuple | ast.List | ast.Set) for each in part.elts]
+        found += [
+            each
+            for part in found
+            if isinstance(part, ast.Tuple | ast.List | ast.Set)
+            for each in part.elts
+        ]
     elif isinstance(node, ast.Subscript):
         found = [node.slice]
     elif isinstance(node, ast.Dict):
         found = node.keys
     elif isinstance(node, ast.MatchValue):
         found = [node.value]
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop", "setdefault"):
+    elif (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("get", "pop", "setdefault")
+    ):
         found = node.args[:1]
     else:
         found = []
     return [part.value for part in found if isinstance(part, ast.Constant)]
 
 
-# ----------------------------------------------------------------------------------------------------------------- imports
+# ------------------------------------------------------------------------------------------ imports
 
 
 def imported(tree, everywhere):
@@ -219,30 +286,45 @@ def test_only_what_makes_graphs_or_compares_with_torch_imports_it():
     trees = {name_of(path): ast.parse(path.read_text()) for path in FILES}
     heavy = {name for name, tree in trees.items() if set(imported(tree, False)) & set(HEAVY)}
     assert heavy == MAY_BE_HEAVY
-    assert {name for name, tree in trees.items() if set(imported(tree, True)) & set(HEAVY)} - heavy == MENTION_IT
+    assert {
+        name for name, tree in trees.items() if set(imported(tree, True)) & set(HEAVY)
+    } - heavy == MENTION_IT
 
 
 def test_graphs_are_written_without_torch():
     trees = {name_of(path): ast.parse(path.read_text()) for path in FILES}
-    assert {name for name, tree in trees.items() if set(imported(tree, False)) & {"torch", "transformers"}} == TORCH
+    assert {
+        name
+        for name, tree in trees.items()
+        if set(imported(tree, False)) & {"torch", "transformers"}
+    } == TORCH
 
 
 def test_imports_point_one_way():
-    """The runtime's parts know no target but their specs; the registry is read where an export is made, opened or shown."""
+    """The runtime's parts know no target but their specs; the registry is read where an export is
+    made, opened or shown."""
     readers = set()
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("registry"):
                 readers.add(name_of(path))
-            if isinstance(node, ast.ImportFrom) and name_of(path).startswith("runtime/") and "targets" in (node.module or ""):
-                assert node.module in ("targets.spec", "targets.sequences", "targets.registry"), path
+            if (
+                isinstance(node, ast.ImportFrom)
+                and name_of(path).startswith("runtime/")
+                and "targets" in (node.module or "")
+            ):
+                assert node.module in ("targets.spec", "targets.sequences", "targets.registry"), (
+                    path
+                )
     assert readers == {"runtime/runtime.py", "runtime/doctor.py", "exporting.py", "cli.py"}
 
 
-# Libraries come first, those of torch as late as they can: to fork a process that has them takes ten times as long.
+# Libraries come first, those of torch as late as they can: to fork a process that has them takes
+# ten times as long.
 EACH_FIRST = """
 import importlib, os, sys
-import numpy, onnx, onnx_ir, onnxruntime, tokenizers, fastapi.openapi.utils, prometheus_client, sentencex, uvicorn
+import numpy, onnx, onnx_ir, onnxruntime, tokenizers
+import fastapi.openapi.utils, prometheus_client, sentencex, uvicorn
 for name in sys.argv[1:]:
     if not name.startswith("vanilla_transformer_export"):
         importlib.import_module(name)
@@ -262,12 +344,16 @@ for name in sys.argv[1:]:
 def test_every_module_can_be_imported_first():
     names = {True: [], False: []}  # by whether it imports torch
     for path in FILES:
-        name = ".".join(("vanilla_transformer_export", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+        name = ".".join(
+            ("vanilla_transformer_export", *path.relative_to(ROOT).with_suffix("").parts)
+        ).removesuffix(".__init__")
         if not name.endswith("__main__"):
             top = set(imported(ast.parse(path.read_text()), False))
             names[not top.isdisjoint(("torch", "transformers", "vanilla_transformer"))].append(name)
     ordered = [*names[False], "vanilla_transformer.conversion", *names[True]]
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", EACH_FIRST, *ordered], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", EACH_FIRST, *ordered], capture_output=True, text=True
+    )
     assert (done.stdout, done.stderr, len(ordered) > 100) == ("", "", True)
 
 
@@ -275,12 +361,19 @@ def test_the_list_of_packages_is_that_of_the_folders():
     """The editable install finds a folder that is in no wheel."""
     root = Path(__file__).parents[1]
     settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
-    folders = {"vanilla_transformer": root / "vanilla_transformer", "vanilla_transformer_export": root / "export"}
+    folders = {
+        "vanilla_transformer": root / "vanilla_transformer",
+        "vanilla_transformer_export": root / "export",
+    }
     found = [
         ".".join((name, *path.parent.relative_to(folder).parts))
         for name, folder in folders.items()
         for path in folder.rglob("__init__.py")
         if "build" not in path.relative_to(folder).parts
     ]
-    found += ["vanilla_transformer.training.tasks"] if (root / "vanilla_transformer/training/tasks").is_dir() else []
+    found += (
+        ["vanilla_transformer.training.tasks"]
+        if (root / "vanilla_transformer/training/tasks").is_dir()
+        else []
+    )
     assert sorted(set(found)) == sorted(settings["packages"])

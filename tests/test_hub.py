@@ -1,4 +1,5 @@
-"""A Hub over HTTP: models are pushed there and come back the same, and every verb takes an id where it takes a directory."""
+"""A Hub over HTTP: models are pushed there and come back the same, and every verb takes an id where
+it takes a directory."""
 
 import filecmp
 import json
@@ -10,7 +11,12 @@ from checkpoints import OPINIONS, write_corpus
 from hub import running
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import (
+    Dense,
+    Normalize,
+    Pooling,
+    Transformer,
+)
 from standins import SHAPE, classifier, translator
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
@@ -19,7 +25,8 @@ from vanilla_transformer_export.cli import main
 
 pytestmark = pytest.mark.slow  # a minute, most of it for what is pushed
 
-# Calls the command once for each line of JSON, in one process, and answers with a line: its exit code and what it printed.
+# Calls the command once for each line of JSON, in one process, and answers with a line: its exit
+# code and what it printed.
 CALLS = """
 import contextlib, io, json, sys
 from vanilla_transformer_export.cli import main
@@ -35,26 +42,62 @@ for line in sys.stdin:
     print(json.dumps({"code": code, "out": out.getvalue()}), flush=True)
 """
 
-TRANSLATOR, CLASSIFIER, BERT, PICKLED = "someone/translator", "someone/classifier", "someone/bert", "someone/pickled"
+TRANSLATOR, CLASSIFIER, BERT, PICKLED = (
+    "someone/translator",
+    "someone/classifier",
+    "someone/bert",
+    "someone/pickled",
+)
 CONVERTED, EMBEDDER = "someone/converted", "someone/embedder"
 # Of a folder of sources and one for results, the calls that only print.
 PRINTED = {
     "info": lambda source, data: ["info", source / TRANSLATOR, "--json"],
-    "evaluate": lambda source, data: ["evaluate", source / CLASSIFIER, "--text", data / "texts", "--labels", data / "labels"],
+    "evaluate": lambda source, data: [
+        "evaluate",
+        source / CLASSIFIER,
+        "--text",
+        data / "texts",
+        "--labels",
+        data / "labels",
+    ],
     "verify": lambda source, data: ["verify", data / "export", source / TRANSLATOR, "--cases", 3],
     "dry run": lambda source, data: ["convert", source / BERT, data / "nowhere", "--dry-run"],
 }
 # And those that write: the results by name.
 WRITTEN = {
     "export": lambda source, out: ["export", source / TRANSLATOR, out],
-    "shortlist": lambda source, out: ["export", source / TRANSLATOR, out, "--shortlist", out.parents[1] / "train.de"],
+    "shortlist": lambda source, out: [
+        "export",
+        source / TRANSLATOR,
+        out,
+        "--shortlist",
+        out.parents[1] / "train.de",
+    ],
     "convert": lambda source, out: ["convert", source / BERT, out],
     "convert modules": lambda source, out: ["convert", source / EMBEDDER, out],
     "convert pickles": lambda source, out: ["convert", source / PICKLED, out],
     "convert back": lambda source, out: ["convert", source / CONVERTED, out, "--to", "bert"],
-    "average": lambda source, out: ["average", source / CLASSIFIER, source / CLASSIFIER, "--output", out],
-    "attention": lambda source, out: ["attention", source / CLASSIFIER, "the film wins", "--output", out / "maps.png"],
-    "train": lambda source, out: ["train", out.parents[1] / "recipe.toml", "--output", out, *start(source)],
+    "average": lambda source, out: [
+        "average",
+        source / CLASSIFIER,
+        source / CLASSIFIER,
+        "--output",
+        out,
+    ],
+    "attention": lambda source, out: [
+        "attention",
+        source / CLASSIFIER,
+        "the film wins",
+        "--output",
+        out / "maps.png",
+    ],
+    "train": lambda source, out: [
+        "train",
+        out.parents[1] / "recipe.toml",
+        "--output",
+        out,
+        *start(source),
+    ],
 }
 
 
@@ -85,7 +128,9 @@ def data(tmp_path_factory):
     torch.manual_seed(0)
     translator(root / TRANSLATOR), classifier(root / CLASSIFIER)
     bert(root / BERT, root / CLASSIFIER), bert(root / PICKLED, root / CLASSIFIER)
-    torch.save(load_file(root / PICKLED / "model.safetensors"), root / PICKLED / "pytorch_model.bin")
+    torch.save(
+        load_file(root / PICKLED / "model.safetensors"), root / PICKLED / "pytorch_model.bin"
+    )
     shutil.copy(root / PICKLED / "pytorch_model.bin", root / BERT)
     (root / PICKLED / "model.safetensors").unlink()
     (root / TRANSLATOR / "run" / "checkpoint-2").mkdir(parents=True)
@@ -97,10 +142,16 @@ def data(tmp_path_factory):
     write_corpus(root, "train", 20, 0)
     (root / "recipe.toml").write_text(
         f'task = "sequence-classification"\n[data]\ndirectory = "{root}"\ntrain = "train.txt"\n'
-        '[training]\nmax_steps = 2\ntokens_per_update = 128\nlearning_rate = 1e-3\nsave_strategy = "no"\n'
+        "[training]\nmax_steps = 2\ntokens_per_update = 128\nlearning_rate = 1e-3\nsave_strategy "
+        '= "no"\n'
     )
     main(["convert", str(root / BERT), str(root / CONVERTED)])
-    modules = [Transformer(str(root / BERT)), Pooling(SHAPE["hidden_size"]), Dense(SHAPE["hidden_size"], 4), Normalize()]
+    modules = [
+        Transformer(str(root / BERT)),
+        Pooling(SHAPE["hidden_size"]),
+        Dense(SHAPE["hidden_size"], 4),
+        Normalize(),
+    ]
     SentenceTransformer(modules=modules, device="cpu").save(str(root / EMBEDDER))
     main(["export", str(root / TRANSLATOR), str(root / "export")])
     return root
@@ -141,28 +192,54 @@ def test_a_verb_writes_the_same_of_an_id_and_of_its_directory(name, ran, data):
     assert ran[name]["code"] == 0, ran[name]
     found, expected = data / "ids" / name, data / "directories" / name
     main([str(part) for part in WRITTEN[name](data, expected)])
-    files = sorted(path.relative_to(expected).as_posix() for path in expected.rglob("*") if path.is_file())
-    assert files == sorted(path.relative_to(found).as_posix() for path in found.rglob("*") if path.is_file())
+    files = sorted(
+        path.relative_to(expected).as_posix() for path in expected.rglob("*") if path.is_file()
+    )
+    assert files == sorted(
+        path.relative_to(found).as_posix() for path in found.rglob("*") if path.is_file()
+    )
     assert ("tokenizer.json" in files) == (name != "attention")
     assert ("2_Dense/model.safetensors" in files) == (name == "convert modules")
     # These say where it came from, or how long it took.
     named = {"training.json", "curves.png"} if name == "train" else {"tokenizer_config.json"}
-    assert filecmp.cmpfiles(found, expected, set(files) - named - {"README.md"}, shallow=False)[1:] == ([], [])
+    assert filecmp.cmpfiles(found, expected, set(files) - named - {"README.md"}, shallow=False)[
+        1:
+    ] == ([], [])
     if name != "attention":
-        one, other = (json.loads((path / "tokenizer_config.json").read_text()) for path in (found, expected))
+        one, other = (
+            json.loads((path / "tokenizer_config.json").read_text()) for path in (found, expected)
+        )
         offline = {"local_files_only"}  # as the process was that wrote it
-        assert {key: one[key] for key in one.keys() - offline} == {key: other[key] for key in other.keys() - offline}
+        assert {key: one[key] for key in one.keys() - offline} == {
+            key: other[key] for key in other.keys() - offline
+        }
 
 
 def test_an_export_of_an_id_generates_from_text(ran, data, capsys):
     assert ran["export"]["code"] == 0
-    main(["generate", str(data / "ids" / "export"), "the old dog sees a bird.", "--max-new-tokens", "5"])
+    main(
+        [
+            "generate",
+            str(data / "ids" / "export"),
+            "the old dog sees a bird.",
+            "--max-new-tokens",
+            "5",
+        ]
+    )
     assert capsys.readouterr().out.endswith("\n")
 
 
 def test_only_what_is_read_is_downloaded(ran, hub):
-    downloads = [line.partition("/resolve/")[2].split("/", 1)[1] for line in hub.requests if line.startswith("GET /someone")]
-    pickles = [line for line in hub.requests if line.startswith("HEAD") and line.endswith("pytorch_model.bin")]
+    downloads = [
+        line.partition("/resolve/")[2].split("/", 1)[1]
+        for line in hub.requests
+        if line.startswith("GET /someone")
+    ]
+    pickles = [
+        line
+        for line in hub.requests
+        if line.startswith("HEAD") and line.endswith("pytorch_model.bin")
+    ]
     assert "tokenizer.json" in downloads
     assert {path for path in downloads if "/" in path} == {
         f"{name}/config.json" for name in ("1_Pooling", "2_Dense", "3_Normalize")
@@ -171,7 +248,7 @@ def test_only_what_is_read_is_downloaded(ran, hub):
     assert pickles and all(f"/{PICKLED}/" in line for line in pickles)
 
 
-# ------------------------------------------------------------------------------------------------------- without the Hub
+# ---------------------------------------------------------------------------------- without the Hub
 
 
 def command(hub, home, *arguments, **changes):
@@ -180,19 +257,28 @@ def command(hub, home, *arguments, **changes):
 
 
 @pytest.mark.slow
-def test_a_cache_that_from_pretrained_filled_does_not_pass_for_a_repository_without_a_tokenizer(hub, tmp_path):
-    code = f"import vanilla_transformer, transformers; transformers.AutoModelForSeq2SeqLM.from_pretrained({TRANSLATOR!r})"
+def test_a_cache_that_from_pretrained_filled_does_not_pass_for_a_repository_without_a_tokenizer(
+    hub, tmp_path
+):
+    code = (
+        f"import vanilla_transformer, transformers; "
+        f"transformers.AutoModelForSeq2SeqLM.from_pretrained({TRANSLATOR!r})"
+    )
     assert hub.run(tmp_path, "-c", code).returncode == 0
     offline = command(hub, tmp_path, "export", TRANSLATOR, tmp_path / "out", HF_HUB_OFFLINE="1")
     expected = (
-        f"the cache has no tokenizer of {TRANSLATOR}, and cannot say whether the Hub has one: run `hf download {TRANSLATOR}`"
+        f"the cache has no tokenizer of {TRANSLATOR}, and cannot say whether the Hub has one: run "
+        f"`hf download {TRANSLATOR}`"
     )
     assert offline.returncode == 1 and f"vanilla-transformer: {expected}" in offline.stderr
     assert not (tmp_path / "out").exists()
-    assert command(hub, tmp_path, "export", TRANSLATOR, tmp_path / "out").returncode == 0  # which fills the cache
+    # which fills the cache
+    assert command(hub, tmp_path, "export", TRANSLATOR, tmp_path / "out").returncode == 0
     again = command(hub, tmp_path, "export", TRANSLATOR, tmp_path / "again", HF_HUB_OFFLINE="1")
     assert again.returncode == 0, again.stderr
-    assert filecmp.cmp(tmp_path / "out" / "tokenizer.json", tmp_path / "again" / "tokenizer.json", shallow=False)
+    assert filecmp.cmp(
+        tmp_path / "out" / "tokenizer.json", tmp_path / "again" / "tokenizer.json", shallow=False
+    )
 
 
 @pytest.mark.slow
@@ -202,14 +288,20 @@ def test_a_repository_that_is_not_there_or_only_in_part_in_the_cache_is_one_line
         ({"HF_HUB_OFFLINE": "1"}, "it is not in the cache, and the Hub cannot be reached"),
     ):
         process = command(hub, tmp_path, "info", "someone/nothing", **changes)
-        expected = f"vanilla-transformer: someone/nothing is neither a checkpoint directory nor on the Hub: {reason}"
+        expected = (
+            "vanilla-transformer: someone/nothing is neither a checkpoint directory nor on the "
+            f"Hub: {reason}"
+        )
         assert (process.returncode, process.stderr.splitlines()[-1]) == (1, expected)
     assert command(hub, tmp_path, "info", TRANSLATOR).returncode == 0  # which reads the config only
     process = command(hub, tmp_path, "export", TRANSLATOR, tmp_path / "out", HF_HUB_OFFLINE="1")
-    assert "the cache has only a part of it, and the Hub cannot be reached" in process.stderr.splitlines()[-1]
+    assert (
+        "the cache has only a part of it, and the Hub cannot be reached"
+        in process.stderr.splitlines()[-1]
+    )
 
 
-# --------------------------------------------------------------------------------------------------------- push and pull
+# ------------------------------------------------------------------------------------ push and pull
 
 PUSH = """
 import sys
@@ -231,7 +323,8 @@ from safetensors.torch import save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 for revision in ("main", "v2"):
-    model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], revision=revision, trust_remote_code=True)
+    options = {"revision": revision, "trust_remote_code": True}
+    model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], **options)
     assert type(model).__module__.startswith("transformers_modules."), type(model)
     save_file({"bias": model.lm_head.bias.detach()}, f"{sys.argv[2]}/{revision}.safetensors")
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
@@ -245,14 +338,24 @@ def test_what_is_pushed_comes_back_by_its_revision(hub, data, tmp_path):
     assert process.returncode == 0, process.stderr[-3000:]
     files = hub.files("someone/pushed")
     code = {f"{part}_vanilla_transformer.py" for part in ("configuration", "layers", "modeling")}
-    assert files.keys() >= {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md", *code}
+    assert files.keys() >= {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "README.md",
+        *code,
+    }
     assert (
-        json.loads(files["config.json"])["auto_map"] == json.loads((data / TRANSLATOR / "config.json").read_text())["auto_map"]
+        json.loads(files["config.json"])["auto_map"]
+        == json.loads((data / TRANSLATOR / "config.json").read_text())["auto_map"]
     )
     process = hub.run(tmp_path, "-c", PULL, "someone/pushed", str(tmp_path))
     assert process.returncode == 0, process.stderr[-3000:]
     model = VanillaSeq2SeqForConditionalGeneration.from_pretrained(data / TRANSLATOR)
     for revision, added in (("main", 0), ("v2", 1)):
-        torch.testing.assert_close(load_file(tmp_path / f"{revision}.safetensors")["bias"], model.lm_head.bias.data + added)
+        torch.testing.assert_close(
+            load_file(tmp_path / f"{revision}.safetensors")["bias"], model.lm_head.bias.data + added
+        )
     ids = AutoTokenizer.from_pretrained(data / TRANSLATOR)("the old dog sees a bird.")["input_ids"]
     assert process.stdout.strip() == str(ids)

@@ -40,24 +40,39 @@ def test_flops_are_those_torch_counts(model, lengths, tmp_path):
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(**given)
     if is_encoder_decoder:
-        looks = config.encoder_layers * source**2 + config.decoder_layers * (target**2 + source * target)
+        looks = config.encoder_layers * source**2 + config.decoder_layers * (
+            target**2 + source * target
+        )
     else:
         looks = config.num_hidden_layers * source**2
     expected = flops.get("source token", 0) * source + flops.get("sequence", 0)
-    expected += flops.get("target token", 0) * (target if is_encoder_decoder else source if is_decoder else 0)
-    assert counter.get_total_flops() == expected + looks * flops["attention to one token, per layer"]
+    expected += flops.get("target token", 0) * (
+        target if is_encoder_decoder else source if is_decoder else 0
+    )
+    assert (
+        counter.get_total_flops() == expected + looks * flops["attention to one token, per layer"]
+    )
 
 
-@pytest.mark.parametrize("architecture", ["VanillaSeq2SeqForSequenceClassification", "VanillaSeq2SeqForQuestionAnswering"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["VanillaSeq2SeqForSequenceClassification", "VanillaSeq2SeqForQuestionAnswering"],
+)
 def test_flops_of_heads_whose_decoder_reads_the_source(architecture, tmp_path):
-    model, length = perturbed(architecture, SIZES | dict(encoder_layers=2, decoder_layers=3, num_labels=2)), 7
+    model, length = (
+        perturbed(architecture, SIZES | dict(encoder_layers=2, decoder_layers=3, num_labels=2)),
+        7,
+    )
     model.save_pretrained(tmp_path)
     model.set_attn_implementation("eager")
     flops = info(tmp_path)["flops"]
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.full((1, length), EOS))
     expected = (flops["source token"] + flops["target token"]) * length + flops.get("sequence", 0)
-    assert counter.get_total_flops() == expected + (2 + 2 * 3) * length**2 * flops["attention to one token, per layer"]
+    assert (
+        counter.get_total_flops()
+        == expected + (2 + 2 * 3) * length**2 * flops["attention to one token, per layer"]
+    )
 
 
 @pytest.mark.parametrize("length", [5, 9])
@@ -81,7 +96,9 @@ def test_flops_of_heads_on_one_stack(architecture, shape, length, tmp_path):
         model(torch.ones(*shape, length, dtype=int))
     per_token = flops.get("source token", 0) + flops.get("target token", 0)
     attention = 2 * length**2 * flops["attention to one token, per layer"]
-    assert counter.get_total_flops() == shape[-1] * (per_token * length + flops.get("sequence", 0) + attention)
+    assert counter.get_total_flops() == shape[-1] * (
+        per_token * length + flops.get("sequence", 0) + attention
+    )
 
 
 def test_the_paper_s_base_model_by_hand(tmp_path):
@@ -91,7 +108,11 @@ def test_the_paper_s_base_model_by_hand(tmp_path):
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(tmp_path)
     facts = info(tmp_path)
-    attention, feed_forward, norm = 4 * (512 * 512 + 512), 512 * 2048 + 2048 + 2048 * 512 + 512, 1024
+    attention, feed_forward, norm = (
+        4 * (512 * 512 + 512),
+        512 * 2048 + 2048 + 2048 * 512 + 512,
+        1024,
+    )
     assert facts["parameters"] == {
         "encoder.embeddings": 37000 * 512,
         "encoder.layers": 6 * (attention + feed_forward + 2 * norm),
@@ -100,7 +121,9 @@ def test_the_paper_s_base_model_by_hand(tmp_path):
     }
     assert facts["cache_values"] == 6 * 2 * 512
     assert facts["variant"] == "seq2seq" and facts["shape"]["encoder_layers"] == 6
-    assert facts["flops"]["source token"] == 6 * 2 * (4 * 512**2 + 2 * 512 * 2048) + 6 * 2 * 2 * 512**2
+    assert (
+        facts["flops"]["source token"] == 6 * 2 * (4 * 512**2 + 2 * 512 * 2048) + 6 * 2 * 2 * 512**2
+    )
 
 
 def test_the_command_prints_text_or_json(tmp_path, capsys):
@@ -111,11 +134,16 @@ def test_the_command_prints_text_or_json(tmp_path, capsys):
     facts = json.loads(capsys.readouterr().out)
     assert text.startswith("VanillaDecoderForCausalLM (decoder)\n")
     assert f"parameters in all {facts['total_parameters']:>,}".split() == [
-        word for line in text.splitlines() if line.startswith("parameters in all") for word in line.split()
+        word
+        for line in text.splitlines()
+        if line.startswith("parameters in all")
+        for word in line.split()
     ]
 
 
 def test_a_checkpoint_that_does_not_convert_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(SystemExit, match="has no weights: expected model.safetensors or pytorch_model.bin, found"):
+    with pytest.raises(
+        SystemExit, match="has no weights: expected model.safetensors or pytorch_model.bin, found"
+    ):
         main(["info", str(tmp_path)])

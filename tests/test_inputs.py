@@ -23,7 +23,9 @@ SPEC = GraphSpec(
 def session(tmp_path_factory):
     path = tmp_path_factory.mktemp("pictures") / "model.onnx"
     values = [
-        onnx.helper.make_tensor_value_info("pixel_values", onnx.TensorProto.FLOAT, ["batch_size", 3, "height", "width"]),
+        onnx.helper.make_tensor_value_info(
+            "pixel_values", onnx.TensorProto.FLOAT, ["batch_size", 3, "height", "width"]
+        ),
         onnx.helper.make_tensor_value_info("kind", onnx.TensorProto.INT64, ["batch_size"]),
     ]
     means = onnx.helper.make_tensor_value_info("means", onnx.TensorProto.FLOAT, ["batch_size", 3])
@@ -38,7 +40,12 @@ def session(tmp_path_factory):
         onnx.numpy_helper.from_array(np.array([1]), "one"),
     ]
     graph = onnx.helper.make_graph(nodes, "pictures", values, [means], constants)
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10), path)
+    onnx.save(
+        onnx.helper.make_model(
+            graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10
+        ),
+        path,
+    )
     return Session(str(path), onnxruntime.SessionOptions(), [("CPUExecutionProvider", {})], path)
 
 
@@ -47,12 +54,15 @@ def test_a_graph_that_takes_pictures_needs_no_method_of_its_own(session):
     pictures = np.random.default_rng(0).random((4, 3, 8, 7))
     feeds = check_inputs(SPEC.inputs, {"pixel_values": pictures}, "Pictures")
     assert feeds["pixel_values"].dtype == np.float32 and feeds["kind"].tolist() == [0, 0, 0, 0]
-    found = run_by_length(session, SPEC, feeds, max_tokens=1)  # there is no mask, so no rows to group
+    # there is no mask, so no rows to group
+    found = run_by_length(session, SPEC, feeds, max_tokens=1)
     np.testing.assert_allclose(found["means"], pictures.mean(axis=(2, 3)), atol=1e-6)
     kinds = np.array([0, 4, 1, 2], np.int8)
     feeds = check_inputs(SPEC.inputs, {"pixel_values": pictures, "kind": kinds}, "Pictures")
     found = run_by_length(session, SPEC, feeds, max_tokens=1)
-    np.testing.assert_allclose(found["means"], pictures.mean(axis=(2, 3)) + kinds[:, None], atol=1e-6)
+    np.testing.assert_allclose(
+        found["means"], pictures.mean(axis=(2, 3)) + kinds[:, None], atol=1e-6
+    )
 
 
 PICTURE = np.zeros((2, 3, 4, 4), np.float32)
@@ -62,18 +72,36 @@ PICTURE = np.zeros((2, 3, 4, 4), np.float32)
     "given, said",
     [
         ({}, "Pictures takes pixel_values, which was not given"),
-        ({"pixel_values": PICTURE, "mask": PICTURE}, "Pictures takes no mask, expected pixel_values and kind"),
+        (
+            {"pixel_values": PICTURE, "mask": PICTURE},
+            "Pictures takes no mask, expected pixel_values and kind",
+        ),
         (
             {"pixel_values": PICTURE[0]},
             r"pixel_values must have shape \(batch_size, 3, height, width\), got shape \(3, 4, 4\)",
         ),
         ({"pixel_values": PICTURE[:0]}, r"all at least 1, got shape \(0, 3, 4, 4\)"),
         ({"pixel_values": PICTURE.astype(bool)}, "pixel_values must be numbers, got bool"),
-        ({"pixel_values": PICTURE[:, :2]}, r"pixel_values must have shape \(batch_size, 3, height, width\), got shape \(2, 2,"),
-        ({"pixel_values": np.where(PICTURE == 0, np.nan, 0)}, "pixel_values must be finite numbers, got nan"),
-        ({"pixel_values": PICTURE, "kind": np.zeros(3, int)}, r"kind must have shape \(2\), got shape \(3,\)"),
-        ({"pixel_values": PICTURE, "kind": np.array([0, 5])}, r"kind must be in \[0, 4\], got 0 to 5"),
-        ({"pixel_values": PICTURE, "kind": np.array([0.5, 1])}, "kind must be integers, got float64"),
+        (
+            {"pixel_values": PICTURE[:, :2]},
+            r"pixel_values must have shape \(batch_size, 3, height, width\), got shape \(2, 2,",
+        ),
+        (
+            {"pixel_values": np.where(PICTURE == 0, np.nan, 0)},
+            "pixel_values must be finite numbers, got nan",
+        ),
+        (
+            {"pixel_values": PICTURE, "kind": np.zeros(3, int)},
+            r"kind must have shape \(2\), got shape \(3,\)",
+        ),
+        (
+            {"pixel_values": PICTURE, "kind": np.array([0, 5])},
+            r"kind must be in \[0, 4\], got 0 to 5",
+        ),
+        (
+            {"pixel_values": PICTURE, "kind": np.array([0.5, 1])},
+            "kind must be integers, got float64",
+        ),
     ],
 )
 def test_what_does_not_fit_the_specs_is_refused_with_what_was_found_and_expected(given, said):

@@ -1,4 +1,5 @@
-"""Many rows of one request run in lanes: the same tokens as those of transformers, in fewer steps than whole batches take."""
+"""Many rows of one request run in lanes: the same tokens as those of transformers, in fewer steps
+than whole batches take."""
 
 import json
 import threading
@@ -25,21 +26,30 @@ COUNT = 2 * LEAST_ROWS + 12
 OPTIONS = [
     dict(),
     dict(repetition_penalty=1.4, no_repeat_ngram_size=2, min_new_tokens=4),
-    dict(forced_bos_token_id=13, forced_eos_token_id=2, bad_words_ids=[[7], [8, 9]], begin_suppress_tokens=[12]),
+    dict(
+        forced_bos_token_id=13,
+        forced_eos_token_id=2,
+        bad_words_ids=[[7], [8, 9]],
+        begin_suppress_tokens=[12],
+    ),
 ]
 
 
 def inputs(name, count=COUNT, seed=0):
     """Rows of 1 to 17 tokens: right-padded sources, left-padded prompts."""
     rng = np.random.default_rng(seed)
-    rows = [rng.integers(4, SIZES["vocab_size"], rng.integers(1, 18)).tolist() for _ in range(count)]
+    rows = [
+        rng.integers(4, SIZES["vocab_size"], rng.integers(1, 18)).tolist() for _ in range(count)
+    ]
     ids, mask = pad_sequences(rows, PAD)
     return (ids, mask) if name == SEQ2SEQ else move_padding(ids, mask, "left", PAD)
 
 
 def by_transformers(model, ids, mask, prefixes=None, **options):
     more = {} if prefixes is None else {"decoder_input_ids": torch.tensor(prefixes)}
-    return model.generate(torch.tensor(ids), attention_mask=torch.tensor(mask), **more, **options).numpy()
+    return model.generate(
+        torch.tensor(ids), attention_mask=torch.tensor(mask), **more, **options
+    ).numpy()
 
 
 @pytest.fixture
@@ -47,7 +57,9 @@ def steps(monkeypatch):
     """The threads of all steps that lanes take, in order."""
     found = []
     step = SlotBatch.step
-    monkeypatch.setattr(SlotBatch, "step", lambda batch: (found.append(threading.get_ident()), step(batch))[1])
+    monkeypatch.setattr(
+        SlotBatch, "step", lambda batch: (found.append(threading.get_ident()), step(batch))[1]
+    )
     return found
 
 
@@ -60,7 +72,9 @@ def test_many_rows_have_the_tokens_of_transformers(exported_for, steps, name):
         for options in OPTIONS:
             steps.clear()
             found = runtime.generate(ids, mask, max_new_tokens=9, **options)
-            np.testing.assert_array_equal(found, by_transformers(model, ids, mask, max_new_tokens=9, **options))
+            np.testing.assert_array_equal(
+                found, by_transformers(model, ids, mask, max_new_tokens=9, **options)
+            )
             assert len(set(steps)) == (lanes or 1)
             steps.clear()
             few = LEAST_ROWS * (lanes or 1) - 1
@@ -74,7 +88,9 @@ def test_targets_that_begin_with_something_run_in_lanes_too(exported_for, steps)
     prefixes = np.random.default_rng(1).integers(4, 40, (COUNT, 3))
     found = Runtime(directory, threads=2, lanes=2).generate(ids, mask, prefixes, max_new_tokens=6)
     starts = np.concatenate([np.full((COUNT, 1), START), prefixes], axis=1)
-    np.testing.assert_array_equal(found, by_transformers(model, ids, mask, starts, max_new_tokens=6))
+    np.testing.assert_array_equal(
+        found, by_transformers(model, ids, mask, starts, max_new_tokens=6)
+    )
     assert len(set(steps)) == 2
 
 
@@ -84,7 +100,9 @@ def test_a_step_is_of_what_still_runs(exported_for, monkeypatch):
     ids, mask = inputs(SEQ2SEQ)
     stepped = []
     step = SlotBatch.step
-    monkeypatch.setattr(SlotBatch, "step", lambda batch: (stepped.append(len(batch.running)), step(batch))[1])
+    monkeypatch.setattr(
+        SlotBatch, "step", lambda batch: (stepped.append(len(batch.running)), step(batch))[1]
+    )
     Runtime(directory, threads=2, lanes=1).generate(ids, mask, max_new_tokens=20)
     new = by_transformers(model, ids, mask, max_new_tokens=20)[:, 1:]
     lengths = [row.index(EOS) + 1 if EOS in row else len(row) for row in new.tolist()]
@@ -92,7 +110,9 @@ def test_a_step_is_of_what_still_runs(exported_for, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [SEQ2SEQ, DECODER])
-def test_drawn_tokens_and_what_no_step_can_do_are_as_in_whole_batches(exported_for, steps, monkeypatch, name):
+def test_drawn_tokens_and_what_no_step_can_do_are_as_in_whole_batches(
+    exported_for, steps, monkeypatch, name
+):
     _, directory = exported_for(name, "cpu")
     ids, mask = inputs(name)
     runtime = Runtime(directory, threads=2)
@@ -132,24 +152,34 @@ def test_what_onnxruntime_cannot_do_is_an_error_of_the_files(exported_for, monke
 def test_lanes_that_cannot_be_are_wrong_usage(exported_for):
     _, directory = exported_for(DECODER, "cpu")
     for lanes in (0, 3, True, "2"):
-        with pytest.raises(UsageError, match="lanes must be a whole number from 1 to 2, the threads, got"):
+        with pytest.raises(
+            UsageError, match="lanes must be a whole number from 1 to 2, the threads, got"
+        ):
             Runtime(directory, threads=2, lanes=lanes)
-    with pytest.raises(UsageError, match="lanes is 1, expected None: rows of this export, VanillaDecoder.*'portable', cannot"):
+    with pytest.raises(
+        UsageError,
+        match="lanes is 1, expected None: rows of this export, VanillaDecoder.*'portable', cannot",
+    ):
         Runtime(exported_for(DECODER, "portable")[1], lanes=1)
 
 
-# ---------------------------------------------------------------------------------------------------------------- texts
+# -------------------------------------------------------------------------------------------- texts
 
 
 @pytest.fixture(scope="module")
 def translator(exported_for, tmp_path_factory):
-    """The model, its export with a tokenizer of the words w0 to w47, texts, and what transformers gives for them."""
+    """The model, its export with a tokenizer of the words w0 to w47, texts, and what transformers
+    gives for them."""
     model, directory = exported_for(SEQ2SEQ, "cpu")
     ids, mask = inputs(SEQ2SEQ)
     ids[(ids >= 10) & (ids < 30)] = 7  # other words begin with a special token
-    texts = [" ".join(f"w{token}" for token in row[is_token]) for row, is_token in zip(ids, mask == 1)]
+    texts = [
+        " ".join(f"w{token}" for token in row[is_token]) for row, is_token in zip(ids, mask == 1)
+    ]
     rows = by_transformers(model, ids, mask, max_new_tokens=9).tolist()
-    wanted = [" ".join(f"w{token}" for token in row if token not in (PAD, START, EOS)) for row in rows]
+    wanted = [
+        " ".join(f"w{token}" for token in row if token not in (PAD, START, EOS)) for row in rows
+    ]
     return with_words(directory, tmp_path_factory.mktemp("lanes")), texts, wanted
 
 
@@ -167,7 +197,18 @@ def test_files_of_lines_texts_and_evaluations_run_in_lanes(translator, steps, tm
         assert runtime.translate(texts, split=False, **options) == wanted
     assert len(set(steps)) == 2
     steps.clear()
-    command = ["generate", str(export), "--threads", "2", "--lanes", "1", "--input", str(source), "--max-new-tokens", "9"]
+    command = [
+        "generate",
+        str(export),
+        "--threads",
+        "2",
+        "--lanes",
+        "1",
+        "--input",
+        str(source),
+        "--max-new-tokens",
+        "9",
+    ]
     main([*command, "--no-repeat-ngram-size", "0"])
     assert capsys.readouterr().out.split("\n") == ["", *wanted, ""]
     assert len(set(steps)) == 1
@@ -177,7 +218,16 @@ def test_files_of_lines_texts_and_evaluations_run_in_lanes(translator, steps, tm
     expected = sacrebleu.corpus_bleu(wanted, [references.read_text().split("\n")[:-1]]).score
     found = evaluate(export, source, references, batch_size=8, lanes=1, **options)
     assert found["bleu"] == round(expected, 2) and len(set(steps)) == 1
-    flags = ["--source", str(source), "--references", str(references), "--lanes", "1", "--max-new-tokens", "9"]
+    flags = [
+        "--source",
+        str(source),
+        "--references",
+        str(references),
+        "--lanes",
+        "1",
+        "--max-new-tokens",
+        "9",
+    ]
     main(["evaluate", str(export), *flags, "--no-repeat-ngram-size", "0"])
     assert json.loads(capsys.readouterr().out) == found
 

@@ -1,4 +1,5 @@
-"""Languages of multilingual models: what the runtime gives is what the tokenizer's own class and `generate` give."""
+"""Languages of multilingual models: what the runtime gives is what the tokenizer's own class and
+`generate` give."""
 
 import json
 import shutil
@@ -19,9 +20,13 @@ from vanilla_transformer_export.evaluation import evaluate
 from vanilla_transformer_export.languages import languages_of
 
 TEXTS = ["the dog sees a bird", "a man reads", "der Hund sieht einen Vogel im Park"]
-LINES = [f"{subject} {verb} {thing} {place}." for subject in ("the dog", "a man", "der Hund", "eine Frau")
-         for verb in ("sees", "reads", "sieht", "liest") for thing in ("a bird", "the book", "einen Vogel")
-         for place in ("in the park", "at home", "im Park", "zu Hause")]  # fmt: skip
+LINES = [
+    f"{subject} {verb} {thing} {place}."
+    for subject in ("the dog", "a man", "der Hund", "eine Frau")
+    for verb in ("sees", "reads", "sieht", "liest")
+    for thing in ("a bird", "the book", "einen Vogel")
+    for place in ("in the park", "at home", "im Park", "zu Hause")
+]
 SETTINGS = dict(max_new_tokens=8, min_new_tokens=6, num_beams=1)
 
 
@@ -43,7 +48,12 @@ def spm(tmp_path_factory):
 
 KINDS = {
     "nllb": ("bpe", NllbTokenizer, {}, ["eng_Latn", "deu_Latn", "fra_Latn"]),
-    "nllb-legacy": ("bpe", NllbTokenizer, dict(legacy_behaviour=True), ["eng_Latn", "deu_Latn", "fra_Latn"]),
+    "nllb-legacy": (
+        "bpe",
+        NllbTokenizer,
+        dict(legacy_behaviour=True),
+        ["eng_Latn", "deu_Latn", "fra_Latn"],
+    ),
     "m2m_100": ("bpe", transformers.M2M100Tokenizer, {}, ["en", "de", "fr"]),
     "mbart": ("unigram", MBartTokenizer, {}, ["en_XX", "de_DE", "fr_XX"]),
     "mbart50": ("unigram", MBart50Tokenizer, {}, ["en_XX", "de_DE", "fr_XX"]),
@@ -58,45 +68,71 @@ def source_directory(kind, spm, directory):
     (directory / "sentencepiece.bpe.model").write_bytes(spm(model_type))
     content = {"tokenizer_class": tokenizer_class.__name__, **settings}
     (directory / "tokenizer_config.json").write_text(json.dumps(content))
-    (directory / "config.json").write_text(json.dumps({"model_type": "mbart" if "mbart" in kind else "m2m_100"}))
+    (directory / "config.json").write_text(
+        json.dumps({"model_type": "mbart" if "mbart" in kind else "m2m_100"})
+    )
     if kind.startswith("nllb"):
         edit_json(directory / "tokenizer_config.json", **nllb_tokens(spm(model_type)))
     if kind == "m2m_100":
         model = sentencepiece.SentencePieceProcessor(model_proto=spm(model_type))
-        names = ["<s>", "<pad>", "</s>", "<unk>", *(model.id_to_piece(id) for id in range(3, len(model)))]
-        (directory / "vocab.json").write_text(json.dumps({name: id for id, name in enumerate(names)}))
+        names = [
+            "<s>",
+            "<pad>",
+            "</s>",
+            "<unk>",
+            *(model.id_to_piece(id) for id in range(3, len(model))),
+        ]
+        (directory / "vocab.json").write_text(
+            json.dumps({name: id for id, name in enumerate(names)})
+        )
     return directory
 
 
 def nllb_tokens(spm):
-    """What transformers 4 wrote of NLLB's own tokens: the languages after the pieces, the mask after the languages."""
-    first = len(sentencepiece.SentencePieceProcessor(model_proto=spm)) + 1  # there are four special tokens, not three
-    names = dict(enumerate(["<s>", "<pad>", "</s>", "<unk>"])) | dict(enumerate([*NLLB_CODES, "<mask>"], first))
+    """What transformers 4 wrote of NLLB's own tokens: the languages after the pieces, the mask
+    after the languages."""
+    # there are four special tokens, not three
+    first = len(sentencepiece.SentencePieceProcessor(model_proto=spm)) + 1
+    names = dict(enumerate(["<s>", "<pad>", "</s>", "<unk>"])) | dict(
+        enumerate([*NLLB_CODES, "<mask>"], first)
+    )
     flags = dict(lstrip=False, rstrip=False, normalized=False, single_word=False, special=True)
-    tokens = {str(id): dict(content=name, **flags | dict(lstrip=name == "<mask>")) for id, name in names.items()}
-    return dict(added_tokens_decoder=tokens, additional_special_tokens=NLLB_CODES, mask_token="<mask>")
+    tokens = {
+        str(id): dict(content=name, **flags | dict(lstrip=name == "<mask>"))
+        for id, name in names.items()
+    }
+    return dict(
+        added_tokens_decoder=tokens, additional_special_tokens=NLLB_CODES, mask_token="<mask>"
+    )
 
 
 @pytest.fixture(scope="session")
 def nllb_export(tmp_path_factory, spm):
-    """Of NLLB's kind: the model, and the export, made from a checkpoint that has what a conversion writes."""
+    """Of NLLB's kind: the model, and the export, made from a checkpoint that has what a conversion
+    writes."""
     directory = tmp_path_factory.mktemp("languages")
     model = perturbed(
         "VanillaSeq2SeqForConditionalGeneration",
-        dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=32, num_attention_heads=4, encoder_layers=1,
-             decoder_layers=1, pad_token_id=1, eos_token_id=2, decoder_start_token_id=2, bos_token_id=0, norm_first=True),
+        dict(
+            vocab_size=VOCABULARY, hidden_size=32, intermediate_size=32, num_attention_heads=4,
+            encoder_layers=1, decoder_layers=1, pad_token_id=1, eos_token_id=2,
+            decoder_start_token_id=2, bos_token_id=0, norm_first=True
+        ),
         scale=0.4,
     )  # fmt: skip
     model.lm_head.bias.data[41:] -= 100  # the pieces before are text for all tokenizers
     model.save_pretrained(directory / "checkpoint")
-    find_tokenizer(source_directory("nllb", spm, directory / "source")).save(directory / "checkpoint")
+    find_tokenizer(source_directory("nllb", spm, directory / "source")).save(
+        directory / "checkpoint"
+    )
     export(directory / "checkpoint", directory / "export", cases=2)
     return model, directory / "export"
 
 
 @pytest.fixture(scope="session", params=KINDS)
 def multilingual(request, nllb_export, spm, tmp_path_factory):
-    """Of each kind: the model, the tokenizer that transformers has for the source's files, the runtime, and languages."""
+    """Of each kind: the model, the tokenizer that transformers has for the source's files, the
+    runtime, and languages."""
     kind = request.param
     directory = tmp_path_factory.mktemp(kind)
     source = source_directory(kind, spm, directory / "source")
@@ -116,13 +152,17 @@ def export_with(export_directory, source, out, **generation):
         shutil.copyfile(saved / name, out / name)
     for name in ("generation_config.json", "config.json"):
         edit_json(out / name, **generation)
-    edit_json(out / "manifest.json", languages=languages_of(out, generation.get("decoder_start_token_id", 2)))
+    edit_json(
+        out / "manifest.json",
+        languages=languages_of(out, generation.get("decoder_start_token_id", 2)),
+    )
     seal(out)
     return out
 
 
 def expected(model, tokenizer, kind, text, source, target, **settings):
-    """By the tokenizer's own class and `generate`; mBART's target language is the start token (Liu et al. 2020, 2.2)."""
+    """By the tokenizer's own class and `generate`; mBART's target language is the start token (Liu
+    et al. 2020, 2.2)."""
     tokenizer.src_lang = source
     token = tokenizer.convert_tokens_to_ids(f"__{target}__" if kind == "m2m_100" else target)
     option = "decoder_start_token_id" if kind == "mbart" else "forced_bos_token_id"
@@ -137,7 +177,9 @@ def test_texts_in_any_language_are_what_the_source_gives(multilingual):
     for source, target in ((english, french), (french, english), (german, german)):
         for beams in (1, 3):
             wanted, _ = expected(model, tokenizer, kind, TEXTS[0], source, target, num_beams=beams)
-            assert runtime.generate(TEXTS[:1], src_lang=source, tgt_lang=target, **{**SETTINGS, "num_beams": beams}) == [wanted]
+            assert runtime.generate(
+                TEXTS[:1], src_lang=source, tgt_lang=target, **{**SETTINGS, "num_beams": beams}
+            ) == [wanted]
             found.add(wanted)
     assert len(found) > 1  # languages change what is generated
 
@@ -148,7 +190,8 @@ def test_the_ids_of_a_source_are_those_of_its_language(multilingual):
         tokenizer.src_lang = language
         assert runtime.rows(TEXTS, language) == tokenizer(TEXTS)["input_ids"]
     tokenizer.src_lang = languages[0]
-    assert runtime.rows(TEXTS) == tokenizer(TEXTS)["input_ids"]  # English is what tokenizers begin with
+    # English is what tokenizers begin with
+    assert runtime.rows(TEXTS) == tokenizer(TEXTS)["input_ids"]
 
 
 def test_two_languages_in_one_batch_are_as_one_after_the_other(multilingual):
@@ -156,39 +199,67 @@ def test_two_languages_in_one_batch_are_as_one_after_the_other(multilingual):
     sources, targets = [english, english, german], [german, french, english]
     wanted = [expected(model, tokenizer, kind, *row)[0] for row in zip(TEXTS, sources, targets)]
     assert runtime.generate(TEXTS, src_lang=sources, tgt_lang=targets, **SETTINGS) == wanted
-    texts, scores = runtime.generate_with_scores(TEXTS, src_lang=sources, tgt_lang=targets, **SETTINGS)
+    texts, scores = runtime.generate_with_scores(
+        TEXTS, src_lang=sources, tgt_lang=targets, **SETTINGS
+    )
     assert texts == wanted and (scores < 0).all()
-    assert "".join(runtime.stream(TEXTS[2], src_lang=german, tgt_lang=english, **SETTINGS)) == wanted[2]
+    assert (
+        "".join(runtime.stream(TEXTS[2], src_lang=german, tgt_lang=english, **SETTINGS))
+        == wanted[2]
+    )
 
 
 def test_a_language_that_is_unknown_missing_or_given_twice_is_an_error(multilingual):
     _, _, _, runtime, (english, german, _) = multilingual
     for name, other in (("src_lang", {"tgt_lang": german}), ("tgt_lang", {})):
         unknown = f"{english}_no"  # the same language with another region or script is nearest
-        message = f"^{name} '{unknown}' is no language of the model, expected one of .*; did you mean '{english}'?"
+        message = (
+            f"^{name} '{unknown}' is no language of the model, expected one of .*; did you mean "
+            f"'{english}'?"
+        )
         with pytest.raises(UsageError, match=message):
             runtime.generate(TEXTS, **{name: unknown}, **other)
-    with pytest.raises(UsageError, match="^src_lang must be the name of a language, or a list of one for each text, got 5$"):
+    with pytest.raises(
+        UsageError,
+        match="^src_lang must be the name of a language, or a list of one for each text, got 5$",
+    ):
         runtime.generate(TEXTS, src_lang=5, tgt_lang=german)
-    with pytest.raises(UsageError, match="^tgt_lang has 2 languages, expected one for each of 3 texts$"):
+    with pytest.raises(
+        UsageError, match="^tgt_lang has 2 languages, expected one for each of 3 texts$"
+    ):
         runtime.generate(TEXTS, tgt_lang=[german, german])
-    with pytest.raises(UsageError, match="^tgt_lang is None, and generation_config.json names no target language, expected"):
+    with pytest.raises(
+        UsageError,
+        match="^tgt_lang is None, and generation_config.json names no target language, expected",
+    ):
         runtime.generate(TEXTS)
     option = runtime.languages.target
-    with pytest.raises(UsageError, match=f"^tgt_lang is '{german}', and {option} is given too, expected one of them$"):
+    with pytest.raises(
+        UsageError,
+        match=f"^tgt_lang is '{german}', and {option} is given too, expected one of them$",
+    ):
         runtime.generate(TEXTS, tgt_lang=german, **{option: 5})
-    assert runtime.generate(TEXTS, **{option: runtime.languages.tokens[german]}) == runtime.generate(TEXTS, tgt_lang=german)
+    assert runtime.generate(
+        TEXTS, **{option: runtime.languages.tokens[german]}
+    ) == runtime.generate(TEXTS, tgt_lang=german)
 
 
 def test_a_model_that_names_a_target_language_needs_none(nllb_export, spm, tmp_path):
     source = source_directory("mbart50", spm, tmp_path / "source")
     tokenizer = AutoTokenizer.from_pretrained(source)
     romanian = tokenizer.convert_tokens_to_ids("ro_RO")
-    runtime = TextRuntime(export_with(nllb_export[1], source, tmp_path / "export", forced_bos_token_id=romanian))
-    wanted = [expected(nllb_export[0], tokenizer, "mbart50", text, "en_XX", "ro_RO")[0] for text in TEXTS]
+    runtime = TextRuntime(
+        export_with(nllb_export[1], source, tmp_path / "export", forced_bos_token_id=romanian)
+    )
+    wanted = [
+        expected(nllb_export[0], tokenizer, "mbart50", text, "en_XX", "ro_RO")[0] for text in TEXTS
+    ]
     assert runtime.generate(TEXTS, **SETTINGS) == wanted
-    wanted = [expected(nllb_export[0], tokenizer, "mbart50", text, "en_XX", "de_DE")[0] for text in TEXTS]
-    assert runtime.generate(TEXTS, tgt_lang="de_DE", **SETTINGS) == wanted  # the one that is named is not left over
+    wanted = [
+        expected(nllb_export[0], tokenizer, "mbart50", text, "en_XX", "de_DE")[0] for text in TEXTS
+    ]
+    # the one that is named is not left over
+    assert runtime.generate(TEXTS, tgt_lang="de_DE", **SETTINGS) == wanted
 
 
 def test_what_a_translation_begins_with_comes_after_its_language(multilingual):
@@ -199,8 +270,15 @@ def test_what_a_translation_begins_with_comes_after_its_language(multilingual):
     begun = [*start, *tokenizer(prefix, add_special_tokens=False)["input_ids"]]
     tokenizer.src_lang = english
     inputs = tokenizer(TEXTS[0], return_tensors="pt")
-    outputs = model.generate(**inputs, decoder_input_ids=torch.tensor([begun]), **SETTINGS, decoder_start_token_id=start[0])
-    [found] = runtime.generate(TEXTS[:1], target_prefix=[prefix], src_lang=english, tgt_lang=german, **SETTINGS)
+    outputs = model.generate(
+        **inputs,
+        decoder_input_ids=torch.tensor([begun]),
+        **SETTINGS,
+        decoder_start_token_id=start[0],
+    )
+    [found] = runtime.generate(
+        TEXTS[:1], target_prefix=[prefix], src_lang=english, tgt_lang=german, **SETTINGS
+    )
     assert found == tokenizer.decode(outputs[0], skip_special_tokens=True) and prefix in found
 
 
@@ -208,7 +286,10 @@ def test_an_export_says_which_languages_there_are(nllb_export):
     model, directory = nllb_export
     languages = json.loads((directory / "manifest.json").read_text())["languages"]
     first = languages["tokens"]["ace_Arab"]
-    assert list(languages["tokens"]) == NLLB_CODES and languages["tokens"]["zul_Latn"] == first + len(NLLB_CODES) - 1
+    assert (
+        list(languages["tokens"]) == NLLB_CODES
+        and languages["tokens"]["zul_Latn"] == first + len(NLLB_CODES) - 1
+    )
     others = {name: languages[name] for name in ("source", "before", "after", "target")}
     assert others == dict(source="eng_Latn", before=[None], after=[2], target="forced_bos_token_id")
 
@@ -219,7 +300,10 @@ def test_nllb_has_its_languages_also_where_only_the_model_is_there(spm, tmp_path
     (bare / "tokenizer_config.json").unlink()
     find_tokenizer(bare).save(tmp_path / "saved")
     found = AutoTokenizer.from_pretrained(tmp_path / "saved", src_lang="deu_Latn")
-    assert found(LINES)["input_ids"] == full(LINES)["input_ids"] and found.get_vocab() == full.get_vocab()
+    assert (
+        found(LINES)["input_ids"] == full(LINES)["input_ids"]
+        and found.get_vocab() == full.get_vocab()
+    )
 
 
 def test_a_checkpoint_and_its_export_are_measured_in_the_same_languages(nllb_export, tmp_path):
@@ -231,7 +315,10 @@ def test_a_checkpoint_and_its_export_are_measured_in_the_same_languages(nllb_exp
     checkpoint = directory.with_name("checkpoint")
     found = evaluate(directory, **settings)
     assert found == {**evaluate(checkpoint, **settings), "engine": "onnxruntime"}
-    with pytest.raises(UsageError, match="^tgt_lang 'fra' is no language of the tokenizer, .*; did you mean 'fra_Latn'?"):
+    with pytest.raises(
+        UsageError,
+        match="^tgt_lang 'fra' is no language of the tokenizer, .*; did you mean 'fra_Latn'?",
+    ):
         evaluate(checkpoint, **{**settings, "tgt_lang": "fra"})
 
 
@@ -239,15 +326,36 @@ def test_the_command_translates_from_one_language_into_another(nllb_export, spm,
     model, directory = nllb_export
     tokenizer = AutoTokenizer.from_pretrained(source_directory("nllb", spm, tmp_path / "source"))
     wanted = [expected(model, tokenizer, "nllb", text, "deu_Latn", "fra_Latn")[0] for text in TEXTS]
-    options = ["--src-lang", "deu_Latn", "--tgt-lang", "fra_Latn", "--max-new-tokens", "8", "--min-new-tokens", "6"]
+    options = [
+        "--src-lang",
+        "deu_Latn",
+        "--tgt-lang",
+        "fra_Latn",
+        "--max-new-tokens",
+        "8",
+        "--min-new-tokens",
+        "6",
+    ]
     main(["generate", str(directory), *TEXTS, *options])
     assert capsys.readouterr().out.splitlines() == wanted
     main(["generate", str(directory), TEXTS[0], "--stream", *options])
     assert capsys.readouterr().out.splitlines() == wanted[:1]
     (tmp_path / "lines").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
-    main(["generate", str(directory), "--input", str(tmp_path / "lines"), "--output", str(tmp_path / "out"), *options])
+    main(
+        [
+            "generate",
+            str(directory),
+            "--input",
+            str(tmp_path / "lines"),
+            "--output",
+            str(tmp_path / "out"),
+            *options,
+        ]
+    )
     assert (tmp_path / "out").read_text(encoding="utf-8").splitlines() == wanted
     with pytest.raises(SystemExit) as stop:
         main(["generate", str(directory), TEXTS[0], "--tgt-lang", "fra"])
-    assert stop.value.code == 2 and "'fra' is no language of the model" in (error := capsys.readouterr().err)
+    assert stop.value.code == 2 and "'fra' is no language of the model" in (
+        error := capsys.readouterr().err
+    )
     assert "did you mean 'fra_Latn'?" in error

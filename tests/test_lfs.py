@@ -20,7 +20,9 @@ def checkpoint(tmp_path_factory):
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     folder = tmp_path_factory.mktemp("bert")
-    sizes = dict(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    sizes = dict(
+        vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
     BertModel(BertConfig(**sizes)).save_pretrained(folder)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]
     (folder / "vocab.txt").write_text("\n".join(words))
@@ -28,7 +30,10 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"])
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"],
+)
 @pytest.mark.parametrize("verb", ["convert", "export"])
 def test_a_pointer_in_place_of_a_file_is_named(checkpoint, tmp_path, name, verb):
     source = copy_of(checkpoint, tmp_path / "source")
@@ -44,12 +49,16 @@ def test_weights_of_another_form_are_named_too(checkpoint, tmp_path, name):
     (source / "model.safetensors").unlink()
     (source / name).write_text(POINTER)
     if name.startswith("model"):
-        (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+        (source / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": {"a": name}})
+        )
     for arguments in (["info", source], ["convert", source, tmp_path / "out"]):
         assert f"{name} is a git-lfs pointer" in error_of(*arguments)
 
 
-@pytest.mark.parametrize("name", ["model.npz", "vocab.yml", "decoder.yml", "source.spm", "target.spm"])
+@pytest.mark.parametrize(
+    "name", ["model.npz", "vocab.yml", "decoder.yml", "source.spm", "target.spm"]
+)
 def test_a_pointer_in_a_directory_of_marian_is_named(tmp_path, name):
     for other in ("model.npz", "vocab.yml", "decoder.yml", "source.spm", "target.spm"):
         (tmp_path / other).write_text(POINTER if other == name else "a: 0")
@@ -59,7 +68,9 @@ def test_a_pointer_in_a_directory_of_marian_is_named(tmp_path, name):
 
 def test_a_pointer_in_place_of_a_state_dict_or_its_embeddings_is_named(tmp_path):
     torch.save(torch.nn.TransformerEncoderLayer(8, 2, 8).state_dict(), tmp_path / "layer.pt")
-    tensors = {f"layers.0.{name}": tensor for name, tensor in torch.load(tmp_path / "layer.pt").items()}
+    tensors = {
+        f"layers.0.{name}": tensor for name, tensor in torch.load(tmp_path / "layer.pt").items()
+    }
     torch.save(tensors, tmp_path / "state.pt")
     (tmp_path / "pointer.pt").write_text(POINTER)
     flags = ["--output", tmp_path / "out", "--set", "num_attention_heads=2", "--embeddings"]
@@ -89,15 +100,27 @@ def test_a_pointer_in_an_export_is_named(exported, tmp_path):
 def test_a_file_of_a_checkpoint_is_no_source_and_its_directory_is_named(checkpoint, tmp_path):
     for name in ("model.safetensors", "config.json", "vocab.txt"):
         file = checkpoint / name
-        assert f"is not a directory, expected a checkpoint directory or a Hub id, such as {checkpoint}" in error_of(
-            "info", file
+        assert (
+            f"is not a directory, expected a checkpoint directory or a Hub id, such as {checkpoint}"
+            in error_of("info", file)
         )
-        for flags in ([], ["--set", "num_attention_heads=2"], ["--dry-run"], ["--to", "bert"], ["--variant", "fp16"]):
+        for flags in (
+            [],
+            ["--set", "num_attention_heads=2"],
+            ["--dry-run"],
+            ["--to", "bert"],
+            ["--variant", "fp16"],
+        ):
             said = error_of("convert", file, tmp_path / "out", *flags)
-            assert f"{file} is a file with" in said and f"expected a checkpoint directory, such as {checkpoint}, or" in said
+            assert (
+                f"{file} is a file with" in said
+                and f"expected a checkpoint directory, such as {checkpoint}, or" in said
+            )
 
 
-@pytest.mark.parametrize("name", ["model.onnx", "package-1.0-py3-none-any.whl", "model.pt", "model.gguf"])
+@pytest.mark.parametrize(
+    "name", ["model.onnx", "package-1.0-py3-none-any.whl", "model.pt", "model.gguf"]
+)
 def test_files_of_other_kinds_are_no_source(tmp_path, name):
     file = tmp_path / name
     file.write_bytes(b"\x08\x07\x12\x07pytorch")
@@ -107,19 +130,34 @@ def test_files_of_other_kinds_are_no_source(tmp_path, name):
     if name.endswith(".pt"):
         torch.save({"epoch": 3}, file)
     said = error_of("convert", file, tmp_path / "out")
-    assert f"{file} is a file without tensors, expected a checkpoint directory, or the file of a torch.nn" in said
+    assert (
+        f"{file} is a file without tensors, expected a checkpoint directory, or the file of a "
+        f"torch.nn" in said
+    )
 
 
 def test_a_file_of_an_export_is_no_export_and_its_directory_is_named(exported):
     export = exported("encoder").directory
     graph = next(export.rglob("*.onnx"))
-    for words in (["predict", graph, "a"], ["generate", graph, "a"], ["serve", graph], ["serve", export / "config.json"]):
+    for words in (
+        ["predict", graph, "a"],
+        ["generate", graph, "a"],
+        ["serve", graph],
+        ["serve", export / "config.json"],
+    ):
         said = error_of(*words)
         assert "is a file, expected a directory `vanilla-transformer export` wrote" in said
         assert said.endswith(f", such as {export}")
 
 
 def test_tensors_of_another_library_are_no_state_dict_of_torch(tmp_path):
-    save_file({"bert.encoder.layer.0.output.dense.weight": torch.ones(2, 2)}, tmp_path / "a.safetensors")
-    said = error_of("convert", tmp_path / "a.safetensors", tmp_path / "out", "--set", "num_attention_heads=2")
-    assert "with the tensors bert.encoder.layer.0.output.dense.weight ..., expected a checkpoint directory, or" in said
+    save_file(
+        {"bert.encoder.layer.0.output.dense.weight": torch.ones(2, 2)}, tmp_path / "a.safetensors"
+    )
+    said = error_of(
+        "convert", tmp_path / "a.safetensors", tmp_path / "out", "--set", "num_attention_heads=2"
+    )
+    assert (
+        "with the tensors bert.encoder.layer.0.output.dense.weight ..., expected a checkpoint "
+        "directory, or" in said
+    )

@@ -1,4 +1,5 @@
-"""What beam search chooses from: the likeliest tokens, against torch's log-softmax and a full sort."""
+"""What beam search chooses from: the likeliest tokens, against torch's log-softmax and a full
+sort."""
 
 import numpy as np
 import onnx
@@ -12,10 +13,16 @@ from vanilla_transformer_export.runtime.likeliest import likeliest_tokens
 
 @pytest.mark.parametrize("width", [3, 48, 40_001])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_they_are_those_of_a_full_sort_ties_by_index_and_log_p_is_torchs(width, threads, monkeypatch):
+def test_they_are_those_of_a_full_sort_ties_by_index_and_log_p_is_torchs(
+    width, threads, monkeypatch
+):
     monkeypatch.setattr(likeliest, "CHUNK", 3 * width)  # seven rows are three chunks
     rng = np.random.default_rng(0)
-    for logits in (20 * rng.standard_normal((7, width)), rng.integers(0, 40, (7, width)), np.zeros((7, width))):
+    for logits in (
+        20 * rng.standard_normal((7, width)),
+        rng.integers(0, 40, (7, width)),
+        np.zeros((7, width)),
+    ):
         logits = logits.astype(np.float32)
         logits[1, 2:] = -np.inf
         count = min(8, width)

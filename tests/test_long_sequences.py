@@ -1,5 +1,5 @@
-"""Encoders of the cpu target over long rows: what they give is what torch gives, the same bits beside other rows, and attention
-takes memory as the length, not as its square."""
+"""Encoders of the cpu target over long rows: what they give is what torch gives, the same bits
+beside other rows, and attention takes memory as the length, not as its square."""
 
 import subprocess
 import sys
@@ -22,7 +22,9 @@ LONGEST = 4096
 def encoder(tmp_path_factory):
     """The model, and its export."""
     directory = tmp_path_factory.mktemp("long")
-    model = perturbed("VanillaEncoderModel", SIZES | dict(num_hidden_layers=2, max_position_embeddings=LONGEST))
+    model = perturbed(
+        "VanillaEncoderModel", SIZES | dict(num_hidden_layers=2, max_position_embeddings=LONGEST)
+    )
     model.save_pretrained(directory / "model")
     export(directory / "model", directory / "export", target="cpu", cases=1)
     return model, directory / "export"
@@ -33,12 +35,17 @@ def test_each_attention_is_in_both_branches_of_one_flag(encoder):
     found = onnx.load(directory / "onnx/model.onnx").graph.node
     choices = [node for node in found if node.op_type == "If"]
     assert len(choices) == 2 and len({node.input[0] for node in choices}) == 1
-    inputs = [[len(each.g.node[0].input) for each in sorted(node.attribute, key=lambda one: one.name)] for node in choices]
-    assert inputs == [[5, 3], [5, 3]]  # with the mask otherwise, without it where there is no padding
+    inputs = [
+        [len(each.g.node[0].input) for each in sorted(node.attribute, key=lambda one: one.name)]
+        for node in choices
+    ]
+    # with the mask otherwise, without it where there is no padding
+    assert inputs == [[5, 3], [5, 3]]
 
 
 def test_long_rows_are_those_of_torch_and_the_same_bits_beside_others(encoder):
-    """Just below and from `LONG` on, with what stands between tokens masked, and padded for no reason."""
+    """Just below and from `LONG` on, with what stands between tokens masked, and padded for no
+    reason."""
     model, directory = encoder
     lengths = np.array([LONG + 90, LONG + 90, LONG, LONG, LONG - 1, 20])
     ids = np.random.default_rng(0).integers(4, 48, (len(lengths), lengths.max() + 3))
@@ -48,7 +55,9 @@ def test_long_rows_are_those_of_torch_and_the_same_bits_beside_others(encoder):
         runtime = Runtime(directory, threads=threads)
         together = runtime.encode(ids, mask)
         with torch.no_grad():
-            expected = model(torch.from_numpy(ids), torch.from_numpy(mask)).last_hidden_state.numpy()
+            expected = model(
+                torch.from_numpy(ids), torch.from_numpy(mask)
+            ).last_hidden_state.numpy()
         np.testing.assert_allclose(together[mask == 1], expected[mask == 1], atol=5e-5)
         for row, length in enumerate(lengths):
             for width in (length, ids.shape[1]):
@@ -78,14 +87,25 @@ print(most() - before)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the most memory that a process had is read from /proc")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the most memory that a process had is read from /proc"
+)
 def test_memory_is_that_of_the_length_where_nothing_is_padding(encoder):
     """By the scores of all pairs of tokens, which a mask takes."""
     _, directory = encoder
     growth = {}
     for real in (LONGEST, LONGEST - 1):
-        command = [sys.executable, "-c", GROWTH, str(directory / "onnx/model.onnx"), str(LONGEST), str(real)]
-        growth[real] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        command = [
+            sys.executable,
+            "-c",
+            GROWTH,
+            str(directory / "onnx/model.onnx"),
+            str(LONGEST),
+            str(real),
+        ]
+        growth[real] = int(
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        )
     scores = HEADS * LONGEST**2 * 4
     assert growth[LONGEST - 1] > scores
     assert growth[LONGEST] < scores / 4

@@ -1,4 +1,5 @@
-"""Prompt lookup decoding: the tokens of greedy search, in fewer steps; the logits of each step; and where it is refused."""
+"""Prompt lookup decoding: the tokens of greedy search, in fewer steps; the logits of each step; and
+where it is refused."""
 
 import json
 
@@ -61,7 +62,7 @@ def step_sizes(monkeypatch):
     return sizes
 
 
-# -------------------------------------------------------------------------------------------------------------- the tokens
+# --------------------------------------------------------------------------------------- the tokens
 
 SETTINGS = [
     dict(),
@@ -82,7 +83,11 @@ def test_tokens_are_those_of_greedy_search_in_torch(opened, name, target, step_s
     model, runtime = opened(name, target)
     for settings in SETTINGS:
         options = dict(max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD) | settings
-        greedy = {key: value for key, value in options.items() if "lookup" not in key and "matching" not in key}
+        greedy = {
+            key: value
+            for key, value in options.items()
+            if "lookup" not in key and "matching" not in key
+        }
         for seed in range(2):
             ids = prompt(seed)
             expected = model.generate(torch.from_numpy(ids), do_sample=False, **greedy).tolist()
@@ -92,17 +97,26 @@ def test_tokens_are_those_of_greedy_search_in_torch(opened, name, target, step_s
     assert max(step_sizes) > 4  # several were checked at once
 
 
-@pytest.mark.parametrize("name, target", [("causal-relative", "portable"), ("causal-window", "cpu")])
+@pytest.mark.parametrize(
+    "name, target", [("causal-relative", "portable"), ("causal-window", "cpu")]
+)
 def test_tokens_are_those_of_prompt_lookup_in_transformers(opened, name, target):
     model, runtime = opened(name, target)
     ids = prompt(length=9)
-    options = dict(**LOOKUP, max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD, min_new_tokens=NEW_TOKENS)
+    options = dict(
+        **LOOKUP,
+        max_new_tokens=NEW_TOKENS,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+        min_new_tokens=NEW_TOKENS,
+    )
     expected = model.generate(torch.from_numpy(ids), do_sample=False, **options)
     assert runtime.generate(ids, **options).tolist() == expected.tolist()
 
 
 class KnownText:
-    """A `CandidateDecoder` whose next token is that of `text` while it was given the beginning of that, else 0."""
+    """A `CandidateDecoder` whose next token is that of `text` while it was given the beginning of
+    that, else 0."""
 
     max_step_tokens = None
 
@@ -130,8 +144,11 @@ class KnownText:
 
 
 def looked_up(source, text, **options):
-    """The tokens found for one row that reads `source` and writes `text`, and the steps that this took."""
-    options = Options(**{"prompt_lookup_num_tokens": 4, "eos_token_id": 2, "max_new_tokens": 50} | options)
+    """The tokens found for one row that reads `source` and writes `text`, and the steps that this
+    took."""
+    options = Options(
+        **{"prompt_lookup_num_tokens": 4, "eos_token_id": 2, "max_new_tokens": 50} | options
+    )
     start, ids = np.array([[1]]), np.array([source])
     request = GenerationRequest(options, start, np.ones_like(start), (ids, np.ones_like(ids)))
     decoder, search = KnownText(text), start_search(options, request.prompt)
@@ -184,7 +201,7 @@ def test_the_index_knows_the_last_place_of_the_longest_ngram():
     assert until_end([5, 6, 2, 7], (2, 3)) == [5, 6]
 
 
-# -------------------------------------------------------------------------------------------------------------- the logits
+# --------------------------------------------------------------------------------------- the logits
 
 
 @each_export
@@ -195,53 +212,84 @@ def test_logits_after_tokens_that_were_taken_back(opened, name, target, monkeypa
         monkeypatch.setattr(module, "INITIAL_ROOM", 8)
     model, runtime = opened(name, target)
     ids, rng = prompt(), np.random.default_rng(0)
-    request = runtime.request(ids, None, None, LOOKUP | dict(max_new_tokens=45, eos_token_id=EOS, pad_token_id=PAD))
+    request = runtime.request(
+        ids, None, None, LOOKUP | dict(max_new_tokens=45, eos_token_id=EOS, pad_token_id=PAD)
+    )
     decoder = runtime.decoder_factory().start(request)
     decoder.prefill(request.input_ids, request.attention_mask)
     history = request.input_ids
-    for count, wrong in [(1, 0), (5, 3), (4, 3), (7, 0), (6, 2), (1, 0), (5, 1), (8, 0), (3, 2), (6, 5), (7, 1)]:
+    for count, wrong in [
+        (1, 0),
+        (5, 3),
+        (4, 3),
+        (7, 0),
+        (6, 2),
+        (1, 0),
+        (5, 1),
+        (8, 0),
+        (3, 2),
+        (6, 5),
+        (7, 1),
+    ]:
         tokens = rng.integers(4, 48, (1, count))
         logits = decoder.step(tokens).copy()
         whole = torch.from_numpy(np.concatenate([history, tokens], axis=1))
         given = {"decoder_input_ids": whole} if request.source else {}
-        expected = model(torch.from_numpy(ids) if request.source else whole, **given).logits[:, -count:]
+        expected = model(torch.from_numpy(ids) if request.source else whole, **given).logits[
+            :, -count:
+        ]
         np.testing.assert_allclose(logits, expected, atol=1e-5)
         decoder.crop(wrong)
         history = whole.numpy()[:, : whole.shape[1] - wrong]
 
 
-# ------------------------------------------------------------------------------------------------------------ the refusals
+# ------------------------------------------------------------------------------------- the refusals
 
 
 @pytest.mark.parametrize("name", ["prompt_lookup_num_tokens", "max_matching_ngram_size"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
 def test_values_that_are_no_count(name, value):
-    with pytest.raises(UsageError, match=f"{name} must be a whole number from 1 to .*, got {value}"):
+    with pytest.raises(
+        UsageError, match=f"{name} must be a whole number from 1 to .*, got {value}"
+    ):
         Options(**{name: value})
 
 
 def test_sampling_and_beams():
-    with pytest.raises(UsageError, match="prompt_lookup_num_tokens=4 does not go with num_beams=2, expected 1"):
+    with pytest.raises(
+        UsageError, match="prompt_lookup_num_tokens=4 does not go with num_beams=2, expected 1"
+    ):
         Options(**LOOKUP, num_beams=2)
-    with pytest.raises(UsageError, match="prompt_lookup_num_tokens=4 does not go with do_sample=True, expected False"):
+    with pytest.raises(
+        UsageError,
+        match="prompt_lookup_num_tokens=4 does not go with do_sample=True, expected False",
+    ):
         Options(**LOOKUP, do_sample=True)
 
 
 def test_rows_and_servers(opened, tmp_path):
-    """Prompt lookup is for one row, not where rows share a batch, and its graph is part of the export."""
+    """Prompt lookup is for one row, not where rows share a batch, and its graph is part of the
+    export."""
     _, runtime = opened("seq2seq", "cpu")
     with pytest.raises(UsageError, match="prompt_lookup_num_tokens=4 is for one row, got 2"):
         runtime.generate(np.array([[5, 6], [7, 8]]), **LOOKUP)
     assert runtime.rows_together(100, 16, LOOKUP) == 1
     directory = runtime.artifact.directory
     engine = Engine(Runtime(directory, continuous=True))
-    with pytest.raises(UsageError, match="prompt_lookup_num_tokens is 4, expected none: rows that share a batch"):
+    with pytest.raises(
+        UsageError, match="prompt_lookup_num_tokens is 4, expected none: rows that share a batch"
+    ):
         engine.job([5, 6], LOOKUP)
-    assert engine.job([5, 6], {"prompt_lookup_num_tokens": None}).options.prompt_lookup_num_tokens is None
+    assert (
+        engine.job([5, 6], {"prompt_lookup_num_tokens": None}).options.prompt_lookup_num_tokens
+        is None
+    )
     copy = copy_of(directory, tmp_path)
     file = "onnx/decoder_lookup_model.onnx"
     (copy / file).unlink()
     files = json.loads((copy / "manifest.json").read_text())["files"]
-    edit_json(copy / "manifest.json", files={name: facts for name, facts in files.items() if name != file})
+    edit_json(
+        copy / "manifest.json", files={name: facts for name, facts in files.items() if name != file}
+    )
     with pytest.raises(ValueError, match=f"manifest.json lists no {file}: export again"):
         Runtime(copy)

@@ -26,10 +26,18 @@ OF_CHILDREN = {CAPTIONS[place] for place in (1, 2, 5)}
 def test_a_correction_differs_in_neighbouring_letters_of_two_words():
     for source, target in islice(lookup_tasks.corrections(CAPTIONS, random.Random(0)), 50):
         assert sum(caption in target for caption in CAPTIONS) == 3
-        changed = [pair for pair in zip(source.split(" "), target.split(" "), strict=True) if pair[0] != pair[1]]
+        changed = [
+            pair
+            for pair in zip(source.split(" "), target.split(" "), strict=True)
+            if pair[0] != pair[1]
+        ]
         assert len(changed) <= 2  # to exchange two equal letters changes nothing
         for wrong, right in changed:
-            [first, second] = [place for place, letters in enumerate(zip(wrong, right, strict=True)) if len({*letters}) == 2]
+            [first, second] = [
+                place
+                for place, letters in enumerate(zip(wrong, right, strict=True))
+                if len({*letters}) == 2
+            ]
             assert second == first + 1 and wrong[first : second + 1] == right[second] + right[first]
 
 
@@ -45,7 +53,9 @@ def test_a_summary_has_the_two_captions_of_children_in_their_order():
 def called(tmp_path, monkeypatch, capsys):
     """Runs the benchmark on made-up captions with more arguments -> the lines of JSON it prints."""
     for name in ("train.en", "val.en", "val.de"):
-        (tmp_path / f"{name}.gz").write_bytes(gzip.compress("".join(f"{line}\n" for line in CAPTIONS).encode()))
+        (tmp_path / f"{name}.gz").write_bytes(
+            gzip.compress("".join(f"{line}\n" for line in CAPTIONS).encode())
+        )
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["lookup.py", "--data", str(tmp_path), *arguments])
@@ -62,7 +72,10 @@ def test_models_are_trained_once(called, tmp_path, monkeypatch):
     [first] = models.rglob("*.safetensors")
     before = first.read_bytes()
     assert called(*options, "--steps", "2") == []
-    assert {path.parent.name for path in models.rglob("*.safetensors")} == {"summaries-1", "summaries-2"}
+    assert {path.parent.name for path in models.rglob("*.safetensors")} == {
+        "summaries-1",
+        "summaries-2",
+    }
     monkeypatch.setattr(lookup_tasks, "train", None)
     called(*options, "--steps", "1")
     assert first.read_bytes() == before
@@ -73,8 +86,14 @@ def test_models_are_trained_once(called, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_short_run(called):
     options = ["--steps", "1", "--texts", "2", "--rounds", "3", "--candidates", "4", "--tasks"]
-    found = [*called(*options, "corrections", "--dtypes", "int8"), *called(*options, "translation", "--dtypes", "fp32")]
-    assert [(line["task"], line["dtype"]) for line in found] == [("corrections", "int8"), ("translation", "fp32")]
+    found = [
+        *called(*options, "corrections", "--dtypes", "int8"),
+        *called(*options, "translation", "--dtypes", "fp32"),
+    ]
+    assert [(line["task"], line["dtype"]) for line in found] == [
+        ("corrections", "int8"),
+        ("translation", "fp32"),
+    ]
     for line in found:
         assert (line["texts"], line["candidates"], len(line["time ratios"])) == (2, 4, 3)
         assert line["time ratio"] == line["time ratios"][1]
@@ -85,8 +104,13 @@ def test_a_short_run(called):
 def test_other_tokens_in_fp32_are_an_error(monkeypatch):
     outputs = iter([[[1, 5, 2]], [[1, 5, 2]], [[1, 5, 2]], [[1, 6, 2]]])
     monkeypatch.setattr(lookup, "generated", lambda *args, **options: (1.0, next(outputs)))
-    with pytest.raises(SystemExit, match="0 of 1 rows have the same tokens with prompt lookup, expected all in fp32"):
-        lookup.measure(lookup_tasks.CARD, [("A dog runs.", "Ein Hund rennt.")], "fp32", candidates=4, rounds=1)
+    with pytest.raises(
+        SystemExit,
+        match="0 of 1 rows have the same tokens with prompt lookup, expected all in fp32",
+    ):
+        lookup.measure(
+            lookup_tasks.CARD, [("A dog runs.", "Ein Hund rennt.")], "fp32", candidates=4, rounds=1
+        )
 
 
 class Runs:

@@ -17,11 +17,15 @@ REFERENCES = ["the cat , the dog sat on a mat .", "a bird sings in an old tree"]
 def test_bleu_and_its_signature_are_those_of_sacrebleu(tokenize):
     score, signature = bleu(OUTPUTS, REFERENCES, tokenize)
     assert score == sacrebleu.corpus_bleu(OUTPUTS, [REFERENCES], tokenize=tokenize).score
-    assert signature == f"nrefs:1|case:mixed|eff:no|tok:{tokenize}|smooth:exp|version:{sacrebleu.__version__}"
+    assert (
+        signature
+        == f"nrefs:1|case:mixed|eff:no|tok:{tokenize}|smooth:exp|version:{sacrebleu.__version__}"
+    )
 
 
 def test_bleu_is_of_all_outputs_together_and_cased():
-    """Not the mean of those of each: no output has four words in common with its reference, nor the same case."""
+    """Not the mean of those of each: no output has four words in common with its reference, nor the
+    same case."""
     assert bleu(["a b c d"], ["a b c d"], "none")[0] == pytest.approx(100)
     together = bleu(["a b c d", "x"], ["a b c d", "y"], "none")[0]
     assert together == pytest.approx(100 * (4 / 5) ** 0.25)  # only of single words one is wrong
@@ -53,7 +57,9 @@ def test_a_tokenization_whose_package_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "MeCab", None)
     sys.modules.pop("sacrebleu.tokenizers.tokenizer_ja_mecab", None)
     check_tokenize("ja-mecab")
-    with pytest.raises(UsageError, match="^evaluation.bleu_tokenize is 'ja-mecab', which cannot be had here: "):
+    with pytest.raises(
+        UsageError, match="^evaluation.bleu_tokenize is 'ja-mecab', which cannot be had here: "
+    ):
         bleu_metric("ja-mecab", "evaluation.bleu_tokenize")
 
 

@@ -1,4 +1,5 @@
-"""Tokenizers without the files of their vocabulary, of which transformers makes tokenizers that know no word."""
+"""Tokenizers without the files of their vocabulary, of which transformers makes tokenizers that
+know no word."""
 
 import json
 
@@ -24,37 +25,60 @@ FILES = {
 @pytest.mark.parametrize("name, files", FILES.items())
 def test_a_tokenizer_without_its_vocabulary_is_an_error_that_names_the_files(name, files, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
-    with pytest.raises(FileNotFoundError, match=f"^{tmp_path} has a {name.removesuffix('Fast')}") as caught:
+    with pytest.raises(
+        FileNotFoundError, match=f"^{tmp_path} has a {name.removesuffix('Fast')}"
+    ) as caught:
         load_tokenizer(tmp_path)
-    assert all(file in str(caught.value) for file in (*files, "tokenizer.json", "remove tokenizer_config.json"))
+    assert all(
+        file in str(caught.value)
+        for file in (*files, "tokenizer.json", "remove tokenizer_config.json")
+    )
 
 
-@pytest.mark.parametrize("family, architecture", [("bert", "BertModel"), ("gpt2", "GPT2LMHeadModel"), ("bart", "BartModel")])
+@pytest.mark.parametrize(
+    "family, architecture",
+    [("bert", "BertModel"), ("gpt2", "GPT2LMHeadModel"), ("bart", "BartModel")],
+)
 def test_the_class_is_that_of_the_family_where_no_config_names_one(family, architecture, tmp_path):
     source = tmp_path / "source"
     random_model(architecture, random_config(family, architecture, 0)).save_pretrained(source)
     (source / "tokenizer_config.json").write_text("{}")
     for verb in ("convert", "export"):
         said = error_of(verb, source, tmp_path / "out")
-        assert f"{source} has a " in said and "Tokenizer without " in said and not (tmp_path / "out").exists()
+        assert (
+            f"{source} has a " in said
+            and "Tokenizer without " in said
+            and not (tmp_path / "out").exists()
+        )
 
 
 def test_merges_are_part_of_a_vocabulary(tmp_path):
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "GPT2Tokenizer"})
+    )
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2}))
-    with pytest.raises(FileNotFoundError, match="without merges.txt: expected merges.txt, or tokenizer.json"):
+    with pytest.raises(
+        FileNotFoundError, match="without merges.txt: expected merges.txt, or tokenizer.json"
+    ):
         load_tokenizer(tmp_path)
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
     assert load_tokenizer(tmp_path)("ab")["input_ids"] == [2]
 
 
 def test_an_empty_vocabulary_is_named(tmp_path):
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "BertTokenizer"})
+    )
     (tmp_path / "vocab.txt").write_text("")
-    with pytest.raises(ValueError, match=f"{tmp_path / 'vocab.txt'} is empty, expected the vocabulary of a BertTokenizer"):
+    with pytest.raises(
+        ValueError,
+        match=f"{tmp_path / 'vocab.txt'} is empty, expected the vocabulary of a BertTokenizer",
+    ):
         load_tokenizer(tmp_path)
 
 
 def test_a_tokenizer_of_bytes_needs_no_file(tmp_path):
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "ByT5Tokenizer"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "ByT5Tokenizer"})
+    )
     assert load_tokenizer(tmp_path)("a")["input_ids"] == [ord("a") + 3, 1]

@@ -1,4 +1,5 @@
-"""`export --generate`: one graph that generates, whose sequences are those of the runtime, which searches on the host."""
+"""`export --generate`: one graph that generates, whose sequences are those of the runtime, which
+searches on the host."""
 
 import json
 
@@ -29,7 +30,9 @@ def source(rows, seed=0, length=9):
 def prompts(rows, seed=0, length=7):
     """Ids and mask of prompts for a decoder: of different lengths, padded on the left."""
     ids, mask = source(rows, seed, length)
-    return np.take_along_axis(ids, np.argsort(mask, axis=1, kind="stable"), axis=1), np.sort(mask, axis=1)
+    return np.take_along_axis(ids, np.argsort(mask, axis=1, kind="stable"), axis=1), np.sort(
+        mask, axis=1
+    )
 
 
 class Generator:
@@ -38,7 +41,9 @@ class Generator:
     def __init__(self, directory, parts, mode):
         self.directory = directory
         [file] = json.loads((directory / "manifest.json").read_text())["graphs"].values()
-        self.session = onnxruntime.InferenceSession(directory / file, providers=["CPUExecutionProvider"])
+        self.session = onnxruntime.InferenceSession(
+            directory / file, providers=["CPUExecutionProvider"]
+        )
         self.parts = parts
         self.mode = mode
 
@@ -71,17 +76,23 @@ def square(exported_for, tmp_path):
     return exported_for("seq2seq", "cpu")
 
 
-# ------------------------------------------------------------------------------------------------------------- sequences
+# ---------------------------------------------------------------------------------------- sequences
 
 
 @pytest.mark.parametrize("rows", [1, 8, 32])
 def test_greedy_sequences_are_the_runtime_s_and_torch_s(generator, exported, rows):
     greedy, (ids, mask) = generator("greedy"), source(rows)
     [found] = greedy.run(ids, mask, max_new_tokens=12)
-    np.testing.assert_array_equal(found, Runtime(greedy.parts).generate(ids, mask, max_new_tokens=12, num_beams=1))
-    wanted = exported("seq2seq").model.generate(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), max_new_tokens=12)
+    np.testing.assert_array_equal(
+        found, Runtime(greedy.parts).generate(ids, mask, max_new_tokens=12, num_beams=1)
+    )
+    wanted = exported("seq2seq").model.generate(
+        torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), max_new_tokens=12
+    )
     np.testing.assert_array_equal(found, wanted)
-    assert (found[:, 0] == START).all() and (rows == 1 or len(set((found == EOS).argmax(axis=1))) > 1)
+    assert (found[:, 0] == START).all() and (
+        rows == 1 or len(set((found == EOS).argmax(axis=1))) > 1
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 8, 32])
@@ -89,21 +100,27 @@ def test_a_decoder_continues_its_prompts_as_the_runtime_and_torch_do(generator, 
     """Whichever side their padding is on."""
     greedy, (ids, mask) = generator("greedy", name="causal"), prompts(rows)
     [found] = greedy.run(ids, mask, max_new_tokens=12)
-    np.testing.assert_array_equal(found, Runtime(greedy.parts).generate(ids, mask, max_new_tokens=12, num_beams=1))
+    np.testing.assert_array_equal(
+        found, Runtime(greedy.parts).generate(ids, mask, max_new_tokens=12, num_beams=1)
+    )
     given = torch.from_numpy(ids), torch.from_numpy(mask)
     wanted = exported("causal").model.generate(given[0], attention_mask=given[1], max_new_tokens=12)
     np.testing.assert_array_equal(found, wanted)
     ends = (found[:, ids.shape[1] :] == EOS).argmax(axis=1)
     assert (found[:, : ids.shape[1]] == ids).all() and (rows < 32 or len(set(ends)) > 1)
     others = source(rows, length=7)
-    assert (others[1] == mask[:, ::-1]).all() and greedy.run(*others, max_new_tokens=12)[0].tolist() == found.tolist()
+    assert (others[1] == mask[:, ::-1]).all() and greedy.run(*others, max_new_tokens=12)[
+        0
+    ].tolist() == found.tolist()
 
 
 @pytest.mark.parametrize("rows", [1, 8, 32])
 def test_beams_of_a_decoder_and_their_scores_are_the_runtime_s(generator, rows):
     beam, (ids, mask) = generator("beam", name="causal"), prompts(rows)
     found, scores = beam.run(ids, mask, **BEAMS, max_new_tokens=9)
-    wanted, wanted_scores = Runtime(beam.parts).generate_with_scores(ids, mask, **BEAMS, max_new_tokens=9)
+    wanted, wanted_scores = Runtime(beam.parts).generate_with_scores(
+        ids, mask, **BEAMS, max_new_tokens=9
+    )
     np.testing.assert_array_equal(found, wanted)
     np.testing.assert_allclose(scores[:, 0], wanted_scores, rtol=1e-4, atol=1e-5)
 
@@ -116,7 +133,9 @@ def test_beams_and_their_scores_are_the_runtime_s(generator, early_stopping, len
     options = dict(num_beams=4, length_penalty=length_penalty, max_new_tokens=9)
     number = {False: 0, True: 1, "never": 2}[early_stopping]
     found, scores = beam.run(ids, mask, **options, early_stopping=number)
-    wanted, wanted_scores = Runtime(beam.parts).generate_with_scores(ids, mask, **options, early_stopping=early_stopping)
+    wanted, wanted_scores = Runtime(beam.parts).generate_with_scores(
+        ids, mask, **options, early_stopping=early_stopping
+    )
     np.testing.assert_array_equal(found, wanted)
     np.testing.assert_allclose(scores[:, 0], wanted_scores, rtol=1e-4, atol=1e-5)
 
@@ -131,7 +150,9 @@ def test_each_row_has_settings_of_its_own(generator):
         wanted = [START]
         if count > 0:
             one = slice(row, row + 1)
-            wanted = runtime.generate(ids[one], mask[one], max_new_tokens=int(count), num_beams=1)[0].tolist()
+            wanted = runtime.generate(ids[one], mask[one], max_new_tokens=int(count), num_beams=1)[
+                0
+            ].tolist()
         assert found[row].tolist() == wanted + [PAD] * (found.shape[1] - len(wanted))
     beams, penalties, early = (
         np.array([[1], [5], [2], [3], [4]]),
@@ -139,21 +160,29 @@ def test_each_row_has_settings_of_its_own(generator):
         [0, 1, 2, 0, 1],
     )
     steps = np.array([[8], [6], [9], [1], [7]])
-    inputs = dict(num_beams=beams, length_penalty=penalties, early_stopping=np.array(early)[:, None], max_new_tokens=steps)
+    inputs = dict(
+        num_beams=beams,
+        length_penalty=penalties,
+        early_stopping=np.array(early)[:, None],
+        max_new_tokens=steps,
+    )
     found, scores = generator("beam").run(ids, mask, **inputs)
     for row in range(5):
-        if beams[row, 0] == 1:  # the runtime has greedy search for one beam, which has no fill but the pad token
+        # the runtime has greedy search for one beam, which has no fill but the pad token
+        if beams[row, 0] == 1:
             continue
         one = slice(row, row + 1)
         options = {name: value[row, 0].item() for name, value in inputs.items()}
         options["early_stopping"] = (False, True, "never")[early[row]]
         wanted, score = runtime.generate_with_scores(ids[one], mask[one], **options)
         width = wanted.shape[1]
-        assert found[row, :width].tolist() == wanted[0].tolist() and set(found[row, width:]) <= {EOS}
+        assert found[row, :width].tolist() == wanted[0].tolist() and set(found[row, width:]) <= {
+            EOS
+        }
         np.testing.assert_allclose(scores[row], score, rtol=1e-4)
 
 
-# -------------------------------------------------------------------------------------------------------------- sampling
+# ----------------------------------------------------------------------------------------- sampling
 
 
 def sampled(logits, temperature, top_k, top_p, uniform):
@@ -179,37 +208,51 @@ def test_samples_are_those_of_a_reference_in_float64(generator, exported, top_k,
     [found] = sample.run(ids, mask, **inputs)
     given = dict(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))
     with torch.no_grad():
-        logits = exported("seq2seq").model(**given, decoder_input_ids=torch.from_numpy(found[:, :-1])).logits.numpy()
+        logits = (
+            exported("seq2seq")
+            .model(**given, decoder_input_ids=torch.from_numpy(found[:, :-1]))
+            .logits.numpy()
+        )
     for row, tokens in enumerate(found):
         for place, token in enumerate(tokens[1:]):
             ended = EOS in tokens[1 : 1 + place]
-            expected = PAD if ended else sampled(logits[row, place], 0.8, top_k, top_p, uniforms[row, place])
+            expected = (
+                PAD
+                if ended
+                else sampled(logits[row, place], 0.8, top_k, top_p, uniforms[row, place])
+            )
             assert token == expected, (row, place)
     [again] = sample.run(ids, mask, **inputs)
     np.testing.assert_array_equal(found, again)
 
 
 @pytest.mark.parametrize("top_k, top_p", [(50, 1.0), (5, 0.7)])
-def test_samples_of_a_decoder_are_those_of_a_reference_in_float64(generator, exported, top_k, top_p):
+def test_samples_of_a_decoder_are_those_of_a_reference_in_float64(
+    generator, exported, top_k, top_p
+):
     sample, (ids, mask) = generator("sample", name="causal"), prompts(6)
     uniforms = np.random.default_rng(1).random((6, 8), np.float32)
     uniforms[0], uniforms[1] = 0, BEFORE_1
     inputs = dict(temperature=0.8, top_k=top_k, top_p=top_p, uniforms=uniforms, max_new_tokens=8)
     [found] = sample.run(ids, mask, **inputs)
     for row, tokens in enumerate(found):
-        tokens = tokens[ids.shape[1] - mask[row].sum() :]  # without padding, as a model reads it alone
+        # without padding, as a model reads it alone
+        tokens = tokens[ids.shape[1] - mask[row].sum() :]
         with torch.no_grad():
             logits = exported("causal").model(torch.from_numpy(tokens[None, :-1])).logits[0].numpy()
         for place, token in enumerate(tokens[mask[row].sum() :]):
             before = tokens[mask[row].sum() :][:place]
-            expected = sampled(logits[mask[row].sum() - 1 + place], 0.8, top_k, top_p, uniforms[row, place])
+            expected = sampled(
+                logits[mask[row].sum() - 1 + place], 0.8, top_k, top_p, uniforms[row, place]
+            )
             assert token == (PAD if EOS in before else expected), (row, place)
     [again] = sample.run(ids, mask, **inputs)
     np.testing.assert_array_equal(found, again)
 
 
 def test_what_no_host_checks_has_a_defined_result_for_a_decoder_too(generator):
-    """No steps, no uniform numbers, rows with steps of their own, masks with holes or without tokens, and many beams."""
+    """No steps, no uniform numbers, rows with steps of their own, masks with holes or without
+    tokens, and many beams."""
     greedy, (ids, mask) = generator("greedy", name="causal"), prompts(4)
     runtime = Runtime(greedy.parts)
     for count in (0, -2):
@@ -217,7 +260,9 @@ def test_what_no_host_checks_has_a_defined_result_for_a_decoder_too(generator):
     [found] = greedy.run(ids, mask, max_new_tokens=np.array([[2], [7], [0], [4]]))
     for row, count in ((0, 2), (1, 7), (3, 4)):
         one = slice(row, row + 1)
-        wanted = runtime.generate(ids[one], mask[one], max_new_tokens=count, num_beams=1)[0].tolist()
+        wanted = runtime.generate(ids[one], mask[one], max_new_tokens=count, num_beams=1)[
+            0
+        ].tolist()
         assert found[row].tolist() == wanted + [PAD] * (found.shape[1] - len(wanted))
     assert set(found[2, ids.shape[1] :]) == {PAD}
     # A hole is no token, and a row of padding only is its last token.
@@ -226,12 +271,16 @@ def test_what_no_host_checks_has_a_defined_result_for_a_decoder_too(generator):
     [found] = greedy.run(ids, holes, max_new_tokens=5)
     without = np.where(holes[1] == 1)[0]
     for row, prompt in ((1, ids[1:2, without]), (2, ids[2:3, -1:])):
-        wanted = runtime.generate(prompt, np.ones_like(prompt), max_new_tokens=5, num_beams=1)[0].tolist()
+        wanted = runtime.generate(prompt, np.ones_like(prompt), max_new_tokens=5, num_beams=1)[
+            0
+        ].tolist()
         padded = [PAD] * (ids.shape[1] - prompt.shape[1]) + wanted
         assert found[row].tolist() == padded + [PAD] * (found.shape[1] - len(padded))
     settings = dict(length_penalty=1.0, early_stopping=0, max_new_tokens=3)
     beam = generator("beam", name="causal")
-    most, over = (beam.run(ids, mask, num_beams=count, **settings) for count in (VOCABULARY, VOCABULARY + 9))
+    most, over = (
+        beam.run(ids, mask, num_beams=count, **settings) for count in (VOCABULARY, VOCABULARY + 9)
+    )
     one, none = (beam.run(ids, mask, num_beams=count, **settings) for count in (1, -1))
     for other, wanted in ((over, most), (none, one)):
         assert [each.tolist() for each in other] == [each.tolist() for each in wanted]
@@ -254,9 +303,13 @@ def test_what_no_host_checks_has_a_defined_result(generator):
     [none] = sample.run(ids, mask, **settings, uniforms=uniforms[:, :0])
     assert none.tolist() == [[START]] * 3
     greedy = generator("greedy").run(ids, mask, max_new_tokens=4)[0]
-    # The likeliest for no temperature, for a negative number, and where nothing but it may be drawn.
+    # The likeliest for no temperature, for a negative number, and where nothing but it may be
+    # drawn.
     for changed in (dict(temperature=0), dict(top_k=1), dict(top_p=0.0)):
-        assert sample.run(ids, mask, **settings | changed, uniforms=uniforms)[0].tolist() == greedy.tolist()
+        assert (
+            sample.run(ids, mask, **settings | changed, uniforms=uniforms)[0].tolist()
+            == greedy.tolist()
+        )
     assert sample.run(ids, mask, **settings, uniforms=uniforms - 2)[0].tolist() == greedy.tolist()
     above = sample.run(ids, mask, **settings | dict(top_k=3), uniforms=uniforms + 2)[0]
     last = sample.run(ids, mask, **settings | dict(top_k=3), uniforms=np.full((3, 4), BEFORE_1))[0]
@@ -278,19 +331,32 @@ def test_a_row_without_tokens_leaves_the_others_as_they_are(generator):
 def test_beams_over_the_vocabulary_and_below_one_are_as_many_as_there_can_be(generator):
     ids, mask = source(2)
     settings = dict(length_penalty=1.0, early_stopping=0, max_new_tokens=3)
-    most, over = (generator("beam").run(ids, mask, num_beams=count, **settings) for count in (VOCABULARY, VOCABULARY + 9))
+    most, over = (
+        generator("beam").run(ids, mask, num_beams=count, **settings)
+        for count in (VOCABULARY, VOCABULARY + 9)
+    )
     one, none = (generator("beam").run(ids, mask, num_beams=count, **settings) for count in (1, -1))
     for found, wanted in ((over, most), (none, one)):
         assert [each.tolist() for each in found] == [each.tolist() for each in wanted]
-    assert generator("beam").run(ids, mask, **settings | dict(num_beams=2, max_new_tokens=0))[0].tolist() == [[START]] * 2
+    assert (
+        generator("beam")
+        .run(ids, mask, **settings | dict(num_beams=2, max_new_tokens=0))[0]
+        .tolist()
+        == [[START]] * 2
+    )
 
 
-# ------------------------------------------------------------------------------------------------- generation_config.json
+# --------------------------------------------------------------------------- generation_config.json
 
 
 SUPPRESSED = [
     dict(suppress_tokens=[5, 9, 11, 30]),
-    dict(begin_suppress_tokens=[7, 20], min_new_tokens=4, forced_eos_token_id=EOS, bad_words_ids=[[6], [8]]),
+    dict(
+        begin_suppress_tokens=[7, 20],
+        min_new_tokens=4,
+        forced_eos_token_id=EOS,
+        bad_words_ids=[[6], [8]],
+    ),
     dict(forced_bos_token_id=12, forced_eos_token_id=[EOS, 40], eos_token_id=[EOS, 17]),
     dict(renormalize_logits=True, suppress_tokens=list(range(3, 12)), pad_token_id=None),
 ]
@@ -308,21 +374,42 @@ def test_settings_of_the_model_are_in_the_graph(exported, tmp_path, mode, settin
     ids, mask = source(8)
     options = BEAMS if mode == "beam" else {"num_beams": 1}
     found = one.run(ids, mask, max_new_tokens=10, **options)[0]
-    assert found.tolist() == Runtime(one.parts).generate(ids, mask, max_new_tokens=10, **options).tolist()
+    assert (
+        found.tolist()
+        == Runtime(one.parts).generate(ids, mask, max_new_tokens=10, **options).tolist()
+    )
 
 
 @pytest.mark.parametrize(
     "mode, settings, found",
     [
-        ("greedy", dict(repetition_penalty=1.2), "repetition_penalty=1.2, which no graph holds: expected 1.0"),
-        ("beam", dict(no_repeat_ngram_size=3), "no_repeat_ngram_size=3, which no graph holds: expected 0"),
-        ("beam", dict(num_return_sequences=2, num_beams=2), "num_return_sequences=2, which no graph holds: expected 1"),
+        (
+            "greedy",
+            dict(repetition_penalty=1.2),
+            "repetition_penalty=1.2, which no graph holds: expected 1.0",
+        ),
+        (
+            "beam",
+            dict(no_repeat_ngram_size=3),
+            "no_repeat_ngram_size=3, which no graph holds: expected 0",
+        ),
+        (
+            "beam",
+            dict(num_return_sequences=2, num_beams=2),
+            "num_return_sequences=2, which no graph holds: expected 1",
+        ),
         ("greedy", dict(bad_words_ids=[[4, 5]]), r"bad_words_ids with \[4, 5\], of several tokens"),
-        ("sample", dict(do_sample=True, min_p=0.1), "min_p=0.1, which no graph holds: expected 0.0"),
+        (
+            "sample",
+            dict(do_sample=True, min_p=0.1),
+            "min_p=0.1, which no graph holds: expected 0.0",
+        ),
         ("sample", dict(do_sample=True, typical_p=0.5), "sets typical_p to 0.5"),
     ],
 )
-def test_what_no_graph_holds_is_said_before_anything_is_written(exported, tmp_path, mode, settings, found):
+def test_what_no_graph_holds_is_said_before_anything_is_written(
+    exported, tmp_path, mode, settings, found
+):
     exported("seq2seq").model.save_pretrained(tmp_path / "checkpoint")
     edit_json(tmp_path / "checkpoint/generation_config.json", **settings)
     with pytest.raises(ValueError, match=found):
@@ -341,13 +428,21 @@ def test_settings_that_count_the_prompt_are_refused_for_a_decoder(exported, tmp_
 
 def test_modes_and_models_that_do_not_go_together(exported, tmp_path):
     checkpoint, out = exported("seq2seq").checkpoint, tmp_path / "one"
-    with pytest.raises(UsageError, match="no mode 'beams' of generate, expected one of greedy, sample, beam"):
+    with pytest.raises(
+        UsageError, match="no mode 'beams' of generate, expected one of greedy, sample, beam"
+    ):
         export(checkpoint, out, generate="beams")
-    with pytest.raises(UsageError, match="generate is 'greedy' for the target 'cuda', which has no graph that generates"):
+    with pytest.raises(
+        UsageError,
+        match="generate is 'greedy' for the target 'cuda', which has no graph that generates",
+    ):
         export(checkpoint, out, target="cuda", generate="greedy")
     with pytest.raises(UsageError, match="with image size 'free', expected no image size"):
         export(checkpoint, out, image_size="free", generate="greedy")
-    wanted = "expected for --generate a VanillaSeq2SeqForConditionalGeneration or a VanillaDecoderForCausalLM"
+    wanted = (
+        "expected for --generate a VanillaSeq2SeqForConditionalGeneration or a "
+        "VanillaDecoderForCausalLM"
+    )
     for name in ("encoder", "classification"):
         with pytest.raises(ValueError, match=wanted):
             export(exported(name).checkpoint, out, generate="greedy")
@@ -356,27 +451,39 @@ def test_modes_and_models_that_do_not_go_together(exported, tmp_path):
     assert not out.exists()
 
 
-# ------------------------------------------------------------------------------------------------------------ the export
+# --------------------------------------------------------------------------------------- the export
 
 
 def test_the_export_says_what_it_is(generator, exported):
     """Of standard operators, in one file; the runtime and verify say that it is for others."""
     made = generator("greedy")
     manifest = json.loads((made.directory / "manifest.json").read_text())
-    assert (manifest["generate"], manifest["graphs"]) == ("greedy", {"generate": "onnx/generate.onnx"})
+    assert (manifest["generate"], manifest["graphs"]) == (
+        "greedy",
+        {"generate": "onnx/generate.onnx"},
+    )
     assert manifest["parity"]["failures"] == 0 and manifest["parity"]["sequences"]["equal"] > 0
     assert sorted(path.name for path in (made.directory / "onnx").iterdir()) == ["generate.onnx"]
     model = onnx.load(made.directory / "onnx/generate.onnx")
     onnx.checker.check_model(model, full_check=True)
     assert {each.domain for each in model.opset_import} == {""}
     shapes = {
-        each.name: [size.dim_param or size.dim_value for size in each.type.tensor_type.shape.dim] for each in model.graph.input
+        each.name: [size.dim_param or size.dim_value for size in each.type.tensor_type.shape.dim]
+        for each in model.graph.input
     }
-    assert set(next(iter(zip(*shapes.values())))) == {"batch_size"} and shapes["max_new_tokens"] == ["batch_size", 1]
+    assert set(next(iter(zip(*shapes.values())))) == {"batch_size"} and shapes[
+        "max_new_tokens"
+    ] == ["batch_size", 1]
     assert "greedy search" in (made.directory / "README.md").read_text()
-    for opened in (lambda: Runtime(made.directory), lambda: verify(made.directory, exported("seq2seq").model)):
+    for opened in (
+        lambda: Runtime(made.directory),
+        lambda: verify(made.directory, exported("seq2seq").model),
+    ):
         with pytest.raises(
-            ValueError, match="has one graph that generates by itself, by greedy search: run that in onnxruntime"
+            ValueError,
+            match=(
+                "has one graph that generates by itself, by greedy search: run that in onnxruntime"
+            ),
         ):
             opened()
 
@@ -393,16 +500,23 @@ def test_the_cpu_target_gives_the_same(square, tmp_path, mode, capfd):
         ids, mask = source(rows, seed=rows)
         options = BEAMS if mode == "beam" else {"num_beams": 1}
         found = one.run(ids, mask, max_new_tokens=10, **options)[0]
-        assert found.tolist() == Runtime(directory).generate(ids, mask, max_new_tokens=10, **options).tolist()
+        assert (
+            found.tolist()
+            == Runtime(directory).generate(ids, mask, max_new_tokens=10, **options).tolist()
+        )
 
 
 def check_decoder(model, graph, parts, mode, **options):
-    """The graph continues prompts as the runtime does with the export `parts`, padded on either side."""
+    """The graph continues prompts as the runtime does with the export `parts`, padded on either
+    side."""
     one = Generator(graph, parts, mode)
     for rows in (1, 8, 32):
         ids, mask = prompts(rows, seed=rows)
         found = one.run(ids, mask, max_new_tokens=10, **options)[0]
-        assert found.tolist() == Runtime(parts).generate(ids, mask, max_new_tokens=10, **options).tolist()
+        assert (
+            found.tolist()
+            == Runtime(parts).generate(ids, mask, max_new_tokens=10, **options).tolist()
+        )
         others = source(rows, seed=rows, length=7)
         assert one.run(*others, max_new_tokens=10, **options)[0].tolist() == found.tolist()
 
@@ -424,7 +538,8 @@ def test_beams_of_decoders_of_the_cpu_target_are_the_same(exported_for, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["portable", "cpu"])
 def test_learned_positions_end_the_texts_of_a_decoder(exported_for, tmp_path, target):
-    """Each row's where it has no more, while others go on; a prompt that is longer than the table alone is no more."""
+    """Each row's where it has no more, while others go on; a prompt that is longer than the table
+    alone is no more."""
     model, directory = exported_for("causal", "cpu")
     model.lm_head.bias.data[EOS] -= 60
     model.save_pretrained(tmp_path / "checkpoint")
@@ -440,11 +555,15 @@ def test_learned_positions_end_the_texts_of_a_decoder(exported_for, tmp_path, ta
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["seq2seq", "seq2seq-untied", "seq2seq-rotary", "causal-learned", "causal-relative"])
+@pytest.mark.parametrize(
+    "name", ["seq2seq", "seq2seq-untied", "seq2seq-rotary", "causal-learned", "causal-relative"]
+)
 @pytest.mark.parametrize("mode", ["greedy", "sample", "beam"])
 def test_every_mode_of_every_model_in_both_precisions(exported, tmp_path, name, mode):
     """The exporter compares the sequences itself."""
-    manifest = export(exported(name).checkpoint, tmp_path / "one", dtype=["int8", "fp32"], generate=mode, opset=21)
+    manifest = export(
+        exported(name).checkpoint, tmp_path / "one", dtype=["int8", "fp32"], generate=mode, opset=21
+    )
     both = manifest["parity"], manifest["other_dtypes"]["fp32"]["parity"]
     assert both[1]["sequences"]["equal"] >= 0.97 * both[1]["sequences"]["rows"]
     assert both[0]["sequences"]["equal"] >= 0.3 * both[0]["sequences"]["rows"]
@@ -456,10 +575,15 @@ def test_every_mode_of_every_model_in_both_precisions(exported, tmp_path, name, 
 @pytest.mark.parametrize("mode", ["greedy", "sample", "beam"])
 def test_every_mode_of_the_cpu_target(exported_for, tmp_path, name, dtype, mode):
     _, directory = exported_for(name, "cpu")
-    manifest = export(f"{directory}-checkpoint", tmp_path / "one", target="cpu", dtype=dtype, generate=mode)
-    assert manifest["graphs"] == {"generate": "onnx/generate.onnx" if dtype == "fp32" else f"onnx/generate_{dtype}.onnx"}
+    manifest = export(
+        f"{directory}-checkpoint", tmp_path / "one", target="cpu", dtype=dtype, generate=mode
+    )
+    assert manifest["graphs"] == {
+        "generate": "onnx/generate.onnx" if dtype == "fp32" else f"onnx/generate_{dtype}.onnx"
+    }
     assert (
-        manifest["parity"]["sequences"]["equal"] >= (0.97 if dtype == "fp32" else 0.3) * manifest["parity"]["sequences"]["rows"]
+        manifest["parity"]["sequences"]["equal"]
+        >= (0.97 if dtype == "fp32" else 0.3) * manifest["parity"]["sequences"]["rows"]
     )
 
 
@@ -467,7 +591,11 @@ def test_every_mode_of_the_cpu_target(exported_for, tmp_path, name, dtype, mode)
 def test_learned_positions_end_the_sequences(tmp_path):
     model = build("seq2seq")
     config = model.config.__class__(
-        **{**model.config.to_dict(), "position_embedding_type": "learned", "max_position_embeddings": 10}
+        **{
+            **model.config.to_dict(),
+            "position_embedding_type": "learned",
+            "max_position_embeddings": 10,
+        }
     )
     learned = type(model)(config).eval()
     learned.lm_head.bias.data[EOS] = -30
@@ -479,11 +607,14 @@ def test_learned_positions_end_the_sequences(tmp_path):
 
 
 def test_how_many_inputs_there_are_is_read_of_the_mask_where_the_table_of_writers_is_gone():
-    """Which input the exporter reads it of is the exporter's choice: of the shipped translator it was the table."""
+    """Which input the exporter reads it of is the exporter's choice: of the shipped translator it
+    was the table."""
     mask, table = ["batch_size", "source"], ["batch_size", "beams", "room"]
     axes = {"encoder_attention_mask": mask, "cache_indirection": table, "num_beams": [1]}
     inputs = {name: ir.val(name, ir.DataType.INT32, shape) for name, shape in axes.items()}
     size = ir.node("Shape", [inputs["cache_indirection"]], {"start": 0, "end": 1})
     graph = ir.Graph(list(inputs.values()), list(size.outputs), nodes=[size])
     grow_caches(graph)
-    assert [value.name for value in graph.inputs] == ["encoder_attention_mask"] and size.inputs == (graph.inputs[0],)
+    assert [value.name for value in graph.inputs] == ["encoder_attention_mask"] and size.inputs == (
+        graph.inputs[0],
+    )

@@ -1,4 +1,5 @@
-"""Text from tokens as they come: the pieces joined are what the tokenizer makes of the whole row."""
+"""Text from tokens as they come: the pieces joined are what the tokenizer makes of the whole
+row."""
 
 import functools
 from pathlib import Path
@@ -15,9 +16,14 @@ from vanilla_transformer_export.runtime.tokenization_spaces import CleanPieces, 
 
 def byte_level():
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["</s>"], initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["</s>"], initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(["große Vögel 日本語 🙂"], trainer)
     return tokenizer
 
@@ -34,7 +40,12 @@ def byte_fallback():
     tokens = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefgh"]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    steps = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     tokenizer.decoder = decoders.Sequence(steps)
     tokenizer.add_special_tokens(["</s>"])
     return tokenizer
@@ -58,7 +69,9 @@ def sentence_pieces_without_outer_spaces():
 def word_pieces():
     """As BERT."""
     tokens = ["[UNK]", "[SEP]", "do", "n't", ".", "##s", "##", "'", "é", "##é"]
-    tokenizer = Tokenizer(models.WordPiece({token: index for index, token in enumerate(tokens)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(
+        models.WordPiece({token: index for index, token in enumerate(tokens)}, unk_token="[UNK]")
+    )
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.add_special_tokens(["[SEP]"])
     return tokenizer
@@ -79,8 +92,8 @@ def words():
 
 
 KINDS = [
-    byte_level, bytes_that_are_no_text_left_out, byte_fallback, sentence_pieces, sentence_pieces_without_outer_spaces,
-    word_pieces, words_with_ends, words,
+    byte_level, bytes_that_are_no_text_left_out, byte_fallback, sentence_pieces,
+    sentence_pieces_without_outer_spaces, word_pieces, words_with_ends, words,
 ]  # fmt: skip
 each_kind = pytest.mark.parametrize("made", KINDS, ids=lambda made: made.__name__)
 made_once = functools.cache(lambda made: made())
@@ -101,8 +114,11 @@ def streamed(tokenizer, ids):
 def test_the_pieces_are_the_text_and_no_character_is_torn(made, data):
     tokenizer = made_once(made)
     size = tokenizer.get_vocab_size()
-    some = st.lists(st.integers(0, size), max_size=30)  # one past the vocabulary too, which has no text
-    ids = data.draw(some | st.text("große Vögel 日本語 🙂 abé.").map(lambda text: tokenizer.encode(text).ids))
+    # one past the vocabulary too, which has no text
+    some = st.lists(st.integers(0, size), max_size=30)
+    ids = data.draw(
+        some | st.text("große Vögel 日本語 🙂 abé.").map(lambda text: tokenizer.encode(text).ids)
+    )
     found = [piece for piece in streamed(tokenizer, ids) if piece]
     assert "".join(found) == tokenizer.decode(ids, skip_special_tokens=True)
     if len(ids) < MOST_OPEN:
@@ -128,7 +144,10 @@ def test_cleaned_pieces_are_the_text_that_transformers_cleans(texts):
 
 def test_a_cleaned_piece_waits_only_for_what_may_change_it():
     pieces = CleanPieces(Texts())
-    found = [pieces.add(text) for text in ["i", " do", " n", " '", " t", " know", " v", "ery", " '", "s", " it", " "]]
+    found = [
+        pieces.add(text)
+        for text in ["i", " do", " n", " '", " t", " know", " v", "ery", " '", "s", " it", " "]
+    ]
     assert found == ["i", " do", "", "", "n't", " know", "", " very", "", "'s", " it", ""]
     assert [pieces.end(), pieces.end()] == [" ", ""]
 
@@ -148,7 +167,10 @@ class Counting:
 
     def __init__(self, tokenizer):
         self.tokenizer, self.decoded = tokenizer, 0
-        self.id_to_token, self.get_added_tokens_decoder = tokenizer.id_to_token, tokenizer.get_added_tokens_decoder
+        self.id_to_token, self.get_added_tokens_decoder = (
+            tokenizer.id_to_token,
+            tokenizer.get_added_tokens_decoder,
+        )
 
     def decode(self, ids, **options):
         self.decoded += len(ids)
@@ -159,7 +181,8 @@ class Counting:
     "made, ids",
     [
         (byte_level, "große Vögel 日本語 🙂"),
-        (byte_level, [byte_level().token_to_id("Ģ")]),  # a byte that is never part of a character here
+        # a byte that is never part of a character here
+        (byte_level, [byte_level().token_to_id("Ģ")]),
         (byte_level, [0]),  # a special token
         (byte_fallback, [5]),
         (byte_fallback, "ab c"),

@@ -1,4 +1,5 @@
-"""The text-to-text pipelines give what they gave under transformers 4, for any encoder-decoder model.
+"""The text-to-text pipelines give what they gave under transformers 4, for any encoder-decoder
+model.
 
 Question answering has a file of its own; its registration is tested here.
 """
@@ -45,16 +46,20 @@ def tokenizer():
 
 def ours(vocab_size):
     config = VanillaSeq2SeqConfig(
-        **{**SIZES, "vocab_size": vocab_size}, encoder_layers=1, decoder_layers=1, tie_word_embeddings=False
+        **{**SIZES, "vocab_size": vocab_size},
+        encoder_layers=1,
+        decoder_layers=1,
+        tie_word_embeddings=False,
     )
     return VanillaSeq2SeqForConditionalGeneration(config)
 
 
 def bart(vocab_size):
     config = BartConfig(
-        vocab_size=vocab_size, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=300,
-        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=2, init_std=0.5,
+        vocab_size=vocab_size, d_model=16, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16,
+        decoder_ffn_dim=16, max_position_embeddings=300, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=2, init_std=0.5,
     )  # fmt: skip
     return BartForConditionalGeneration(config)
 
@@ -84,7 +89,10 @@ def expected(translate, text, **options):
 
 def test_the_task_loads_our_pipeline_and_the_model_of_the_checkpoint(translate, checkpoint):
     assert type(translate) is TranslationPipeline
-    assert type(translate.model).__name__ in ("VanillaSeq2SeqForConditionalGeneration", "BartForConditionalGeneration")
+    assert type(translate.model).__name__ in (
+        "VanillaSeq2SeqForConditionalGeneration",
+        "BartForConditionalGeneration",
+    )
     assert translate.task == "translation"
 
 
@@ -113,7 +121,10 @@ def test_a_generator_gives_one_list_of_dicts_per_text(translate):
 
 def test_several_sequences_of_each_text_are_a_list_each(translate):
     options = dict(num_beams=3, num_return_sequences=2)
-    wanted = [[{"translation_text": found} for found in expected(translate, text, **options)] for text in TEXTS]
+    wanted = [
+        [{"translation_text": found} for found in expected(translate, text, **options)]
+        for text in TEXTS
+    ]
     assert [len(found) for found in wanted] == [2, 2, 2]
     assert translate(TEXTS[0], **options) == wanted[0]
     assert translate(TEXTS, **options) == wanted
@@ -129,18 +140,31 @@ def test_token_ids_come_in_place_of_the_text(translate):
     assert list(translate(TEXTS[0], return_text=True)[0]) == ["translation_text"]
 
 
-@pytest.mark.parametrize("options", [dict(max_new_tokens=2), dict(num_beams=4, length_penalty=2.0), dict(min_new_tokens=5)])
+@pytest.mark.parametrize(
+    "options",
+    [dict(max_new_tokens=2), dict(num_beams=4, length_penalty=2.0), dict(min_new_tokens=5)],
+)
 def test_generation_arguments_reach_generate(translate, options):
-    assert translate(TEXTS[2], **options) == [{"translation_text": expected(translate, TEXTS[2], **options)[0]}]
+    assert translate(TEXTS[2], **options) == [
+        {"translation_text": expected(translate, TEXTS[2], **options)[0]}
+    ]
 
 
 def test_arguments_of_the_pipeline_hold_for_each_call(checkpoint):
     translate = pipeline("translation", model=str(checkpoint), num_beams=2, max_new_tokens=3)
-    assert translate(TEXTS[0]) == [{"translation_text": expected(translate, TEXTS[0], num_beams=2, max_new_tokens=3)[0]}]
+    assert translate(TEXTS[0]) == [
+        {"translation_text": expected(translate, TEXTS[0], num_beams=2, max_new_tokens=3)[0]}
+    ]
 
 
 def test_models_and_tokenizers_in_memory_are_taken(translate):
-    again = pipeline("translation", model=translate.model, tokenizer=translate.tokenizer, max_new_tokens=6, num_beams=1)
+    again = pipeline(
+        "translation",
+        model=translate.model,
+        tokenizer=translate.tokenizer,
+        max_new_tokens=6,
+        num_beams=1,
+    )
     assert again(TEXTS) == translate(TEXTS)
 
 
@@ -157,7 +181,9 @@ def test_one_empty_text_alone_is_refused(translate):
         translate("")
 
 
-def test_languages_have_no_effect_where_the_tokenizer_has_none_and_that_is_said(translate, monkeypatch):
+def test_languages_have_no_effect_where_the_tokenizer_has_none_and_that_is_said(
+    translate, monkeypatch
+):
     said = []
     monkeypatch.setattr(pipelines_module.logger, "warning_once", said.append)
     assert translate(TEXTS[0], src_lang="en", tgt_lang="de") == translate(TEXTS[0])
@@ -186,9 +212,13 @@ def test_a_text_too_long_is_cut_only_when_asked(translate, tokenizer):
     assert translate(long, truncation=True) == translate(long)
 
 
-# ------------------------------------------------------------------------------------------------- the tasks and what differs
+# ----------------------------------------------------------------------- the tasks and what differs
 
-RETURN_NAMES = {"text2text-generation": "generated", "summarization": "summary", "translation": "translation"}
+RETURN_NAMES = {
+    "text2text-generation": "generated",
+    "summarization": "summary",
+    "translation": "translation",
+}
 CLASSES = {
     "text2text-generation": Text2TextGenerationPipeline,
     "summarization": SummarizationPipeline,
@@ -202,7 +232,9 @@ def test_each_task_names_its_results(task, checkpoint, translate):
     assert type(generate) is CLASSES[task]
     name = RETURN_NAMES[task]
     assert generate(TEXTS) == [{f"{name}_text": expected(translate, text)[0]} for text in TEXTS]
-    assert [list(result) for result in generate(TEXTS, return_tensors=True)] == [[f"{name}_token_ids"]] * 3
+    assert [list(result) for result in generate(TEXTS, return_tensors=True)] == [
+        [f"{name}_token_ids"]
+    ] * 3
 
 
 @pytest.mark.parametrize("task", RETURN_NAMES)
@@ -210,7 +242,9 @@ def test_the_defaults_of_a_task_are_four_beams_and_256_tokens(task, translate, m
     generate = pipeline(task, model=translate.model, tokenizer=translate.tokenizer)
     asked = []
     monkeypatch.setattr(
-        translate.model, "generate", lambda input_ids, **kwargs: asked.append(kwargs) or torch.zeros(1, 2, dtype=torch.long)
+        translate.model,
+        "generate",
+        lambda input_ids, **kwargs: asked.append(kwargs) or torch.zeros(1, 2, dtype=torch.long),
     )
     generate(TEXTS[0])
     assert (asked[0]["num_beams"], asked[0]["max_new_tokens"]) == (4, 256)
@@ -222,7 +256,8 @@ def test_an_empty_list_gives_an_empty_list(translate):
 
 def test_generation_ends_with_the_token_of_the_stop_sequence(translate, monkeypatch):
     plain = translate(TEXTS[0], return_tensors=True)[0]["translation_token_ids"].tolist()
-    monkeypatch.setattr(translate.tokenizer, "encode", lambda text, add_special_tokens: [plain[1]])  # after the start token
+    # after the start token
+    monkeypatch.setattr(translate.tokenizer, "encode", lambda text, add_special_tokens: [plain[1]])
     [stopped] = translate(TEXTS[0], stop_sequence="any", return_tensors=True)
     assert stopped["translation_token_ids"].tolist() == plain[:2]
 
@@ -237,10 +272,14 @@ def test_a_stop_sequence_without_tokens_is_refused(translate):
         translate(TEXTS[0], stop_sequence="")
 
 
-@pytest.mark.parametrize("given, wanted", [({}, False), ({"clean_up_tokenization_spaces": True}, True)])
+@pytest.mark.parametrize(
+    "given, wanted", [({}, False), ({"clean_up_tokenization_spaces": True}, True)]
+)
 def test_spaces_are_cleaned_up_when_asked(translate, monkeypatch, given, wanted):
     asked = []
-    monkeypatch.setattr(translate.tokenizer, "batch_decode", lambda ids, **kwargs: asked.append(kwargs) or ["text"])
+    monkeypatch.setattr(
+        translate.tokenizer, "batch_decode", lambda ids, **kwargs: asked.append(kwargs) or ["text"]
+    )
     assert translate(TEXTS[0], **given) == [{"translation_text": "text"}]
     assert asked == [{"skip_special_tokens": True, "clean_up_tokenization_spaces": wanted}]
 
@@ -248,27 +287,38 @@ def test_spaces_are_cleaned_up_when_asked(translate, monkeypatch, given, wanted)
 def test_a_generation_config_in_a_call_replaces_what_the_pipeline_has(checkpoint, translate):
     generate = pipeline("translation", model=str(checkpoint), num_beams=3, max_new_tokens=6)
     found = generate(TEXTS[2], generation_config=GenerationConfig(max_new_tokens=4))
-    assert found == [{"translation_text": expected(translate, TEXTS[2], max_new_tokens=4, num_beams=1)[0]}]
+    assert found == [
+        {"translation_text": expected(translate, TEXTS[2], max_new_tokens=4, num_beams=1)[0]}
+    ]
 
 
 def test_a_max_length_takes_the_place_of_the_default_number_of_tokens(checkpoint, translate):
     generate = pipeline("translation", model=str(checkpoint), num_beams=1)
     [result] = generate(TEXTS[0], max_length=5, return_tensors=True)
     ids = translate.tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
-    assert torch.equal(result["translation_token_ids"], translate.model.generate(ids, num_beams=1, max_length=5)[0])
+    assert torch.equal(
+        result["translation_token_ids"], translate.model.generate(ids, num_beams=1, max_length=5)[0]
+    )
     assert len(result["translation_token_ids"]) <= 5
 
 
-def test_a_number_of_tokens_takes_the_place_of_the_max_length_of_the_pipeline_and_the_reverse(checkpoint):
+def test_a_number_of_tokens_takes_the_place_of_the_max_length_of_the_pipeline_and_the_reverse(
+    checkpoint,
+):
     shorter = pipeline("translation", model=str(checkpoint), num_beams=1, max_length=3)
     longer = pipeline("translation", model=str(checkpoint), num_beams=1, max_new_tokens=9)
     [by_tokens] = shorter(TEXTS[0], max_new_tokens=7, min_new_tokens=7, return_tensors=True)
     [by_length] = longer(TEXTS[0], max_length=3, return_tensors=True)
-    assert (len(by_tokens["translation_token_ids"]), len(by_length["translation_token_ids"])) == (8, 3)
+    assert (len(by_tokens["translation_token_ids"]), len(by_length["translation_token_ids"])) == (
+        8,
+        3,
+    )
 
 
 def test_an_encoder_is_refused_by_its_class(tokenizer):
-    model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8))
+    model = BertModel(
+        BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    )
     with pytest.raises(ValueError, match="encoder-decoder model that generates, got BertModel"):
         pipeline("summarization", model=model, tokenizer=tokenizer)
 
@@ -278,7 +328,7 @@ def test_a_missing_tokenizer_is_refused(translate):
         Text2TextGenerationPipeline(translate.model)
 
 
-# -------------------------------------------------------------------------------------- what the model's config has for a task
+# ----------------------------------------------------------- what the model's config has for a task
 
 
 @pytest.fixture(scope="module")
@@ -290,7 +340,9 @@ def told(checkpoint, tokenizer, tmp_path_factory):
         "summarization": {"prefix": "the woman ", "num_beams": 3, "max_length": 5},
         "translation_en_to_de": {"prefix": "two dogs ", "min_new_tokens": 4},
     }
-    transformers.AutoModelForSeq2SeqLM.from_pretrained(checkpoint, config=config).save_pretrained(directory)
+    transformers.AutoModelForSeq2SeqLM.from_pretrained(checkpoint, config=config).save_pretrained(
+        directory
+    )
     tokenizer.save_pretrained(directory)
     return str(directory)
 
@@ -298,7 +350,9 @@ def told(checkpoint, tokenizer, tmp_path_factory):
 def test_the_parameters_of_the_task_are_used(told, translate):
     [result] = pipeline("summarization", model=told)(TEXTS[0], return_tensors=True)
     ids = translate.tokenizer("the woman " + TEXTS[0], return_tensors="pt")["input_ids"]
-    assert torch.equal(result["summary_token_ids"], translate.model.generate(ids, num_beams=3, max_length=5)[0])
+    assert torch.equal(
+        result["summary_token_ids"], translate.model.generate(ids, num_beams=3, max_length=5)[0]
+    )
 
 
 def test_the_parameters_of_another_task_are_not_used(told, translate):
@@ -308,8 +362,12 @@ def test_the_parameters_of_another_task_are_not_used(told, translate):
 
 def test_arguments_win_over_the_parameters_of_the_task(told, translate):
     wanted = expected(translate, "the woman " + TEXTS[0], num_beams=2, max_new_tokens=7)
-    assert pipeline("summarization", model=told)(TEXTS[0], num_beams=2, max_new_tokens=7) == [{"summary_text": wanted[0]}]
-    assert pipeline("summarization", model=told, num_beams=2, max_new_tokens=7)(TEXTS[0]) == [{"summary_text": wanted[0]}]
+    assert pipeline("summarization", model=told)(TEXTS[0], num_beams=2, max_new_tokens=7) == [
+        {"summary_text": wanted[0]}
+    ]
+    assert pipeline("summarization", model=told, num_beams=2, max_new_tokens=7)(TEXTS[0]) == [
+        {"summary_text": wanted[0]}
+    ]
 
 
 def test_the_config_is_left_as_it_was(told):
@@ -327,11 +385,17 @@ def test_a_language_pair_has_parameters_of_its_own(told, translate):
 
 def test_a_prefix_of_the_whole_config_is_put_in_front_of_the_text(translate, monkeypatch):
     monkeypatch.setattr(translate.model.config, "prefix", "zwei ", raising=False)
-    generate = pipeline("translation", model=translate.model, tokenizer=translate.tokenizer, num_beams=1, max_new_tokens=6)
+    generate = pipeline(
+        "translation",
+        model=translate.model,
+        tokenizer=translate.tokenizer,
+        num_beams=1,
+        max_new_tokens=6,
+    )
     assert generate(TEXTS[0]) == [{"translation_text": expected(translate, "zwei " + TEXTS[0])[0]}]
 
 
-# ------------------------------------------------------------------------------------------------ lengths worth a warning
+# -------------------------------------------------------------------------- lengths worth a warning
 
 
 def warnings_of(generate, monkeypatch, *args, **kwargs):
@@ -343,9 +407,15 @@ def warnings_of(generate, monkeypatch, *args, **kwargs):
 
 def test_a_summary_that_may_be_longer_than_its_text_is_warned_about(translate, monkeypatch):
     length = len(translate.tokenizer(TEXTS[0])["input_ids"])
-    summarize = pipeline("summarization", model=translate.model, tokenizer=translate.tokenizer, num_beams=1)
+    summarize = pipeline(
+        "summarization", model=translate.model, tokenizer=translate.tokenizer, num_beams=1
+    )
     [said] = warnings_of(summarize, monkeypatch, TEXTS[0], max_new_tokens=length + 1)
-    assert f"{length} tokens" in said and f"may have {length + 1}" in said and f"max_length={length // 2}" in said
+    assert (
+        f"{length} tokens" in said
+        and f"may have {length + 1}" in said
+        and f"max_length={length // 2}" in said
+    )
     assert warnings_of(summarize, monkeypatch, TEXTS[0], max_length=length) == []
 
 
@@ -363,10 +433,12 @@ def test_the_default_length_is_nothing_to_warn_about(task, translate, monkeypatc
     assert warnings_of(generate, monkeypatch, [TEXTS[0], "two dogs " * 150]) == []
 
 
-# ------------------------------------------------------------------------------------------------------------- language pairs
+# ----------------------------------------------------------------------------------- language pairs
 
 
-@pytest.mark.parametrize("task", ["translation_en_to_de", "translation_gsw_to_ja", "translation_eng_Latn_to_deu_Latn"])
+@pytest.mark.parametrize(
+    "task", ["translation_en_to_de", "translation_gsw_to_ja", "translation_eng_Latn_to_deu_Latn"]
+)
 def test_every_language_pair_is_a_task(task, checkpoint, translate):
     generate = pipeline(task, model=str(checkpoint), max_new_tokens=6, num_beams=1)
     assert (type(generate), generate.task) == (TranslationPipeline, task)
@@ -374,7 +446,14 @@ def test_every_language_pair_is_a_task(task, checkpoint, translate):
 
 
 @pytest.mark.parametrize(
-    "task", ["translation_en_de", "translation_", "translation_en_to_", "translations", "summarization_a_to_b"]
+    "task",
+    [
+        "translation_en_de",
+        "translation_",
+        "translation_en_to_",
+        "translations",
+        "summarization_a_to_b",
+    ],
 )
 def test_other_names_stay_unknown(task):
     with pytest.raises(KeyError, match=f"Unknown task {task}, available tasks are"):
@@ -384,7 +463,10 @@ def test_other_names_stay_unknown(task):
 @pytest.fixture(scope="module")
 def multilingual():
     tokenizer = MBart50Tokenizer(
-        vocab=[("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁a", -1.0), ("▁man", -1.0), ("▁dog", -1.0)],
+        vocab=[
+            ("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁a", -1.0),
+            ("▁man", -1.0), ("▁dog", -1.0)
+        ],
         src_lang="en_XX", tgt_lang="fr_XX",
     )  # fmt: skip
     transformers.set_seed(0)
@@ -394,14 +476,18 @@ def multilingual():
 def test_a_multilingual_tokenizer_is_told_the_languages(multilingual):
     model, tokenizer = multilingual
     english, german, french = tokenizer.convert_tokens_to_ids(["en_XX", "de_DE", "fr_XX"])
-    by_argument = pipeline("translation", model=model, tokenizer=tokenizer, src_lang="en_XX", tgt_lang="de_DE")
+    by_argument = pipeline(
+        "translation", model=model, tokenizer=tokenizer, src_lang="en_XX", tgt_lang="de_DE"
+    )
     by_name = pipeline("translation_en_XX_to_de_DE", model=model, tokenizer=tokenizer)
     for translate in (by_argument, by_name):
         inputs = translate.preprocess("a man", **translate._preprocess_params)
         assert inputs["input_ids"][0, 0] == english
         [result] = translate("a man", return_tensors=True, max_new_tokens=4)
         assert result["translation_token_ids"][1] == german
-        [result] = translate("a man", src_lang="en_XX", tgt_lang="fr_XX", return_tensors=True, max_new_tokens=4)
+        [result] = translate(
+            "a man", src_lang="en_XX", tgt_lang="fr_XX", return_tensors=True, max_new_tokens=4
+        )
         assert result["translation_token_ids"][1] == french
         batched = translate(["a man", "a dog"], batch_size=2, return_tensors=True, max_new_tokens=4)
         assert [result["translation_token_ids"][1] for result in batched] == [german, german]
@@ -409,9 +495,14 @@ def test_a_multilingual_tokenizer_is_told_the_languages(multilingual):
 
 def test_a_language_that_the_tokenizer_does_not_have_is_an_error(multilingual):
     model, tokenizer = multilingual
-    translate = pipeline("translation", model=model, tokenizer=tokenizer, src_lang="en_XX", tgt_lang="de_DE")
+    translate = pipeline(
+        "translation", model=model, tokenizer=tokenizer, src_lang="en_XX", tgt_lang="de_DE"
+    )
     for name in ("src_lang", "tgt_lang"):
-        message = f"^{name} 'fr_FR' is no language of the tokenizer, expected one of .*; did you mean 'fr_XX'?"
+        message = (
+            f"^{name} 'fr_FR' is no language of the tokenizer, expected one of .*; did you mean "
+            "'fr_XX'?"
+        )
         with pytest.raises(ValueError, match=message):
             translate("a man", **{name: "fr_FR"})
     message = "^src_lang is 'en_XX' and tgt_lang None, expected languages of the tokenizer$"
@@ -420,14 +511,25 @@ def test_a_language_that_the_tokenizer_does_not_have_is_an_error(multilingual):
 
 
 def test_mbart_starts_with_the_target_language_where_its_settings_name_no_other_start():
-    """As https://huggingface.co/docs/transformers/model_doc/mbart generates: `decoder_start_token_id` is the language."""
+    """As https://huggingface.co/docs/transformers/model_doc/mbart generates:
+    `decoder_start_token_id` is the language."""
     tokenizer = MBartTokenizer(
-        vocab=[("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁a", -1.0), ("▁man", -1.0), ("▁dog", -1.0)]
+        vocab=[
+            ("<s>", 0.0),
+            ("<pad>", 0.0),
+            ("</s>", 0.0),
+            ("<unk>", 0.0),
+            ("▁a", -1.0),
+            ("▁man", -1.0),
+            ("▁dog", -1.0),
+        ]
     )
     transformers.set_seed(0)
     model = bart(len(tokenizer)).eval()
     model.generation_config.decoder_start_token_id = None
-    translate = pipeline("translation", model=model, tokenizer=tokenizer, src_lang="de_DE", tgt_lang="ro_RO")
+    translate = pipeline(
+        "translation", model=model, tokenizer=tokenizer, src_lang="de_DE", tgt_lang="ro_RO"
+    )
     [result] = translate("a man", return_tensors=True, max_new_tokens=4, num_beams=1)
     tokenizer.src_lang = "de_DE"
     start = tokenizer.convert_tokens_to_ids("ro_RO")
@@ -436,11 +538,13 @@ def test_mbart_starts_with_the_target_language_where_its_settings_name_no_other_
     assert result["translation_token_ids"].tolist() == expected.tolist() and expected[0] == start
 
 
-# ------------------------------------------------------------------------------------------------------------ registration
+# ------------------------------------------------------------------------------------- registration
 
 
 def in_a_fresh_process(code):
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
 
@@ -455,7 +559,8 @@ import transformers.pipelines as pipelines
 before = sorted(pipelines.REMOVED_TASKS)
 tasks = set(pipelines.PIPELINE_REGISTRY.supported_tasks)
 import vanilla_transformer
-print(json.dumps([before, sorted(pipelines.REMOVED_TASKS), sorted(set(pipelines.PIPELINE_REGISTRY.supported_tasks) - tasks)]))
+added = set(pipelines.PIPELINE_REGISTRY.supported_tasks) - tasks
+print(json.dumps([before, sorted(pipelines.REMOVED_TASKS), sorted(added)]))
 """)
     assert set(TASKS) < set(before)
     assert after == [task for task in before if task not in TASKS]
@@ -468,18 +573,22 @@ def test_registering_again_changes_nothing_and_does_not_warn():
 import importlib, json
 import transformers.pipelines as pipelines
 import vanilla_transformer
-entry, check = pipelines.PIPELINE_REGISTRY.supported_tasks["translation"], pipelines.PIPELINE_REGISTRY.check_task
+registry = pipelines.PIPELINE_REGISTRY
+entry, check = registry.supported_tasks["translation"], registry.check_task
 vanilla_transformer.register_pipelines()
 importlib.reload(vanilla_transformer)
-same = entry is pipelines.PIPELINE_REGISTRY.supported_tasks["translation"]
-print(json.dumps(same and check is pipelines.PIPELINE_REGISTRY.check_task))
+same = entry is registry.supported_tasks["translation"]
+print(json.dumps(same and check is registry.check_task))
 """)
 
 
 def test_registering_works_where_transformers_removed_no_tasks(monkeypatch):
     monkeypatch.delattr(transformers.pipelines, "REMOVED_TASKS")
     register_pipelines()
-    assert transformers.pipelines.PIPELINE_REGISTRY.supported_tasks["translation"]["impl"] is TranslationPipeline
+    assert (
+        transformers.pipelines.PIPELINE_REGISTRY.supported_tasks["translation"]["impl"]
+        is TranslationPipeline
+    )
 
 
 def test_a_task_that_stays_removed_says_so():
@@ -517,4 +626,7 @@ def test_a_saved_pipeline_loads_again_without_remote_code(translate, tmp_path):
 
 
 def test_the_tokenizer_of_a_checkpoint_loads_alone(checkpoint, tokenizer):
-    assert AutoTokenizer.from_pretrained(checkpoint)(TEXTS)["input_ids"] == tokenizer(TEXTS)["input_ids"]
+    assert (
+        AutoTokenizer.from_pretrained(checkpoint)(TEXTS)["input_ids"]
+        == tokenizer(TEXTS)["input_ids"]
+    )

@@ -15,15 +15,18 @@ from checkpoints import START
 from vanilla_transformer.training import dry_run
 from vanilla_transformer_export import Runtime
 
-# Other packages look at the system they were built for, so they are imported first. `json` takes what was generated.
+# Other packages look at the system they were built for, so they are imported first. `json` takes
+# what was generated.
 ELSEWHERE = """
 import importlib, json, numpy, onnxruntime, os, pkgutil, signal, sys, tokenizers
 for name in sys.argv[1].split():
     importlib.import_module(name)
 for name in ("fcntl", "grp", "pwd", "resource", "termios"):
     sys.modules[name] = None
-for name in ("chown", "fchmod", "fork", "geteuid", "getpgid", "getuid", "killpg", "mkfifo", "sched_getaffinity",
-             "sched_setaffinity", "setsid", "sysconf", "uname"):
+for name in (
+    "chown", "fchmod", "fork", "geteuid", "getpgid", "getuid", "killpg", "mkfifo",
+    "sched_getaffinity", "sched_setaffinity", "setsid", "sysconf", "uname",
+):
     delattr(os, name)
 for name in ("SIGALRM", "SIGHUP", "SIGKILL", "SIGQUIT", "SIGUSR1"):
     delattr(signal, name)
@@ -38,14 +41,18 @@ tokens = runtime.generate(numpy.array(json.loads(sys.argv[4])), max_new_tokens=5
 assert doctor.report(devices.facts())
 print(json.dumps([runtime.threads, tokens.tolist()]))
 """
-WITH_ALL = "accelerate datasets matplotlib.pyplot onnx onnx_ir sacrebleu transformers.trainer uvloop"
+WITH_ALL = (
+    "accelerate datasets matplotlib.pyplot onnx onnx_ir sacrebleu transformers.trainer uvloop"
+)
 
 
 @pytest.mark.parametrize(
     "others, packages",
     [
         ("", ""),
-        pytest.param(WITH_ALL, "vanilla_transformer vanilla_transformer_export", marks=pytest.mark.slow),
+        pytest.param(
+            WITH_ALL, "vanilla_transformer vanilla_transformer_export", marks=pytest.mark.slow
+        ),
     ],
     ids=["runtime", "all modules"],
 )
@@ -66,7 +73,9 @@ def test_threads_are_the_processors_this_process_may_use(exported):
 def test_peak_memory_without_resource_is_what_windows_counts(monkeypatch):
     monkeypatch.setitem(sys.modules, "resource", None)
     memory = namedtuple("pmem", "rss peak_wset")(3_000, 5_000)
-    monkeypatch.setattr(psutil, "Process", lambda: namedtuple("Process", "memory_info")(lambda: memory))
+    monkeypatch.setattr(
+        psutil, "Process", lambda: namedtuple("Process", "memory_info")(lambda: memory)
+    )
     assert importlib.reload(dry_run).peak_memory() == 5_000
 
 

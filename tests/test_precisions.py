@@ -41,18 +41,34 @@ def both(checkpoint):
 
 def products(file):
     """How many multiplications of a graph are in integers."""
-    return sum(node.op_type == "MatMulInteger" for node in onnx.load(file, load_external_data=False).graph.node)
+    return sum(
+        node.op_type == "MatMulInteger"
+        for node in onnx.load(file, load_external_data=False).graph.node
+    )
 
 
 def test_each_precision_has_the_files_of_the_hub_and_a_parity_of_its_own(both):
     manifest = json.loads((both / "manifest.json").read_text())
     found = {path.relative_to(both).as_posix() for path in both.glob("onnx/*")}
-    assert found == {f"{file}{end}" for file in (*FILES, *INT8_FILES) for end in ("", "_data")} <= {*manifest["files"]}
+    assert (
+        found
+        == {f"{file}{end}" for file in (*FILES, *INT8_FILES) for end in ("", "_data")}
+        <= {*manifest["files"]}
+    )
     other = manifest["other_dtypes"]["fp32"]
     assert (manifest["dtype"], [*manifest["other_dtypes"]]) == ("int8", ["fp32"])
-    assert sorted(manifest["graphs"].values()) == INT8_FILES and sorted(other["graphs"].values()) == FILES
+    assert (
+        sorted(manifest["graphs"].values()) == INT8_FILES
+        and sorted(other["graphs"].values()) == FILES
+    )
     assert manifest["parity"]["tolerance"] is None and manifest["parity"]["max_error"] > 1e-3
-    assert other["parity"]["tolerance"] == 1e-4 > other["parity"]["max_error"] > 0 == other["parity"]["failures"]
+    assert (
+        other["parity"]["tolerance"]
+        == 1e-4
+        > other["parity"]["max_error"]
+        > 0
+        == other["parity"]["failures"]
+    )
     for file in FILES:
         counts = [products(both / name) for name in (file, file.replace(".onnx", "_int8.onnx"))]
         assert counts[0] == 0 and counts[1] > 5
@@ -62,14 +78,21 @@ def test_each_precision_has_the_files_of_the_hub_and_a_parity_of_its_own(both):
 def test_the_first_runs_unless_another_is_asked_for(exported_for, both):
     ids, mask = prompts("seq2seq")
     for dtype in ("fp32", "int8"):
-        alone, found = Runtime(exported_for("seq2seq", "portable", dtype)[1]), Runtime(both, dtype=dtype)
+        alone, found = (
+            Runtime(exported_for("seq2seq", "portable", dtype)[1]),
+            Runtime(both, dtype=dtype),
+        )
         assert found.dtype == dtype and {spec.file for spec in found.specs.values()} == {
             *(FILES if dtype == "fp32" else INT8_FILES)
         }
         np.testing.assert_array_equal(found.encode(ids, mask), alone.encode(ids, mask))
-        np.testing.assert_array_equal(found.generate(ids, mask, num_beams=2), alone.generate(ids, mask, num_beams=2))
+        np.testing.assert_array_equal(
+            found.generate(ids, mask, num_beams=2), alone.generate(ids, mask, num_beams=2)
+        )
     assert Runtime(both).dtype == "int8"
-    with pytest.raises(UsageError, match=r"both has no dtype 'int4', expected one of \['int8', 'fp32'\]"):
+    with pytest.raises(
+        UsageError, match=r"both has no dtype 'int4', expected one of \['int8', 'fp32'\]"
+    ):
         Runtime(both, dtype="int4")
 
 
@@ -77,13 +100,28 @@ def test_commands_take_either_and_verify_compares_both(both, checkpoint, tmp_pat
     main(["verify", str(both), str(checkpoint), "--cases", "3"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(": ")[0] for line in lines] == ["int8", "fp32"]
-    assert "tolerance none" in lines[0] and "tolerance 1e-04" in lines[1] and lines[1].endswith("0 failures")
+    assert (
+        "tolerance none" in lines[0]
+        and "tolerance 1e-04" in lines[1]
+        and lines[1].endswith("0 failures")
+    )
     (tmp_path / "in").write_text("w5 w6 w7\nw9\n")
     found = {}
     for dtype in ("fp32", "int8"):
         main(["generate", str(both), "--input", str(tmp_path / "in"), "--scores", "--dtype", dtype])
         found[dtype] = capsys.readouterr().out
-        main(["evaluate", str(both), "--source", str(tmp_path / "in"), "--references", str(tmp_path / "in"), "--dtype", dtype])
+        main(
+            [
+                "evaluate",
+                str(both),
+                "--source",
+                str(tmp_path / "in"),
+                "--references",
+                str(tmp_path / "in"),
+                "--dtype",
+                dtype,
+            ]
+        )
         assert json.loads(capsys.readouterr().out)["sentences"] == 2
     assert found["fp32"] != found["int8"]
     for arguments in (
@@ -92,10 +130,15 @@ def test_commands_take_either_and_verify_compares_both(both, checkpoint, tmp_pat
     ):
         with pytest.raises(SystemExit) as stopped:
             main([*map(str, arguments), "--dtype", "fp16"])
-        assert stopped.value.code == 2 and "has no dtype 'fp16', expected one of" in capsys.readouterr().err
+        assert (
+            stopped.value.code == 2
+            and "has no dtype 'fp16', expected one of" in capsys.readouterr().err
+        )
 
 
-@pytest.mark.parametrize("file", [FILES[0], INT8_FILES[0], f"{FILES[0]}_data", f"{INT8_FILES[0]}_data"])
+@pytest.mark.parametrize(
+    "file", [FILES[0], INT8_FILES[0], f"{FILES[0]}_data", f"{INT8_FILES[0]}_data"]
+)
 def test_a_changed_file_of_either_is_refused_whichever_is_opened(both, tmp_path, file):
     damaged = copy_of(both, tmp_path)
     (damaged / file).write_bytes((damaged / file).read_bytes()[:-1] + b"x")
@@ -109,7 +152,9 @@ def test_data_outside_the_export_is_refused(both, tmp_path, file):
     damaged = copy_of(both, tmp_path)
 
     def lead_out(graph):
-        tensor = TensorProto(name="out", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
+        tensor = TensorProto(
+            name="out", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL
+        )
         tensor.external_data.add(key="location", value="../../secret")
         graph.initializer.append(tensor)
         add_to_output(graph, "out")
@@ -125,8 +170,14 @@ def test_data_outside_the_export_is_refused(both, tmp_path, file):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(target="cpu", dtype=["fp32", "int8"]), "are for the target 'portable', expected one for 'cpu'"),
-        (dict(dtype=["fp32", "int4"]), "no target 'portable' with dtype 'int4', expected one of: portable with fp32, int8;"),
+        (
+            dict(target="cpu", dtype=["fp32", "int8"]),
+            "are for the target 'portable', expected one for 'cpu'",
+        ),
+        (
+            dict(dtype=["fp32", "int4"]),
+            "no target 'portable' with dtype 'int4', expected one of: portable with fp32, int8;",
+        ),
         (dict(dtype=["int8", "int8"]), r"dtypes are \['int8', 'int8'\], expected each once"),
         (dict(dtype=[]), "no target 'portable' with dtype ''"),
         (dict(opset=17), "no opset 17 for the target 'portable', expected 18 to 23"),
@@ -151,11 +202,18 @@ def test_what_cannot_stand_together_is_refused_before_anything_is_read(tmp_path,
 )
 def test_each_opset_gives_what_torch_gives(tmp_path, name, opset):
     build(name).save_pretrained(tmp_path / "checkpoint")
-    manifest = export(tmp_path / "checkpoint", tmp_path / "out", cases=6, dtype=["fp32", "int8"], opset=opset)
+    manifest = export(
+        tmp_path / "checkpoint", tmp_path / "out", cases=6, dtype=["fp32", "int8"], opset=opset
+    )
     files = [*manifest["graphs"].values(), *manifest["other_dtypes"]["int8"]["graphs"].values()]
     imports = [onnx.load(tmp_path / "out" / file).opset_import for file in files]
-    assert [[(found.domain, found.version) for found in each] for each in imports] == [[("", opset)]] * len(files)
-    assert manifest["opset"] == opset and manifest["parity"]["failures"] == 0 < manifest["parity"]["cases"]
+    assert [[(found.domain, found.version) for found in each] for each in imports] == [
+        [("", opset)]
+    ] * len(files)
+    assert (
+        manifest["opset"] == opset
+        and manifest["parity"]["failures"] == 0 < manifest["parity"]["cases"]
+    )
     int8 = manifest["other_dtypes"]["int8"]
     assert int8["parity"]["mean_error"] < 0.1
     assert min(products(tmp_path / "out" / file) for file in int8["graphs"].values()) > 3

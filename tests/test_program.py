@@ -1,4 +1,5 @@
-"""What the program does around its verbs: standard streams, signals, warnings, and errors in one line."""
+"""What the program does around its verbs: standard streams, signals, warnings, and errors in one
+line."""
 
 import errno
 import io
@@ -22,14 +23,19 @@ from vanilla_transformer_export.program import open_standard_streams, warnings_i
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_verb_ends_with_one_line_its_code_and_nothing_on_disk(tmp_path, monkeypatch, capsys, number, code):
+def test_an_interrupted_verb_ends_with_one_line_its_code_and_nothing_on_disk(
+    tmp_path, monkeypatch, capsys, number, code
+):
     def interrupted(*_):
         assert (tmp_path / ".out.partial").is_dir()
         os.kill(os.getpid(), number)
         time.sleep(60)  # until it is there
 
     monkeypatch.setattr(averaging, "averaged", interrupted)
-    before, interrupts = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGINT, signal.default_int_handler)
+    before, interrupts = (
+        signal.getsignal(signal.SIGTERM),
+        signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     with pytest.raises(SystemExit) as caught:
         main(["average", "one", "two", "--output", str(tmp_path / "out")])
     signal.signal(signal.SIGINT, interrupts)  # which the processes of a parallel test run ignore
@@ -39,7 +45,10 @@ def test_an_interrupted_verb_ends_with_one_line_its_code_and_nothing_on_disk(tmp
     assert signal.getsignal(signal.SIGTERM) is before  # whoever calls `main` keeps its own
 
 
-@pytest.mark.parametrize("error", [SafetensorError("os error 28"), RuntimeError("inline_container.cc:672 . unexpected pos 64")])
+@pytest.mark.parametrize(
+    "error",
+    [SafetensorError("os error 28"), RuntimeError("inline_container.cc:672 . unexpected pos 64")],
+)
 def test_a_full_disk_is_one_line_whoever_finds_it(tmp_path, monkeypatch, error):
     def full(*_):
         raise error
@@ -57,7 +66,9 @@ def test_a_full_disk_is_one_line_whoever_finds_it(tmp_path, monkeypatch, error):
         ("file", os.listdir, "Not a directory, expected a directory"),
     ],
 )
-def test_what_is_wrong_with_a_path_is_one_line_with_what_was_expected(tmp_path, monkeypatch, place, opened, said):
+def test_what_is_wrong_with_a_path_is_one_line_with_what_was_expected(
+    tmp_path, monkeypatch, place, opened, said
+):
     (tmp_path / "file").touch()
     monkeypatch.setattr(averaging, "averaged", lambda *_: opened(tmp_path / place))
     found = error_of("average", "one", "--output", tmp_path / "out")
@@ -113,15 +124,18 @@ def test_nothing_stays_open_where_no_standard_stream_was_closed():
 
 
 def test_the_library_leaves_signals_alone(capsys):
-    """Also the command does, where it is called in a thread: only the main one may set what they do."""
+    """Also the command does, where it is called in a thread: only the main one may set what they
+    do."""
     before, done = signal.getsignal(signal.SIGTERM), []
-    thread = threading.Thread(target=lambda: (main(["doctor"]), done.append(signal.getsignal(signal.SIGTERM))))
+    thread = threading.Thread(
+        target=lambda: (main(["doctor"]), done.append(signal.getsignal(signal.SIGTERM)))
+    )
     thread.start()
     thread.join()
     assert done == [before]
 
 
-# ----------------------------------------------------------------------------------------------------- streams and warnings
+# ----------------------------------------------------------------------------- streams and warnings
 
 
 class Unwritable(io.StringIO):
@@ -129,7 +143,10 @@ class Unwritable(io.StringIO):
         raise OSError(errno.ENOSPC, "No space left")
 
 
-@pytest.mark.parametrize("stdout, message", [(None, "output is closed"), (Unwritable(), "cannot be written: No space left")])
+@pytest.mark.parametrize(
+    "stdout, message",
+    [(None, "output is closed"), (Unwritable(), "cannot be written: No space left")],
+)
 def test_a_result_that_nobody_can_read_is_an_error(exported, monkeypatch, stdout, message):
     monkeypatch.setattr(sys, "stdout", stdout)
     with pytest.raises(SystemExit, match=f"^vanilla-transformer: standard .*{message}"):
@@ -145,21 +162,34 @@ def test_closed_or_full_standard_output_is_one_line(closed):
     assert done.stderr.startswith("vanilla-transformer: standard output ")
 
 
-@pytest.mark.parametrize("arguments", [["doctor"], ["--help"], ["export", "--help"], ["--version"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["doctor"], ["--help"], ["export", "--help"], ["--version"]], ids=" ".join
+)
 def test_a_command_whose_reader_has_gone_ends_quietly(arguments):
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as pipe:
-        done = subprocess.run([COMMAND, *arguments], stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=300)
+        done = subprocess.run(
+            [COMMAND, *arguments], stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=300
+        )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("flags", [["--batch-size", "1"], ["--stream"]], ids=" ".join)
 def test_generate_stops_when_its_reader_has_gone(exported, tmp_path, flags):
     """Standard input never ends here."""
-    words = [COMMAND, "generate", with_words(exported("seq2seq").directory, tmp_path), "--max-new-tokens", "2", *flags]
+    words = [
+        COMMAND,
+        "generate",
+        with_words(exported("seq2seq").directory, tmp_path),
+        "--max-new-tokens",
+        "2",
+        *flags,
+    ]
     with subprocess.Popen(["yes", "w5 w6"], stdout=subprocess.PIPE) as endless:
-        with subprocess.Popen(words, stdin=endless.stdout, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        with subprocess.Popen(
+            words, stdin=endless.stdout, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
             assert process.stdout.readline()
             process.stdout.close()
             assert (process.wait(timeout=300), process.stderr.read()) == (0, b"")
@@ -170,9 +200,17 @@ def test_warnings_for_users_are_one_line_and_others_as_they_were():
     before = warnings.formatwarning
     with warnings_in_one_line():
         for category in (FutureWarning, DeprecationWarning):
-            assert warnings.formatwarning("two\nlines", category, "a.py", 1) == "vanilla-transformer: warning: two lines\n"
+            assert (
+                warnings.formatwarning("two\nlines", category, "a.py", 1)
+                == "vanilla-transformer: warning: two lines\n"
+            )
         ours = (UserWarning, program.__file__, 1)  # a file of the package
-        assert warnings.formatwarning("two\nlines", *ours) == "vanilla-transformer: warning: two lines\n"
+        assert (
+            warnings.formatwarning("two\nlines", *ours)
+            == "vanilla-transformer: warning: two lines\n"
+        )
         place = ("a.py", 1, "x = 1")
-        assert warnings.formatwarning("text", UserWarning, *place) == before("text", UserWarning, *place)
+        assert warnings.formatwarning("text", UserWarning, *place) == before(
+            "text", UserWarning, *place
+        )
     assert warnings.formatwarning is before

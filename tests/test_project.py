@@ -14,7 +14,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def tracked(*patterns):
-    names = subprocess.run(["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = subprocess.run(
+        ["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     return [ROOT / name for name in names.splitlines()]
 
 
@@ -23,7 +25,9 @@ def test_the_version_stands_in_one_place():
     files = tracked("*.py", "*.cff", "*.toml", "Makefile")
     assert len(files) > 100
     assignment = rf"version\w*\s*[=:]\s*[\"']?{re.escape(PROJECT['version'])}\b"
-    assert [path.name for path in files if re.search(assignment, path.read_text())] == ["pyproject.toml"]
+    assert [path.name for path in files if re.search(assignment, path.read_text())] == [
+        "pyproject.toml"
+    ]
 
 
 def test_the_changelog_tells_of_the_version():
@@ -36,7 +40,10 @@ def test_the_citation_has_what_the_format_requires():
     assert citation["cff-version"] == "1.2.0"
     assert citation["title"] == PROJECT["name"] and citation["message"]
     assert citation["authors"] == [{"name": "The vanilla-transformer authors"}]
-    assert citation["license"] == PROJECT["license"] and citation["repository-code"] == PROJECT["urls"]["Source"]
+    assert (
+        citation["license"] == PROJECT["license"]
+        and citation["repository-code"] == PROJECT["urls"]["Source"]
+    )
     [paper] = citation["references"]
     assert paper["title"] == "Attention Is All You Need" and len(paper["authors"]) == 8
 
@@ -55,6 +62,9 @@ def test_a_push_is_checked_as_a_merge_is():
 
 
 def test_the_packages_of_the_documentation_are_pinned():
-    pins = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    pins = {
+        line.partition("==")[0].lower()
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+    }
     names = {re.match(r"[\w-]+", line)[0] for line in PROJECT["optional-dependencies"]["docs"]}
     assert names - {PROJECT["name"]} <= pins

@@ -17,7 +17,9 @@ NAMES += ["evaluate", "export", "load_checkpoint", "verify"]
 
 
 def run(code, *flags):
-    done = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", code], capture_output=True, text=True, timeout=120
+    )
     return done.stdout.split(), done.stderr
 
 
@@ -26,12 +28,18 @@ def test_the_public_names_are_listed_and_others_are_no_attributes():
     assert package.__version__ == version("vanilla-transformer")
     for name in NAMES:
         assert getattr(package, name) is not None
-    with pytest.raises(AttributeError, match="has no attribute 'runtimes', expected one of ImageRuntime, Options, Runtime"):
+    with pytest.raises(
+        AttributeError,
+        match="has no attribute 'runtimes', expected one of ImageRuntime, Options, Runtime",
+    ):
         _ = package.runtimes
 
 
 def test_importing_the_package_imports_nothing_but_python_s_own():
-    code = "import sys; before = set(sys.modules); import vanilla_transformer_export; print(*sorted(set(sys.modules) - before))"
+    code = (
+        "import sys; before = set(sys.modules); import vanilla_transformer_export; "
+        "print(*sorted(set(sys.modules) - before))"
+    )
     modules, errors = run(code)
     top = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
     assert (top, errors) == ({"vanilla_transformer_export"}, "")
@@ -39,10 +47,17 @@ def test_importing_the_package_imports_nothing_but_python_s_own():
 
 @pytest.mark.parametrize(
     "missing, name, extra",
-    [("onnx", "export", "export,cpu"), ("torch", "verify", "torch,cpu"), ("onnxruntime", "Runtime", "cpu")],
+    [
+        ("onnx", "export", "export,cpu"),
+        ("torch", "verify", "torch,cpu"),
+        ("onnxruntime", "Runtime", "cpu"),
+    ],
 )
 def test_where_a_package_is_missing_the_error_names_the_extra(missing, name, extra):
-    code = f"import sys; sys.modules[{missing!r}] = None; import vanilla_transformer_export as p; p.{name}"
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None; import vanilla_transformer_export as p; "
+        f"p.{name}"
+    )
     _, errors = run(code)
     assert f"pip install 'vanilla-transformer[{extra}]'" in errors.splitlines()[-1]
     assert missing in errors.splitlines()[-1]
@@ -52,7 +67,11 @@ def public_callables():
     for name in NAMES:
         value = getattr(package, name)
         if inspect.isclass(value):
-            yield from ((f"{name}.{key}", each) for key, each in vars(value).items() if is_public(key) and callable(each))
+            yield from (
+                (f"{name}.{key}", each)
+                for key, each in vars(value).items()
+                if is_public(key) and callable(each)
+            )
         elif callable(value):
             yield name, value
 
@@ -61,15 +80,23 @@ def is_public(name):
     return not name.startswith("_") or name == "__init__"
 
 
-@pytest.mark.parametrize("name, function", [*public_callables()], ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    "name, function",
+    [*public_callables()],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_public_signatures_are_annotated(name, function):
     signature = inspect.signature(function)
-    parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "self"]
-    assert [parameter.name for parameter in parameters if parameter.annotation is parameter.empty] == []
+    parameters = [
+        parameter for parameter in signature.parameters.values() if parameter.name != "self"
+    ]
+    assert [
+        parameter.name for parameter in parameters if parameter.annotation is parameter.empty
+    ] == []
     assert name.endswith("__init__") or signature.return_annotation is not signature.empty
 
 
-# ----------------------------------------------------------------------------------------------------------------- options
+# ------------------------------------------------------------------------------------------ options
 
 
 def test_the_docstring_of_generate_lists_the_fields_of_options():
@@ -77,11 +104,19 @@ def test_the_docstring_of_generate_lists_the_fields_of_options():
 
 
 def test_options_have_their_names_meaning_and_defaults_from_transformers():
-    """But for `seed`, which transformers has none of, and for special tokens, which are the model's here."""
+    """But for `seed`, which transformers has none of, and for special tokens, which are the model's
+    here."""
     from transformers import GenerationConfig
 
     theirs = GenerationConfig()
-    documented = {"max_new_tokens": 20, "num_beams": 1, "top_k": 50, "temperature": 1.0, "top_p": 1.0, "length_penalty": 1.0}
+    documented = {
+        "max_new_tokens": 20,
+        "num_beams": 1,
+        "top_k": 50,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "length_penalty": 1.0,
+    }
     for name, field in option_fields.FIELDS.items():
         assert name == "seed" or hasattr(theirs, name), name
         assert field.metadata["help"] and field.metadata["kind"].expected
@@ -92,21 +127,31 @@ def test_options_have_their_names_meaning_and_defaults_from_transformers():
 
 def test_every_option_is_checked_by_its_kind_and_a_wrong_name_is_recognized():
     for name, field in option_fields.FIELDS.items():
-        with pytest.raises(ValueError, match=f"{name} must be {field.metadata['kind'].expected[:20]}.*, got"):
+        with pytest.raises(
+            ValueError, match=f"{name} must be {field.metadata['kind'].expected[:20]}.*, got"
+        ):
             package.Options(**{name: object()})
-    with pytest.raises(ValueError, match=r"unknown generation options \['num_beam'\], did you mean num_beams\?"):
+    with pytest.raises(
+        ValueError, match=r"unknown generation options \['num_beam'\], did you mean num_beams\?"
+    ):
         option_fields.check({"num_beam": 3})
     assert package.Options(pad_token_id=PAD).pad_token_id == PAD
 
 
 def test_the_table_has_a_row_for_each_field_of_generation_config_that_may_stand_there():
-    rows = [line.split("|")[1].strip(" `") for line in option_fields.options_table().splitlines()[2:]]
-    assert sorted(rows) == sorted({*option_fields.FIELDS, *option_fields.WITHOUT_EFFECT, *option_fields.SAMPLING_ONLY})
+    rows = [
+        line.split("|")[1].strip(" `") for line in option_fields.options_table().splitlines()[2:]
+    ]
+    assert sorted(rows) == sorted(
+        {*option_fields.FIELDS, *option_fields.WITHOUT_EFFECT, *option_fields.SAMPLING_ONLY}
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------------- types
+# -------------------------------------------------------------------------------------------- types
 
-PROBE = "import vanilla_transformer_export as package\n" + "".join(f"reveal_type(package.{name})\n" for name in NAMES)
+PROBE = "import vanilla_transformer_export as package\n" + "".join(
+    f"reveal_type(package.{name})\n" for name in NAMES
+)
 # Of the large libraries no types are read, which takes most of the time.
 SETTINGS = """
 [mypy]
@@ -119,15 +164,23 @@ follow_imports = skip
 
 @pytest.mark.slow
 def test_lazy_names_have_types(tmp_path):
-    """As a checker sees them, which does not follow the editable install to the folder of another name."""
+    """As a checker sees them, which does not follow the editable install to the folder of another
+    name."""
     pytest.importorskip("mypy", reason="comes with the extra test")
     (tmp_path / "vanilla_transformer_export").symlink_to(Path(package.__file__).parent)
     (tmp_path / "probe.py").write_text(PROBE)
     (tmp_path / "mypy.ini").write_text(SETTINGS)
     command = [sys.executable, "-m", "mypy", "probe.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    notes = [line.partition("Revealed type is ")[2] for line in done.stdout.splitlines() if "Revealed type" in line]
-    types = {name: note.strip('"').replace("builtins.", "") for name, note in zip(NAMES, notes, strict=True)}
+    notes = [
+        line.partition("Revealed type is ")[2]
+        for line in done.stdout.splitlines()
+        if "Revealed type" in line
+    ]
+    types = {
+        name: note.strip('"').replace("builtins.", "")
+        for name, note in zip(NAMES, notes, strict=True)
+    }
     assert not {"Any", "object"} & set(types.values()), done.stdout
     assert types["__version__"] == "str" and types["export"].endswith("-> dict[str, Any]")
     assert types["Runtime"].endswith("-> vanilla_transformer_export.runtime.runtime.Runtime")

@@ -1,6 +1,8 @@
-"""`pipeline("question-answering")` gives what it gave under transformers 4, for our encoder and for BERT.
+"""`pipeline("question-answering")` gives what it gave under transformers 4, for our encoder and for
+BERT.
 
-The expected answers come from `answers_by_hand`, which loops over windows and spans and computes in float64.
+The expected answers come from `answers_by_hand`, which loops over windows and spans and computes in
+float64.
 """
 
 import functools
@@ -32,10 +34,19 @@ from vanilla_transformer.pipelines import QuestionAnsweringPipeline
 from vanilla_transformer.training.tokenizer import train_tokenizer
 
 QUESTION = "who sees the red house?"
-CONTEXT = "The old man sees a red house. A woman reads the book, and the Man runs to the river near the big old house."
+CONTEXT = (
+    "The old man sees a red house. A woman reads the book, and the Man runs to the river near the "
+    "big old house."
+)
 QUESTIONS = [QUESTION, "where is it?", "what does the old woman read?"]
-CONTEXTS = [CONTEXT, "two dogs run", "the boy walks, the man runs." + " the boy walks, the man runs." * 5]
-EXAMPLES = [{"question": question, "context": context} for question, context in zip(QUESTIONS, CONTEXTS)]
+CONTEXTS = [
+    CONTEXT,
+    "two dogs run",
+    "the boy walks, the man runs." + " the boy walks, the man runs." * 5,
+]
+EXAMPLES = [
+    {"question": question, "context": context} for question, context in zip(QUESTIONS, CONTEXTS)
+]
 
 
 def pair_encoding():
@@ -51,14 +62,22 @@ def ours(tokenizer, **fields):
 
 def other_stacks(model_class):
     def make(tokenizer):
-        return model_class(model_class.config_class(**{**SIZES, "vocab_size": len(tokenizer), "num_hidden_layers": 1}))
+        return model_class(
+            model_class.config_class(
+                **{**SIZES, "vocab_size": len(tokenizer), "num_hidden_layers": 1}
+            )
+        )
 
     return make
 
 
 def bert(tokenizer):
     config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
     )
     return BertForQuestionAnswering(config)
 
@@ -96,7 +115,15 @@ def softmax(logits):
 
 
 def answers_by_hand(
-    answer, question, context, top_k=1, max_answer_len=15, max_seq_len=384, doc_stride=128, impossible=False, align=True
+    answer,
+    question,
+    context,
+    top_k=1,
+    max_answer_len=15,
+    max_seq_len=384,
+    doc_stride=128,
+    impossible=False,
+    align=True,
 ):
     """Every answer in order, as a list."""
     tokenizer = answer.tokenizer
@@ -116,9 +143,14 @@ def answers_by_hand(
             inputs["token_type_ids"] = torch.tensor([[0] * len(head) + [1] * (len(here) + 1)])
         with torch.no_grad():
             logits = answer.model(**inputs)
-        starts, ends = (scores[0].double().tolist() for scores in (logits.start_logits, logits.end_logits))
+        starts, ends = (
+            scores[0].double().tolist() for scores in (logits.start_logits, logits.end_logits)
+        )
         candidates = [len(head) + i for i in range(len(here))] + [0] * len(cls)
-        start, end = softmax([starts[i] for i in candidates]), softmax([ends[i] for i in candidates])
+        start, end = (
+            softmax([starts[i] for i in candidates]),
+            softmax([ends[i] for i in candidates]),
+        )
         null_scores.append(start[-1] * end[-1] if cls else 0)
         spans = [
             (start[i] * end[j], here[i], here[j])
@@ -134,7 +166,9 @@ def answers_by_hand(
                 begin = max(low, next(a for a, b in spans_of_words if a <= begin < b))
                 stop = min(high, next(b for a, b in spans_of_words if a < stop <= b))
             text = context[begin:stop]
-            entry = found.setdefault(text.lower(), {"score": 0, "start": begin, "end": stop, "answer": text})
+            entry = found.setdefault(
+                text.lower(), {"score": 0, "start": begin, "end": stop, "answer": text}
+            )
             entry["score"] += score
     answers = list(found.values())
     if impossible:
@@ -144,8 +178,12 @@ def answers_by_hand(
 
 def close(found, wanted):
     found = [found] if isinstance(found, dict) else found
-    assert [{**entry, "score": None} for entry in found] == [{**entry, "score": None} for entry in wanted]
-    assert [entry["score"] for entry in found] == pytest.approx([entry["score"] for entry in wanted], rel=1e-5)
+    assert [{**entry, "score": None} for entry in found] == [
+        {**entry, "score": None} for entry in wanted
+    ]
+    assert [entry["score"] for entry in found] == pytest.approx(
+        [entry["score"] for entry in wanted], rel=1e-5
+    )
     return True
 
 
@@ -155,7 +193,7 @@ def three_answers(answer):
     return [answers_by_hand(answer, **example)[0] for example in EXAMPLES]
 
 
-# ------------------------------------------------------------------------------------------------------------------ results
+# ------------------------------------------------------------------------------------------ results
 
 
 def test_the_task_loads_our_pipeline_and_the_model_of_the_checkpoint(answer):
@@ -196,7 +234,9 @@ WINDOWS = dict(max_seq_len=40, doc_stride=9)
 @pytest.mark.parametrize("example", [EXAMPLES[0], EXAMPLES[2]], ids=["long", "repeated"])
 def test_answers_are_those_computed_by_hand(answer, example, options):
     names = {"handle_impossible_answer": "impossible", "align_to_words": "align"}
-    wanted = answers_by_hand(answer, **example, **{names.get(name, name): value for name, value in options.items()})
+    wanted = answers_by_hand(
+        answer, **example, **{names.get(name, name): value for name, value in options.items()}
+    )
     close(answer(**example, **options), wanted)
     close(answer(**example, **options, batch_size=3), wanted)
     close(answer(**example, **options, padding="max_length"), wanted)
@@ -204,7 +244,10 @@ def test_answers_are_those_computed_by_hand(answer, example, options):
 
 def test_a_context_has_no_more_answers_than_spans(answer):
     found = answer(question=QUESTION, context="two dogs", top_k=50)
-    assert [entry["answer"].strip() for entry in sorted(found, key=lambda entry: (entry["start"], entry["end"]))] == [
+    assert [
+        entry["answer"].strip()
+        for entry in sorted(found, key=lambda entry: (entry["start"], entry["end"]))
+    ] == [
         "two",
         "two dogs",
         "dogs",
@@ -216,25 +259,36 @@ def test_one_answer_alone_is_a_dict_whatever_was_asked_for(answer):
 
 
 def test_arguments_of_the_pipeline_hold_for_each_call(answer):
-    again = pipeline("question-answering", model=answer.model, tokenizer=answer.tokenizer, top_k=3, **WINDOWS)
+    again = pipeline(
+        "question-answering", model=answer.model, tokenizer=answer.tokenizer, top_k=3, **WINDOWS
+    )
     close(again(**EXAMPLES[0]), answers_by_hand(answer, **EXAMPLES[0], top_k=3, **WINDOWS))
     close(again(**EXAMPLES[0], top_k=1), answers_by_hand(answer, **EXAMPLES[0], top_k=1, **WINDOWS))
 
 
 def test_the_limits_follow_from_the_length_of_the_model(answer, monkeypatch):
     monkeypatch.setattr(answer.tokenizer, "model_max_length", 40)
-    close(answer(**EXAMPLES[2]), answers_by_hand(answer, **EXAMPLES[2], max_seq_len=40, doc_stride=20))
+    close(
+        answer(**EXAMPLES[2]), answers_by_hand(answer, **EXAMPLES[2], max_seq_len=40, doc_stride=20)
+    )
 
 
 def test_a_question_is_cut_when_asked(answer):
-    tokens = answer.tokenizer(QUESTION, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    tokens = answer.tokenizer(QUESTION, add_special_tokens=False, return_offsets_mapping=True)[
+        "offset_mapping"
+    ]
     cut = QUESTION[: tokens[4][1]]
     close(answer(**EXAMPLES[0], max_question_len=5), answers_by_hand(answer, cut, CONTEXT))
-    close(answer(**EXAMPLES[0], max_question_len=len(tokens)), answers_by_hand(answer, QUESTION, CONTEXT))
+    close(
+        answer(**EXAMPLES[0], max_question_len=len(tokens)),
+        answers_by_hand(answer, QUESTION, CONTEXT),
+    )
 
 
 def test_half_precision_gives_scores_too(answer):
-    half = build(ours if "Vanilla" in type(answer.model).__name__ else bert, answer.tokenizer).to(torch.bfloat16)
+    half = build(ours if "Vanilla" in type(answer.model).__name__ else bert, answer.tokenizer).to(
+        torch.bfloat16
+    )
     found = pipeline("question-answering", model=half, tokenizer=answer.tokenizer)(**EXAMPLES[1])
     assert 0 < found["score"] < 1
 
@@ -247,13 +301,24 @@ def test_padding_on_the_left_puts_the_context_in_front(make_model):
     with torch.no_grad():
         logits = answer.model(**ids)
     length = len(tokenizer(CONTEXT, add_special_tokens=False)["input_ids"])
-    start, end = (scores[0, : length + 1].softmax(-1) for scores in (logits.start_logits, logits.end_logits))
-    best = max((start[i] * end[j], i, j) for i in range(1, length + 1) for j in range(i, min(i + 15, length + 1)))
+    start, end = (
+        scores[0, : length + 1].softmax(-1) for scores in (logits.start_logits, logits.end_logits)
+    )
+    best = max(
+        (start[i] * end[j], i, j)
+        for i in range(1, length + 1)
+        for j in range(i, min(i + 15, length + 1))
+    )
     alone = answer(**EXAMPLES[0], align_to_words=False)
     assert alone["score"] == pytest.approx(best[0].item(), rel=1e-5)
-    assert (alone["start"], alone["end"]) == (ids.token_to_chars(best[1]).start, ids.token_to_chars(best[2]).end)
+    assert (alone["start"], alone["end"]) == (
+        ids.token_to_chars(best[1]).start,
+        ids.token_to_chars(best[2]).end,
+    )
     [impossible] = [
-        entry for entry in answer(**EXAMPLES[0], handle_impossible_answer=True, top_k=1000) if entry["answer"] == ""
+        entry
+        for entry in answer(**EXAMPLES[0], handle_impossible_answer=True, top_k=1000)
+        if entry["answer"] == ""
     ]
     assert impossible["score"] == pytest.approx((start[0] * end[0]).item(), rel=1e-5)
 
@@ -262,7 +327,13 @@ def test_batches_padded_on_the_left_give_the_same_answers():
     tokenizer = word_pieces(padding_side="left")
     # Absolute positions would be others after padding.
     model = build(functools.partial(ours, position_embedding_type="relative"), tokenizer)
-    answer = pipeline("question-answering", model=model, tokenizer=tokenizer, handle_impossible_answer=True, top_k=4)
+    answer = pipeline(
+        "question-answering",
+        model=model,
+        tokenizer=tokenizer,
+        handle_impossible_answer=True,
+        top_k=4,
+    )
     alone = [answer(**example) for example in EXAMPLES]
     for batch_size in (2, 3):
         for found, wanted in zip(answer(EXAMPLES, batch_size=batch_size), alone):
@@ -271,7 +342,7 @@ def test_batches_padded_on_the_left_give_the_same_answers():
         close(found, wanted)
 
 
-# -------------------------------------------------------------------------------------------------------------- forms of a call
+# ---------------------------------------------------------------------------------- forms of a call
 
 
 class Rows(Dataset):
@@ -327,7 +398,9 @@ def test_one_example_gives_a_dict(answer, three_answers, ask):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
-@pytest.mark.parametrize("stream", [lambda: (example for example in EXAMPLES), Rows], ids=["generator", "dataset"])
+@pytest.mark.parametrize(
+    "stream", [lambda: (example for example in EXAMPLES), Rows], ids=["generator", "dataset"]
+)
 def test_streams_give_an_iterator(answer, three_answers, stream, batch_size):
     found = answer(stream(), batch_size=batch_size)
     assert not isinstance(found, list)
@@ -343,20 +416,35 @@ def test_no_examples_give_no_answers(answer):
     assert answer([]) == []
 
 
-# --------------------------------------------------------------------------------------------------------------------- errors
+# ------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
         (dict(), "got None and None"),
-        (dict(question=QUESTION), "expected question= and context= .* got 'who sees the red house.' and None"),
-        (dict(question=QUESTION, context=CONTEXTS), "expected question= and context= as two strings, two lists"),
-        (dict(question=QUESTIONS, context=CONTEXTS[:2]), "as many contexts as questions, got 2 and 3"),
+        (
+            dict(question=QUESTION),
+            "expected question= and context= .* got 'who sees the red house.' and None",
+        ),
+        (
+            dict(question=QUESTION, context=CONTEXTS),
+            "expected question= and context= as two strings, two lists",
+        ),
+        (
+            dict(question=QUESTIONS, context=CONTEXTS[:2]),
+            "as many contexts as questions, got 2 and 3",
+        ),
         (dict(question="", context=CONTEXT), "question must be a non-empty string, got ''"),
         (dict(question=QUESTION, context=" \n"), r"context must be a non-empty string, got ' \\n'"),
-        (dict(question=[QUESTION, None], context=CONTEXT), "question must be a non-empty string, got None"),
-        (dict(question=[QUESTION, QUESTION], context=[CONTEXT, 7]), "context must be a non-empty string, got 7"),
+        (
+            dict(question=[QUESTION, None], context=CONTEXT),
+            "question must be a non-empty string, got None",
+        ),
+        (
+            dict(question=[QUESTION, QUESTION], context=[CONTEXT, 7]),
+            "context must be a non-empty string, got 7",
+        ),
         (dict(data={"question": QUESTION}), "context must be a non-empty string, got None"),
         (dict(data=[EXAMPLES[0], QUESTION]), "expected an example that is a dict .* got 'who sees"),
         (dict(data=QUESTION), "expected an example or several, got 'who sees"),
@@ -365,7 +453,10 @@ def test_no_examples_give_no_answers(answer):
         (dict(**EXAMPLES[0], max_answer_len=0), "max_answer_len must be at least 1, got 0"),
         (dict(**EXAMPLES[0], max_seq_len=-1), "max_seq_len must be at least 1, got -1"),
         (dict(**EXAMPLES[0], max_question_len=0), "max_question_len must be at least 1, got 0"),
-        (dict(**EXAMPLES[1], max_seq_len=40, doc_stride=41), "doc_stride must be at most max_seq_len=40, got 41"),
+        (
+            dict(**EXAMPLES[1], max_seq_len=40, doc_stride=41),
+            "doc_stride must be at most max_seq_len=40, got 41",
+        ),
         (dict(**EXAMPLES[0], doc_stride=-1), "doc_stride must be at least 0, got -1"),
     ],
 )
@@ -386,7 +477,10 @@ def test_a_misspelt_argument_is_refused(answer):
 
 @pytest.mark.parametrize("max_seq_len, doc_stride", [(4, 1), (30, 29), (40, 40)])
 def test_windows_that_do_not_advance_are_refused_with_the_numbers(answer, max_seq_len, doc_stride):
-    pattern = f"max_seq_len={max_seq_len} leaves -?[0-9]+ tokens .* needs more than doc_stride={doc_stride}"
+    pattern = (
+        f"max_seq_len={max_seq_len} leaves -?[0-9]+ tokens .* needs more than "
+        f"doc_stride={doc_stride}"
+    )
     with pytest.raises(ValueError, match=pattern):
         answer(**EXAMPLES[2], max_seq_len=max_seq_len, doc_stride=doc_stride)
 
@@ -396,7 +490,9 @@ def test_a_short_context_needs_no_windows(answer):
     close(answer(**example, max_seq_len=60, doc_stride=60), answers_by_hand(answer, **example))
 
 
-@pytest.mark.parametrize("tokenizer, name", [(CanineTokenizer(), "CanineTokenizer"), (None, "None")])
+@pytest.mark.parametrize(
+    "tokenizer, name", [(CanineTokenizer(), "CanineTokenizer"), (None, "None")]
+)
 def test_a_fast_tokenizer_is_needed(answer, tokenizer, name):
     with pytest.raises(ValueError, match=f"needs a fast tokenizer, .* got {name}"):
         QuestionAnsweringPipeline(answer.model, tokenizer)
@@ -405,7 +501,11 @@ def test_a_fast_tokenizer_is_needed(answer, tokenizer, name):
 def test_a_model_without_start_and_end_logits_is_refused_by_its_class():
     tokenizer = word_pieces()
     config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+        vocab_size=len(tokenizer),
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
     )
     answer = pipeline("question-answering", model=BertForMaskedLM(config), tokenizer=tokenizer)
     with pytest.raises(ValueError, match="start and end logits, got BertForMaskedLM"):

@@ -1,4 +1,5 @@
-"""Whatever is asked of a runtime, the answer is that of transformers or an error of one line that says what was expected."""
+"""Whatever is asked of a runtime, the answer is that of transformers or an error of one line that
+says what was expected."""
 
 import itertools
 
@@ -17,7 +18,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:Unfeasible length")
 few = settings(max_examples=settings.default.max_examples // 5)  # where torch generates too
 
 VOCABULARY, EOS = 48, 2
-GENERATORS = [(kind, target) for kind in ("seq2seq", "causal") for target in ("portable", "cpu", "cuda")]
+GENERATORS = [
+    (kind, target) for kind in ("seq2seq", "causal") for target in ("portable", "cpu", "cuda")
+]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +41,15 @@ def opened(exported_for):
 def batches(draw, rows=3, length=8):
     """Ids and a mask with holes anywhere, (B, S); each row has at least one token."""
     shape = draw(st.integers(1, rows)), draw(st.integers(1, length))
-    ids = np.array(draw(st.lists(st.integers(4, VOCABULARY - 1), min_size=shape[0] * shape[1], max_size=shape[0] * shape[1])))
+    ids = np.array(
+        draw(
+            st.lists(
+                st.integers(4, VOCABULARY - 1),
+                min_size=shape[0] * shape[1],
+                max_size=shape[0] * shape[1],
+            )
+        )
+    )
     masks = st.lists(st.integers(0, 1), min_size=shape[1], max_size=shape[1]).filter(any)
     return ids.reshape(shape), np.array(draw(st.lists(masks, min_size=shape[0], max_size=shape[0])))
 
@@ -53,7 +64,9 @@ def test_holes_are_found_where_they_are(batch):
     if has_hole(mask):
         with pytest.raises(ValueError, match="has ones again at place") as caught:
             check_contiguous(mask, "mask")
-        row, place = (int(word.strip(",")) for word in str(caught.value).split() if word.strip(",").isdigit())
+        row, place = (
+            int(word.strip(",")) for word in str(caught.value).split() if word.strip(",").isdigit()
+        )
         assert mask[row, place] == 1 and mask[row, place - 1] == 0 and mask[row, : place - 1].any()
     else:
         check_contiguous(mask, "mask")
@@ -81,7 +94,12 @@ def test_an_encoder_gives_the_numbers_of_torch_for_any_mask(opened, target, batc
         expected = model(torch.from_numpy(ids), torch.from_numpy(mask))
     found = runtime.outputs(ids, mask)
     real = mask == 1
-    np.testing.assert_allclose(found["prediction_logits"][real], expected.prediction_logits.numpy()[real], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        found["prediction_logits"][real],
+        expected.prediction_logits.numpy()[real],
+        rtol=1e-4,
+        atol=1e-4,
+    )
 
 
 @pytest.mark.parametrize("target", ["portable", "cpu", "cuda"])
@@ -93,14 +111,18 @@ def test_any_mask_of_a_source_gives_the_tokens_of_transformers(opened, target, b
     ids, mask = move_padding(*batch, "right", 5)
     options = dict(max_new_tokens=6, num_beams=num_beams, pad_token_id=3)
     with torch.no_grad():
-        expected = model.generate(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), **options).numpy()
+        expected = model.generate(
+            torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), **options
+        ).numpy()
     assert runtime.generate(*batch, **options).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("target", ["portable", "cpu", "cuda"])
 @few
 @given(batch=batches(), num_beams=st.integers(1, 3))
-def test_any_mask_of_a_prompt_gives_the_tokens_of_transformers_or_is_refused(opened, target, batch, num_beams):
+def test_any_mask_of_a_prompt_gives_the_tokens_of_transformers_or_is_refused(
+    opened, target, batch, num_beams
+):
     model, runtime = opened("causal", target)
     ids, mask = batch
     options = dict(max_new_tokens=6, num_beams=num_beams, pad_token_id=3)
@@ -110,7 +132,9 @@ def test_any_mask_of_a_prompt_gives_the_tokens_of_transformers_or_is_refused(ope
         return
     ids, mask = move_padding(ids, mask, "left", 3)
     with torch.no_grad():
-        expected = model.generate(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), **options).numpy()
+        expected = model.generate(
+            torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), **options
+        ).numpy()
     assert runtime.generate(*batch, **options).tolist() == expected.tolist()
 
 
@@ -132,35 +156,74 @@ VALID = dict(
     renormalize_logits=st.booleans(),
     eos_token_id=st.lists(token, min_size=1, max_size=3).map(lambda ends: [EOS, *ends]),
 )
-as_numpy = st.sampled_from([lambda value: value, np.array, lambda value: np.int8(value) if type(value) is int else value])
+as_numpy = st.sampled_from(
+    [lambda value: value, np.array, lambda value: np.int8(value) if type(value) is int else value]
+)
 
 
 @pytest.mark.parametrize("kind, target", GENERATORS)
 @few
-@given(options=st.fixed_dictionaries({}, optional=VALID), kinds=st.lists(as_numpy, min_size=len(VALID), max_size=len(VALID)))
+@given(
+    options=st.fixed_dictionaries({}, optional=VALID),
+    kinds=st.lists(as_numpy, min_size=len(VALID), max_size=len(VALID)),
+)
 def test_any_settings_give_the_tokens_of_transformers(opened, kind, target, options, kinds):
     """In Python's numbers and in numpy's."""
     model, runtime = opened(kind, target)
-    ids, options = np.array([[5, 9, 20, 7], [8, 30, 31, 6]]), {"max_new_tokens": 8, "pad_token_id": 3, **options}
+    ids, options = (
+        np.array([[5, 9, 20, 7], [8, 30, 31, 6]]),
+        {"max_new_tokens": 8, "pad_token_id": 3, **options},
+    )
     try:
         with torch.no_grad():
-            expected = model.generate(torch.from_numpy(ids), attention_mask=torch.ones(2, 4, dtype=int), **options).numpy()
+            expected = model.generate(
+                torch.from_numpy(ids), attention_mask=torch.ones(2, 4, dtype=int), **options
+            ).numpy()
     except ValueError:  # what transformers refuses
         with pytest.raises(UsageError):
             runtime.generate(ids, **options)
         return
     ragged = ("bad_words_ids", "early_stopping")
-    given_as = {name: value if name in ragged else kind(value) for (name, value), kind in zip(options.items(), kinds)}
+    given_as = {
+        name: value if name in ragged else kind(value)
+        for (name, value), kind in zip(options.items(), kinds)
+    }
     assert runtime.generate(ids, **options).tolist() == expected.tolist()
     assert runtime.generate(ids, **{**options, **given_as}).tolist() == expected.tolist()
 
 
 # What no option should be, and what some may: absurd numbers, other types, numpy's.
-values = st.sampled_from([-(2**63), -(10**9), -1, 0, 1, 2, 3, 10**9, 2**62, 2**63, 10**30, 10**400, 1e300, -1e300, 1e-300])
-values |= st.sampled_from([np.int32(2), np.float32(0.5), np.True_]) | st.floats() | st.none() | st.booleans()
+values = st.sampled_from(
+    [
+        -(2**63),
+        -(10**9),
+        -1,
+        0,
+        1,
+        2,
+        3,
+        10**9,
+        2**62,
+        2**63,
+        10**30,
+        10**400,
+        1e300,
+        -1e300,
+        1e-300,
+    ]
+)
+values |= (
+    st.sampled_from([np.int32(2), np.float32(0.5), np.True_])
+    | st.floats()
+    | st.none()
+    | st.booleans()
+)
 values |= st.text(max_size=3) | st.binary(max_size=2)
 values = st.recursive(
-    values, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+    values,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+    ),
 )
 names = st.sampled_from([*FIELDS, "num_beam", "typical_p", ""])
 
@@ -176,7 +239,9 @@ def test_any_options_are_taken_or_refused_in_one_line(opened, kind, target, opti
             for new in itertools.islice(runtime.stream(ids, **options), 3):
                 assert new.dtype == np.int64
         else:
-            short = dict.fromkeys(("min_length", "max_length", "min_new_tokens")) | {"max_new_tokens": 3}
+            short = dict.fromkeys(("min_length", "max_length", "min_new_tokens")) | {
+                "max_new_tokens": 3
+            }
             assert runtime.generate(ids, **{**options, **short}).shape[1] <= 4 + 3
     except ValueError as error:
         assert "\n" not in str(error) and len(str(error)) < 2000

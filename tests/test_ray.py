@@ -1,4 +1,5 @@
-"""What a replica of Ray and Ray's proxy do with our application, without Ray: tests/clients/ray has the cluster."""
+"""What a replica of Ray and Ray's proxy do with our application, without Ray: tests/clients/ray has
+the cluster."""
 
 import asyncio
 import json
@@ -34,13 +35,27 @@ def test_the_application_answers_below_any_path_with_one_request_id():
 def test_arguments_are_the_settings_of_serve_and_a_few_more(tmp_path, monkeypatch):
     directory = tmp_path / "export"
     directory.mkdir()
-    (directory / "manifest.json").write_text(json.dumps({"architecture": "VanillaSeq2SeqForConditionalGeneration"}))
+    (directory / "manifest.json").write_text(
+        json.dumps({"architecture": "VanillaSeq2SeqForConditionalGeneration"})
+    )
     monkeypatch.chdir(tmp_path)
-    args = {"exports": "export,b=export", "max_batch": 5, "languages": "b:en-de b:de-en", "cpus": "2"}
+    args = {
+        "exports": "export,b=export",
+        "max_batch": 5,
+        "languages": "b:en-de b:de-en",
+        "cpus": "2",
+    }
     settings = ray.settings_from(args, {"VANILLA_TRANSFORMER_QUEUE": "7"})
-    assert (settings.max_batch, settings.queue, settings.languages) == (5, 7, (("b", "en", "de"), ("b", "de", "en")))
+    assert (settings.max_batch, settings.queue, settings.languages) == (
+        5,
+        7,
+        (("b", "en", "de"), ("b", "de", "en")),
+    )
     found = ray.exports_of(args, settings)
-    assert [(each.name, each.directory) for each in found] == [("export", directory), ("b", directory)]
+    assert [(each.name, each.directory) for each in found] == [
+        ("export", directory),
+        ("b", directory),
+    ]
     assert found[1].languages == [("en", "de"), ("de", "en")]
     assert ray.settings_from({"token_file": "token"}, {}).token_file == tmp_path / "token"
 
@@ -54,7 +69,10 @@ def test_replicas_are_a_number_or_scale_with_requests():
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: ray.settings_from({"max_bach": "1"}, {}), "no argument 'max_bach', expected .*; did you mean 'max_batch'"),
+        (
+            lambda: ray.settings_from({"max_bach": "1"}, {}),
+            "no argument 'max_bach', expected .*; did you mean 'max_batch'",
+        ),
         (
             lambda: ray.settings_from({"port": "1"}, {}),
             "no argument 'port', expected some of exports, replicas, cpus",

@@ -1,4 +1,5 @@
-"""Real checkpoints that packages of the index carry, in an environment of their own: see tests/clients/real_checkpoints."""
+"""Real checkpoints that packages of the index carry, in an environment of their own: see
+tests/clients/real_checkpoints."""
 
 import subprocess
 import sys
@@ -8,7 +9,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ROOT / "tests/clients/real_checkpoints/packages.txt"
-INDEX = [sys.executable, "-m", "pip", "index", "--disable-pip-version-check", "--timeout=10", "--retries=1", "versions"]
+INDEX = [
+    sys.executable,
+    "-m",
+    "pip",
+    "index",
+    "--disable-pip-version-check",
+    "--timeout=10",
+    "--retries=1",
+    "versions",
+]
 
 
 def find_error(name: str) -> str:

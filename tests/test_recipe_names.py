@@ -1,4 +1,5 @@
-"""Names in recipes: an unknown name is answered with the nearest one; tasks are found by their names, and nothing else is."""
+"""Names in recipes: an unknown name is answered with the nearest one; tasks are found by their
+names, and nothing else is."""
 
 import ast
 import json
@@ -27,7 +28,9 @@ def test_shipped_recipes_are_read_without_a_warning():
         assert len([read_recipe(path.stem) for path in FOLDER.glob("*.toml")]) == 18
 
 
-@pytest.mark.parametrize("path", [pytest.param(path, id=path.parent.name) for path in sorted(CARDS.glob(f"*/{RECORD}"))])
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, id=path.parent.name) for path in sorted(CARDS.glob(f"*/{RECORD}"))]
+)
 def test_the_records_of_shipped_models_are_recipes(path):
     tables = json.loads(path.read_text())["recipe"]
     with warnings.catch_warnings():
@@ -49,18 +52,33 @@ def test_an_unknown_key_is_an_error_with_the_known_ones(table, name, end):
         read_recipe("translation", {f"{table}.{name}": 0.5})
 
 
-# ------------------------------------------------------------------------------------------------------ the nearest name
+# --------------------------------------------------------------------------------- the nearest name
 
 
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"training.word_replacment": 1}, r"no key of [training] 'word_replacment'; did you mean 'word_replacement'?"),
+        (
+            {"training.word_replacment": 1},
+            r"no key of [training] 'word_replacment'; did you mean 'word_replacement'?",
+        ),
         ({"training.replace": 1}, r"no key of [training] 'replace'; did you mean "),
-        ({"tokenizer.bpe-dropout": 0.1}, r"no key of [tokenizer] 'bpe-dropout'; did you mean 'bpe_dropout'?"),
-        ({"learning_rate": 1}, r"no key of a recipe 'learning_rate'; did you mean 'training.learning_rate'?"),
-        ({"training.vocab_size": 9}, r"no key of [training] 'vocab_size'; did you mean 'tokenizer.vocab_size'?"),
-        ({"generation.preset": "a"}, r"no key of [generation] 'preset'; did you mean 'model.preset'?"),
+        (
+            {"tokenizer.bpe-dropout": 0.1},
+            r"no key of [tokenizer] 'bpe-dropout'; did you mean 'bpe_dropout'?",
+        ),
+        (
+            {"learning_rate": 1},
+            r"no key of a recipe 'learning_rate'; did you mean 'training.learning_rate'?",
+        ),
+        (
+            {"training.vocab_size": 9},
+            r"no key of [training] 'vocab_size'; did you mean 'tokenizer.vocab_size'?",
+        ),
+        (
+            {"generation.preset": "a"},
+            r"no key of [generation] 'preset'; did you mean 'model.preset'?",
+        ),
         ({"evaluation.xyz": 1}, r"no key of [evaluation] 'xyz', expected one of bleu_tokenize"),
     ],
 )
@@ -72,7 +90,10 @@ def test_a_key_that_there_is_not_is_answered_with_the_nearest(changes, said):
 def test_a_recipe_that_there_is_not_is_answered_with_the_nearest():
     with pytest.raises(
         FileNotFoundError,
-        match="^multi30k-en-dee is neither a file nor a recipe, expected one of conll2003, .*; did you mean 'multi30k-en-de'?",
+        match=(
+            "^multi30k-en-dee is neither a file nor a recipe, expected one of conll2003, .*; did "
+            "you mean 'multi30k-en-de'?"
+        ),
     ):
         read_recipe("multi30k-en-dee")
 
@@ -82,7 +103,7 @@ def test_each_key_of_ours_is_in_the_documentation_of_a_recipe():
         assert f"`{name}`" in Recipe.__doc__
 
 
-# ------------------------------------------------------------------------------------------------------ tasks
+# -------------------------------------------------------------------------------------------- tasks
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -124,10 +145,14 @@ def test_a_new_task_is_one_file_and_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(TASKS, "first-words", __import__("first_words"))
     (tmp_path / "text").write_text("".join(line + "\n" for line in standins.OPINIONS))
     data = {"train": str(tmp_path / "text"), "validation": str(tmp_path / "text"), "words": 2}
-    tokenizer = {"kind": "word", "vocab_size": 8}  # four special tokens, the mask, "the", and two of the things
+    # four special tokens, the mask, "the", and two of the things
+    tokenizer = {"kind": "word", "vocab_size": 8}
     model = standins.SHAPE | {"num_hidden_layers": 1}
     training = {"tokens_per_update": 64, "max_steps": 2}
-    with pytest.raises(UsageError, match="tokenizer.bpe_dropout is 0.1, expected 0: the subwords of first-words are always"):
+    with pytest.raises(
+        UsageError,
+        match="tokenizer.bpe_dropout is 0.1, expected 0: the subwords of first-words are always",
+    ):
         Recipe("first-words", data, {"bpe_dropout": 0.1})
     with pytest.raises(UsageError, match="data.words is 0, expected a whole number of at least 1"):
         Recipe("first-words", data | {"words": 0})
@@ -135,7 +160,10 @@ def test_a_new_task_is_one_file_and_one_line(tmp_path, monkeypatch):
         Recipe("first-word", data)
     del data["words"]
     recipe = Recipe("first-words", data, tokenizer, model, training)
-    with pytest.raises(UsageError, match="the recipe has no data.words, expected a whole number: first-words needs it"):
+    with pytest.raises(
+        UsageError,
+        match="the recipe has no data.words, expected a whole number: first-words needs it",
+    ):
         train(recipe, tmp_path / "model")
     data["words"] = 2
     metrics = train(Recipe("first-words", data, tokenizer, model, training), tmp_path / "model")

@@ -1,4 +1,5 @@
-"""Whatever a recipe holds, it is made, or refused by a UsageError of one line that says what it is of, and nothing else."""
+"""Whatever a recipe holds, it is made, or refused by a UsageError of one line that says what it is
+of, and nothing else."""
 
 import os
 from unittest import mock
@@ -12,15 +13,37 @@ from vanilla_transformer.training.tasks import TASKS
 from vanilla_transformer.training.trainer import training_arguments
 from vanilla_transformer.training.values import key_types
 
-KEYS = {task: {table: sorted(types) for table, types in key_types(module).items()} for task, module in TASKS.items()}
+KEYS = {
+    task: {table: sorted(types) for table, types in key_types(module).items()}
+    for task, module in TASKS.items()
+}
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 VALUES = st.recursive(
-    SCALARS, lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=4), values, max_size=2)
+    SCALARS,
+    lambda values: (
+        st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=4), values, max_size=2)
+    ),
 )
 # Near the edges of ranges, where most mistakes are.
-NUMBERS = st.sampled_from([-1, 0, 1, 2, 0.5, 1.0, 1.5, -0.0, 2**31, 2**63, 10**400, float("inf"), float("nan"), True])
+NUMBERS = st.sampled_from(
+    [-1, 0, 1, 2, 0.5, 1.0, 1.5, -0.0, 2**31, 2**63, 10**400, float("inf"), float("nan"), True]
+)
 WORDS = st.sampled_from(
-    ["no", "epoch", "steps", "best", "linear", "cosine", "bpe", "word", "relu", "none", "13a", "never", "loss"]
+    [
+        "no",
+        "epoch",
+        "steps",
+        "best",
+        "linear",
+        "cosine",
+        "bpe",
+        "word",
+        "relu",
+        "none",
+        "13a",
+        "never",
+        "loss",
+    ]
 )
 
 
@@ -28,7 +51,12 @@ WORDS = st.sampled_from(
 def tables(draw):
     """A task, and some keys of its tables with any value."""
     task = draw(st.sampled_from(sorted(TASKS)))
-    chosen = draw(st.lists(st.sampled_from([(table, key) for table, keys in KEYS[task].items() for key in keys]), max_size=3))
+    chosen = draw(
+        st.lists(
+            st.sampled_from([(table, key) for table, keys in KEYS[task].items() for key in keys]),
+            max_size=3,
+        )
+    )
     found = {"task": task}
     for table, key in chosen:
         found.setdefault(table, {})[key] = draw(NUMBERS | WORDS | VALUES)
@@ -46,7 +74,9 @@ def check(found, state):
         with mock.patch.dict(os.environ):  # where some arguments of a Trainer's leave what they say
             training_arguments(recipe, state)
     except UsageError as error:
-        assert is_one_line_of(error, {table: keys for table, keys in found.items() if table != "task"}), error
+        assert is_one_line_of(
+            error, {table: keys for table, keys in found.items() if table != "task"}
+        ), error
 
 
 @given(tables())
@@ -61,7 +91,10 @@ def test_a_recipe_is_made_or_refused_by_name(tmp_path_factory, found):
 
 @given(
     st.dictionaries(
-        st.text(max_size=12) | st.sampled_from(["data", "training", "task", "model.path", "data.train"]), VALUES, max_size=3
+        st.text(max_size=12)
+        | st.sampled_from(["data", "training", "task", "model.path", "data.train"]),
+        VALUES,
+        max_size=3,
     )
 )
 def test_changes_of_any_name_and_value_are_taken_or_refused(changes):

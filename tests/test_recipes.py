@@ -1,4 +1,5 @@
-"""Recipes: what is wrong with one is said before anything is read, built or written, and every shipped one runs."""
+"""Recipes: what is wrong with one is said before anything is read, built or written, and every
+shipped one runs."""
 
 import dataclasses
 import gzip
@@ -24,12 +25,22 @@ from vanilla_transformer_export import cli
 from vanilla_transformer_export.runtime.options import FIELDS
 
 RECIPES = pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.toml")))
-SMALL = dict(hidden_size=16, intermediate_size=16, num_attention_heads=2, encoder_layers=1, decoder_layers=1)
-GENERATED = ["max_new_tokens", "max_length", "min_new_tokens", "min_length", "num_beams", "top_k", "no_repeat_ngram_size"]
+SMALL = dict(
+    hidden_size=16, intermediate_size=16, num_attention_heads=2, encoder_layers=1, decoder_layers=1
+)
+GENERATED = [
+    "max_new_tokens",
+    "max_length",
+    "min_new_tokens",
+    "min_length",
+    "num_beams",
+    "top_k",
+    "no_repeat_ngram_size",
+]
 FOLDS = {"train": "train.txt", "folds": 5, "fold": 0}
 
 
-# ------------------------------------------------------------------------------------------------------ values
+# ------------------------------------------------------------------------------------------- values
 
 
 @pytest.mark.parametrize(
@@ -88,7 +99,10 @@ FOLDS = {"train": "train.txt", "folds": 5, "fold": 0}
         ("model.tie_word_embeddings", "no", "true or false"),
         ("generation.num_beams", 0, "a whole number of at least 1"),
         ("generation.length_penalty", "1", "a number"),
-        *[(f"generation.{name}", 2**31, "a whole number of at least 0 and below 2**31") for name in GENERATED],
+        *[
+            (f"generation.{name}", 2**31, "a whole number of at least 0 and below 2**31")
+            for name in GENERATED
+        ],
         ("generation.early_stopping", "always", "true or false or one of 'never'"),
         ("evaluation.bleu_tokenize", 13, "a string"),
         ("data.train", 3, "a string or a list"),
@@ -112,34 +126,82 @@ def test_a_value_of_another_type_or_range_is_refused_with_what_is_expected(key, 
         ({"data": [1], "data.train": "a"}, r"data is \[1\], expected a table"),
         ({"task": ["translation"]}, r"no task \['translation'\]; did you mean 'translation'"),
         ({"save_dtype": 16}, "no save_dtype 16, expected"),
-        ({"training.learning_rat": 1}, r"no key of \[training\] 'learning_rat'; did you mean 'learning_rate'"),
+        (
+            {"training.learning_rat": 1},
+            r"no key of \[training\] 'learning_rat'; did you mean 'learning_rate'",
+        ),
         ({"training.output_dir": "a"}, r"no key of \[training\] 'output_dir'"),
         ({"trainin.seed": 1}, "no key of a recipe 'trainin'; did you mean 'training'"),
-        ({"generation.num_return_sequences": 2}, r"no key of \[generation\] 'num_return_sequences'"),
+        (
+            {"generation.num_return_sequences": 2},
+            r"no key of \[generation\] 'num_return_sequences'",
+        ),
         ({"generation.temperature": 0.5}, "generation: .*temperature.*do_sample"),
-        ({"evaluation.bleu_tokenize": "nope"}, "no evaluation.bleu_tokenize 'nope'; did you mean 'none'"),
-        ({"training.metric_for_best_model": "blue"}, "no training.metric_for_best_model 'blue'; did you mean 'bleu'"),
-        ({"training.lr_scheduler_kwargs": {"min_lrr": 1}}, "training.lr_scheduler_kwargs: .*'min_lrr'"),
-        ({"training.lr_scheduler_type": "cosine_with_min_lr"}, "training.lr_scheduler_kwargs: .*min_lr"),
+        (
+            {"evaluation.bleu_tokenize": "nope"},
+            "no evaluation.bleu_tokenize 'nope'; did you mean 'none'",
+        ),
+        (
+            {"training.metric_for_best_model": "blue"},
+            "no training.metric_for_best_model 'blue'; did you mean 'bleu'",
+        ),
+        (
+            {"training.lr_scheduler_kwargs": {"min_lrr": 1}},
+            "training.lr_scheduler_kwargs: .*'min_lrr'",
+        ),
+        (
+            {"training.lr_scheduler_type": "cosine_with_min_lr"},
+            "training.lr_scheduler_kwargs: .*min_lr",
+        ),
         ({"model.hidden_size": -1}, "model: hidden_size must be at least 1, got -1"),
-        ({"model.hidden_size": 10, "model.num_attention_heads": 3}, "model: hidden_size must be a multiple"),
+        (
+            {"model.hidden_size": 10, "model.num_attention_heads": 3},
+            "model: hidden_size must be a multiple",
+        ),
         ({"model.hidden_act": "gelus"}, "model: hidden_act must be one of .*, got 'gelus'"),
         ({"model.preset": "huge"}, "model: no preset 'huge'"),
         ({"model.d_model": 32, "model.hidden_size": 64}, "model.hidden_size is set 2 times"),
         ({"model.vocab_size": 9}, "tokenizer.vocab_size is 8000, expected model.vocab_size=9"),
-        ({"tokenizer.kind": "word", "tokenizer.bpe_dropout": 0.1}, "bpe_dropout is 0.1, expected 0 with .*'word'"),
-        ({"tokenizer.kind": "byte-bpe", "tokenizer.lowercase": True}, "tokenizer.lowercase is true, expected false"),
-        ({"training.tokens_per_batch": 7, "training": {"tokens_per_batch": 7}}, "tokens_per_batch is 7, expected tokens_per_u"),
-        ({"training.gradient_accumulation_steps": 2}, "gradient_accumulation_steps is 2, expected none: tokens_per_update"),
+        (
+            {"tokenizer.kind": "word", "tokenizer.bpe_dropout": 0.1},
+            "bpe_dropout is 0.1, expected 0 with .*'word'",
+        ),
+        (
+            {"tokenizer.kind": "byte-bpe", "tokenizer.lowercase": True},
+            "tokenizer.lowercase is true, expected false",
+        ),
+        (
+            {"training.tokens_per_batch": 7, "training": {"tokens_per_batch": 7}},
+            "tokens_per_batch is 7, expected tokens_per_u",
+        ),
+        (
+            {"training.gradient_accumulation_steps": 2},
+            "gradient_accumulation_steps is 2, expected none: tokens_per_update",
+        ),
         (
             {"training.average_last": 5, "training.save_total_limit": 2},
             "save_total_limit is 2, expected at least average_l",
         ),
-        ({"training.average_last": 5, "training.load_best_model_at_end": True}, "average_last=5 does not go with load_best"),
-        ({"training.early_stopping_patience": 2}, "early_stopping_patience is 2, expected metric_for_best_model"),
-        ({"training.early_stopping_patience": 2, "training.eval_strategy": "no"}, "patience is 2, expected eval_strategy"),
-        ({"data.dataset": "d", "data.train": ["a", "b"]}, "data.dataset is 'd', expected no data.train beside it"),
-        ({"data.dataset": "d", "data.directory": "x"}, "data.dataset is 'd', expected no data.directory beside it"),
+        (
+            {"training.average_last": 5, "training.load_best_model_at_end": True},
+            "average_last=5 does not go with load_best",
+        ),
+        (
+            {"training.early_stopping_patience": 2},
+            "early_stopping_patience is 2, expected metric_for_best_model",
+        ),
+        (
+            {"training.early_stopping_patience": 2, "training.eval_strategy": "no"},
+            "patience is 2, expected eval_strategy",
+        ),
+        (
+            {"data.dataset": "d", "data.train": ["a", "b"]},
+            "data.dataset is 'd', expected no data.train beside it",
+        ),
+        (
+            {"data.dataset": "d", "data.directory": "x"},
+            "data.dataset is 'd', expected no data.directory beside it",
+        ),
         ({"data.columns": ["a", "b"]}, r"data.columns is \['a', 'b'\], expected data.dataset too"),
     ],
 )
@@ -153,18 +215,42 @@ def test_what_does_not_go_together_is_refused(changes, said):
     "name, changes, said",
     [
         ("trec", {"data.fold": 5}, "data.fold is 5, expected one of 0 to 4"),
-        ("trec", {"data": {"train": "a", "folds": 5}}, "data.folds is 5 and data.fold None, expected both or neither"),
-        ("trec", {"data.validation": "a"}, "data.validation is 'a', expected no data.folds beside it"),
-        ("trec", {"data.encoding": "latin-11"}, "data.encoding is 'latin-11', expected the name of an encoding"),
+        (
+            "trec",
+            {"data": {"train": "a", "folds": 5}},
+            "data.folds is 5 and data.fold None, expected both or neither",
+        ),
+        (
+            "trec",
+            {"data.validation": "a"},
+            "data.validation is 'a', expected no data.folds beside it",
+        ),
+        (
+            "trec",
+            {"data.encoding": "latin-11"},
+            "data.encoding is 'latin-11', expected the name of an encoding",
+        ),
         ("trec", {"generation.num_beams": 2}, r"no key of \[generation\] 'num_beams'"),
-        ("trec-masked-lm", {"data.labelled": False}, "data.folds is 5, expected data.labelled=true too"),
+        (
+            "trec-masked-lm",
+            {"data.labelled": False},
+            "data.folds is 5, expected data.labelled=true too",
+        ),
         (
             "tiny-shakespeare",
             {"data.validation_fraction": 1},
             "data.validation_fraction is 1, expected a number betw",
         ),
-        ("tiny-shakespeare", {"data.documents": "lines"}, "data.documents is 'lines', expected one of 'file', 'line'"),
-        ("squad", {"data.stride": 400}, "data.stride is 400, expected less than data.max_length=384"),
+        (
+            "tiny-shakespeare",
+            {"data.documents": "lines"},
+            "data.documents is 'lines', expected one of 'file', 'line'",
+        ),
+        (
+            "squad",
+            {"data.stride": 400},
+            "data.stride is 400, expected less than data.max_length=384",
+        ),
         (
             "squad",
             {"evaluation.max_answer_length": 0},
@@ -178,7 +264,8 @@ def test_what_does_not_go_with_the_task_is_refused(name, changes, said):
 
 
 def test_values_that_the_libraries_have_by_default_are_taken():
-    """All of them, one by one: no range is narrower than theirs. `None` stands for what is not set."""
+    """All of them, one by one: no range is narrower than theirs. `None` stands for what is not
+    set."""
     hints = key_types(TASKS["translation"])
     for field in dataclasses.fields(Seq2SeqTrainingArguments):
         value = field.default
@@ -196,7 +283,23 @@ def test_values_that_the_libraries_have_by_default_are_taken():
 
 def test_generation_takes_nothing_that_an_export_of_the_result_refuses():
     hints = key_types(TASKS["translation"])["generation"]
-    values = [-1, 0, 0.5, 1, 1.5, 2, True, "x", "never", [], [1], [[1]], [["x"]], [-0.5], float("nan")]
+    values = [
+        -1,
+        0,
+        0.5,
+        1,
+        1.5,
+        2,
+        True,
+        "x",
+        "never",
+        [],
+        [1],
+        [[1]],
+        [["x"]],
+        [-0.5],
+        float("nan"),
+    ]
     refused = 0
     for name in hints.keys() & FIELDS.keys():
         for value in values:
@@ -210,12 +313,30 @@ def test_generation_takes_nothing_that_an_export_of_the_result_refuses():
 def test_a_secret_is_refused_without_being_shown(tmp_path, capsys):
     for name in ("hub_token", "push_to_hub_token", "token"):
         with pytest.raises(SystemExit) as stopped:
-            cli.main(["train", "translation", "--output", str(tmp_path / "out"), "--set", f"training.{name}=hf_geheim"])
+            cli.main(
+                [
+                    "train",
+                    "translation",
+                    "--output",
+                    str(tmp_path / "out"),
+                    "--set",
+                    f"training.{name}=hf_geheim",
+                ]
+            )
         said = capsys.readouterr().err
         assert stopped.value.code == 2
-        assert said.count("\n") == 1 and "HF_TOKEN" in said and "hf auth login" in said and "geheim" not in said
+        assert (
+            said.count("\n") == 1
+            and "HF_TOKEN" in said
+            and "hf auth login" in said
+            and "geheim" not in said
+        )
     assert list(tmp_path.iterdir()) == []
-    secrets = [field.name for field in dataclasses.fields(Seq2SeqTrainingArguments) if field.name.endswith("token")]
+    secrets = [
+        field.name
+        for field in dataclasses.fields(Seq2SeqTrainingArguments)
+        if field.name.endswith("token")
+    ]
     assert secrets == ["hub_token"]
 
 
@@ -225,13 +346,18 @@ def test_a_secret_of_the_environment_is_in_no_file_of_a_run(tmp_path, monkeypatc
     data = {"train": str(tmp_path / "text")}
     model = dict(hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=1)
     training = {"tokens_per_update": 128, "max_steps": 1}
-    train(Recipe("sequence-classification", data, {"kind": "word", "vocab_size": 15}, model, training), tmp_path / "model")
+    train(
+        Recipe(
+            "sequence-classification", data, {"kind": "word", "vocab_size": 15}, model, training
+        ),
+        tmp_path / "model",
+    )
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"training.json", "training_args.bin", "README.md"} <= {path.name for path in files}
     assert not [path for path in files if b"hf_geheim" in path.read_bytes()]
 
 
-# ------------------------------------------------------------------------------------------------------ files
+# -------------------------------------------------------------------------------------------- files
 
 
 @pytest.mark.parametrize(
@@ -254,11 +380,16 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path, content, said):
 
 
 def test_a_directory_is_no_recipe(tmp_path):
-    with pytest.raises(FileNotFoundError, match="is neither a file nor a recipe, expected one of .*translation"):
+    with pytest.raises(
+        FileNotFoundError, match="is neither a file nor a recipe, expected one of .*translation"
+    ):
         read_recipe(str(tmp_path))
 
 
-@pytest.mark.parametrize("change", ["data=1", "model.path=5", "training.learning_rate=abc", "generation.num_beams=0", ".=1"])
+@pytest.mark.parametrize(
+    "change",
+    ["data=1", "model.path=5", "training.learning_rate=abc", "generation.num_beams=0", ".=1"],
+)
 def test_the_command_ends_with_one_line_and_writes_nothing(tmp_path, capsys, change):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["train", "translation", "--output", str(tmp_path / "out"), "--set", change])
@@ -267,21 +398,31 @@ def test_the_command_ends_with_one_line_and_writes_nothing(tmp_path, capsys, cha
     assert list(tmp_path.iterdir()) == []
 
 
-# ------------------------------------------------------------------------------------------- before text is read
+# ------------------------------------------------------------------------------ before text is read
 
 
 @pytest.mark.parametrize(
     "recipe, said",
     [
         (Recipe("translation"), "the recipe has no training text"),
-        (Recipe("causal-lm", {"train": "a"}, {"kind": "character"}), "the recipe has no data.block_size"),
+        (
+            Recipe("causal-lm", {"train": "a"}, {"kind": "character"}),
+            "the recipe has no data.block_size",
+        ),
         (Recipe("masked-lm", {"train": "a"}), "the recipe has no tokenizer.vocab_size"),
         (
-            Recipe("masked-lm", {"train": "a"}, {"vocab_size": 9}, training={"eval_strategy": "epoch"}),
+            Recipe(
+                "masked-lm", {"train": "a"}, {"vocab_size": 9}, training={"eval_strategy": "epoch"}
+            ),
             "training.eval_strategy is 'epoch', expected \"no\", or data.validation too",
         ),
         (
-            Recipe("sequence-classification", {"train": "a"}, {"vocab_size": 9}, training={"word_replacement": 0.1}),
+            Recipe(
+                "sequence-classification",
+                {"train": "a"},
+                {"vocab_size": 9},
+                training={"word_replacement": 0.1},
+            ),
             "training.word_replacement is 0.1, expected training.teachers too",
         ),
     ],
@@ -293,17 +434,32 @@ def test_what_a_run_needs_is_asked_for_before_text_is_read(recipe, said):
 
 @pytest.mark.parametrize(
     "key, path",
-    [("model.path", "nowhere"), ("model.path", "a/b/c"), ("training.teachers", "nowhere"), ("tokenizer.path", "./x")],
+    [
+        ("model.path", "nowhere"),
+        ("model.path", "a/b/c"),
+        ("training.teachers", "nowhere"),
+        ("tokenizer.path", "./x"),
+    ],
 )
 def test_a_checkpoint_that_is_not_there_is_named_in_one_line(tmp_path, monkeypatch, key, path):
     monkeypatch.chdir(tmp_path)
     table, name = key.split(".")
-    changes = {"data.train": "a", "tokenizer": {"vocab_size": 9}, "data.validation": "b", "training": {}}
+    changes = {
+        "data.train": "a",
+        "tokenizer": {"vocab_size": 9},
+        "data.validation": "b",
+        "training": {},
+    }
     recipe = read_recipe("sst2", {**changes, key: [path] if name == "teachers" else path})
     with pytest.raises(FileNotFoundError) as caught:
         prepare(recipe)
     said = str(caught.value)
-    assert said.startswith(f"{key}: {path} ") and "checkpoint directory" in said and "Hub" in said and "\n" not in said
+    assert (
+        said.startswith(f"{key}: {path} ")
+        and "checkpoint directory" in said
+        and "Hub" in said
+        and "\n" not in said
+    )
 
 
 def classification(data=None, **tables):
@@ -324,27 +480,41 @@ def work(tmp_path, monkeypatch):
 
 def test_checkpoints_of_another_kind_are_refused(work):
     check_complete(classification(model={"path": "words"}))
-    with pytest.raises(ValueError, match="the teacher words is a VanillaEncoderForMaskedLM, expected a VanillaEncoderForSeq"):
+    with pytest.raises(
+        ValueError,
+        match="the teacher words is a VanillaEncoderForMaskedLM, expected a VanillaEncoderForSeq",
+    ):
         check_complete(classification(training={"teachers": ["words"]}))
-    with pytest.raises(FileNotFoundError, match="model.path: empty has no config.json: expected a checkpoint directory"):
+    with pytest.raises(
+        FileNotFoundError,
+        match="model.path: empty has no config.json: expected a checkpoint directory",
+    ):
         check_complete(classification(model={"path": "empty"}))
-    with pytest.raises(ValueError, match="a checkpoint of vanilla-encoder, expected one of vanilla-seq2seq"):
+    with pytest.raises(
+        ValueError, match="a checkpoint of vanilla-encoder, expected one of vanilla-seq2seq"
+    ):
         check_complete(Recipe("translation", {"train": ["a", "b"]}, model={"path": "words"}))
     with pytest.raises(UsageError, match="model: hidden_size must be at least 1, got 0"):
         check_complete(classification(model={"path": "words", "hidden_size": 0}))
-    with pytest.raises(ValueError, match="model.path is 'words', expected a checkpoint of the shape in .model."):
+    with pytest.raises(
+        ValueError, match="model.path is 'words', expected a checkpoint of the shape in .model."
+    ):
         prepare(classification(model={"path": "words", "hidden_size": 32}))
 
 
 def test_tokens_that_generation_names_are_of_the_vocabulary(tmp_path):
     standins.write_text(read_recipe("translation", {"data.train": ["a", "b"]}), tmp_path)
     data = {"directory": str(tmp_path), "train": ["a", "b"]}
-    recipe = Recipe("translation", data, {"vocab_size": 60}, SMALL, generation={"bad_words_ids": [[3, 60]]})
-    with pytest.raises(UsageError, match="generation.bad_words_ids has 60, expected tokens from 0 to 59"):
+    recipe = Recipe(
+        "translation", data, {"vocab_size": 60}, SMALL, generation={"bad_words_ids": [[3, 60]]}
+    )
+    with pytest.raises(
+        UsageError, match="generation.bad_words_ids has 60, expected tokens from 0 to 59"
+    ):
         prepare(recipe)
 
 
-# ------------------------------------------------------------------------------------------------------ held-out text
+# ------------------------------------------------------------------------------------ held-out text
 
 
 def write_record(path, **data):
@@ -355,9 +525,15 @@ def write_record(path, **data):
 @pytest.mark.parametrize("key", ["teachers", "path"])
 def test_who_has_seen_the_held_out_fold_teaches_nothing(work, data, key):
     write_record(work / "classifier", **data)
-    tables = {"training": {"teachers": ["classifier"]}} if key == "teachers" else {"model": {"path": "classifier"}}
+    tables = (
+        {"training": {"teachers": ["classifier"]}}
+        if key == "teachers"
+        else {"model": {"path": "classifier"}}
+    )
     theirs = f"fold {data['fold']} of {data['folds']}" if data else "no fold"
-    with pytest.raises(ValueError, match=f"trained with {theirs} held out, expected data.fold=0 of data.folds=5"):
+    with pytest.raises(
+        ValueError, match=f"trained with {theirs} held out, expected data.fold=0 of data.folds=5"
+    ):
         prepare(classification(FOLDS, **tables))
     prepare(classification(**tables))  # which holds out nothing
 
@@ -371,7 +547,9 @@ def test_teachers_of_the_same_fold_or_other_text_are_taken(work):
     shutil.copy("train.txt", "other.txt")  # the same text under another name
     with pytest.raises(ValueError, match="fold 1 of 5 held out"):
         check_complete(recipe)
-    Path("other.txt").write_bytes(b"\xef\xbb\xbf" + Path("train.txt").read_bytes().replace(b"\n", b"\r\n"))
+    Path("other.txt").write_bytes(
+        b"\xef\xbb\xbf" + Path("train.txt").read_bytes().replace(b"\n", b"\r\n")
+    )
     with pytest.raises(ValueError, match="fold 1 of 5 held out"):
         check_complete(recipe)
     Path("packed.gz").write_bytes(gzip.compress(Path("train.txt").read_bytes()))
@@ -380,7 +558,8 @@ def test_teachers_of_the_same_fold_or_other_text_are_taken(work):
         check_complete(recipe)
     Path("packed.gz").write_bytes(gzip.compress(Path("train.txt").read_bytes() + b"more\n"))
     check_complete(recipe)
-    write_record(work / "classifier", folds=5, fold=1, directory="gone")  # and one that is no longer there, under the same name
+    # and one that is no longer there, under the same name
+    write_record(work / "classifier", folds=5, fold=1, directory="gone")
     with pytest.raises(ValueError, match="fold 1 of 5 held out"):
         check_complete(recipe)
     for damaged in ("[]", "{", "[" * 100_000, '{"recipe": {"data": {"train": 5}}}'):
@@ -393,17 +572,20 @@ def test_a_teacher_that_does_not_say_what_it_has_seen_is_warned_of(work, monkeyp
     said = []
     monkeypatch.setattr(logger, "warning", said.append)
     check_complete(classification(FOLDS, training={"teachers": ["classifier"]}))
-    assert said == ["the teacher classifier has no training.json: it may have seen the text it is compared with"]
+    assert said == [
+        "the teacher classifier has no training.json: it may have seen the text it is compared with"
+    ]
     write_record(work / "classifier", folds=5, fold=0)
     check_complete(classification(FOLDS, training={"teachers": ["classifier"]}))
     assert len(said) == 1
 
 
-# ------------------------------------------------------------------------------------------------------ shipped recipes
+# ---------------------------------------------------------------------------------- shipped recipes
 
 
 def runnable(name, folder, changes=None):
-    """The recipe over made-up text; only sizes and steps are others, and where text is that it leaves to its user."""
+    """The recipe over made-up text; only sizes and steps are others, and where text is that it
+    leaves to its user."""
     lacking = standins.lacking(read_recipe(name), folder)
     recipe = read_recipe(name, lacking)
     recipe = read_recipe(name, lacking | standins.small(recipe))
@@ -435,5 +617,9 @@ def test_arguments_that_a_machine_does_not_allow_are_the_callers(tmp_path):
     recipe = read_recipe("translation", {"training.dataloader_prefetch_factor": 2})
     with pytest.raises(UsageError, match="training: --dataloader_prefetch_factor can only be set"):
         training_arguments(recipe, tmp_path)
-    with pytest.raises(UsageError, match="training.tokens_per_update is 4096, expected a multiple of 1000"):
-        training_arguments(read_recipe("translation", {"training.tokens_per_batch": 1000}), tmp_path)
+    with pytest.raises(
+        UsageError, match="training.tokens_per_update is 4096, expected a multiple of 1000"
+    ):
+        training_arguments(
+            read_recipe("translation", {"training.tokens_per_batch": 1000}), tmp_path
+        )

@@ -33,13 +33,19 @@ VOCABULARY, LENGTH, SOURCE_LENGTH = 23, 7, 5
 PRE_NORM = dict(norm_first=True), dict(norm_first=True, final_norm=True)
 # Few buckets, so that seven tokens reach the logarithmic ones and what is beyond them.
 RELATIVE = (
-    dict(position_embedding_type="relative", relative_attention_num_buckets=8, relative_attention_max_distance=5),
+    dict(
+        position_embedding_type="relative",
+        relative_attention_num_buckets=8,
+        relative_attention_max_distance=5,
+    ),
     dict(positions="relative", buckets=8, max_distance=5),
 )
 CHANGES = {
     "paper": ({}, {}),
     "pre-norm": PRE_NORM,
-    "pre-norm without a final norm": (dict(norm_first=True, final_norm=False), dict(norm_first=True)),
+    "pre-norm without a final norm": (
+        dict(norm_first=True, final_norm=False), dict(norm_first=True)
+    ),
     "post-norm with a final norm": (dict(final_norm=True), dict(final_norm=True)),
     "learned positions": (
         dict(position_embedding_type="learned", max_position_embeddings=7),
@@ -53,15 +59,23 @@ CHANGES = {
     "relative positions": RELATIVE,
     "no positions": (dict(position_embedding_type="none"), dict(positions="none")),
     "window of two": (dict(sliding_window=2), dict(window=2)),
-    "window of three, rotary": (dict(sliding_window=3, position_embedding_type="rotary"), dict(window=3, positions="rotary")),
-    "window of three, relative": (dict(sliding_window=3, **RELATIVE[0]), dict(window=3, **RELATIVE[1])),
+    "window of three, rotary": (
+        dict(sliding_window=3, position_embedding_type="rotary"), dict(window=3, positions="rotary")
+    ),
+    "window of three, relative": (
+        dict(sliding_window=3, **RELATIVE[0]), dict(window=3, **RELATIVE[1])
+    ),
     "learned and relative positions": (
         dict(RELATIVE[0], position_embedding_type="learned_relative", max_position_embeddings=7),
         dict(RELATIVE[1], positions="learned_relative"),
     ),
-    "root mean square": (dict(norm_type="rms_norm", norm_first=True), dict(rms_norm=True, norm_first=True, final_norm=True)),
+    "root mean square": (
+        dict(norm_type="rms_norm", norm_first=True),
+        dict(rms_norm=True, norm_first=True, final_norm=True),
+    ),
     "root mean square everywhere": (
-        dict(norm_type="rms_norm", embedding_norm=True, layer_norm_eps=0.1), dict(rms_norm=True, embedding_norm=True, eps=0.1)
+        dict(norm_type="rms_norm", embedding_norm=True, layer_norm_eps=0.1),
+        dict(rms_norm=True, embedding_norm=True, eps=0.1)
     ),
     "gated": (dict(gated=True, hidden_act="gelu"), dict(gated=True, activation="gelu")),
     "gated without biases": (dict(gated=True, linear_bias=False), dict(gated=True, bias=False)),
@@ -69,7 +83,9 @@ CHANGES = {
     "d_k != d_v != D / h": (dict(head_dim=3, value_head_dim=5), dict(d_k=3, d_v=5)),
     "d_k alone": (dict(head_dim=5), dict(d_k=5, d_v=5)),
     "three heads": (dict(num_attention_heads=3), dict(h=3, d_k=4, d_v=4)),
-    "five heads that do not divide D": (dict(h=5, head_dim=2, value_head_dim=3), dict(h=5, d_k=2, d_v=3)),
+    "five heads that do not divide D": (
+        dict(h=5, head_dim=2, value_head_dim=3), dict(h=5, d_k=2, d_v=3)
+    ),
     "embedding norm": (dict(embedding_norm=True), dict(embedding_norm=True)),
     "no embedding scale": (dict(scale_embedding=False), dict(scale_embedding=False)),
     "no biases in the layers": (dict(linear_bias=False), dict(bias=False)),
@@ -77,33 +93,57 @@ CHANGES = {
     "untied": (dict(tie_word_embeddings=False), dict(tied=False)),
     "large epsilon": (dict(layer_norm_eps=0.1), dict(eps=0.1)),
     "everything": (
-        dict(norm_first=True, position_embedding_type="learned", max_position_embeddings=9, hidden_act="gelu", head_dim=3,
-             value_head_dim=5, num_attention_heads=3, embedding_norm=True, scale_embedding=False, lm_head_bias=False,
-             tie_word_embeddings=False, linear_bias=False, final_norm=False, sliding_window=4),
-        dict(norm_first=True, positions="learned", activation="gelu", h=3, d_k=3, d_v=5, embedding_norm=True,
-             scale_embedding=False, lm_head_bias=False, tied=False, bias=False, window=4),
+        dict(
+            norm_first=True, position_embedding_type="learned", max_position_embeddings=9,
+            hidden_act="gelu", head_dim=3, value_head_dim=5, num_attention_heads=3,
+            embedding_norm=True, scale_embedding=False, lm_head_bias=False,
+            tie_word_embeddings=False, linear_bias=False, final_norm=False, sliding_window=4
+        ),
+        dict(
+            norm_first=True, positions="learned", activation="gelu", h=3, d_k=3, d_v=5,
+            embedding_norm=True, scale_embedding=False, lm_head_bias=False, tied=False, bias=False,
+            window=4
+        ),
     ),
     "everything, rotary": (
-        dict(norm_first=True, position_embedding_type="rotary", head_dim=4, value_head_dim=5, num_attention_heads=3,
-             linear_bias=False, sliding_window=3, layer_norm_eps=1e-3),
-        dict(norm_first=True, final_norm=True, positions="rotary", h=3, d_k=4, d_v=5, bias=False, window=3, eps=1e-3),
+        dict(
+            norm_first=True, position_embedding_type="rotary", head_dim=4, value_head_dim=5,
+            num_attention_heads=3, linear_bias=False, sliding_window=3, layer_norm_eps=1e-3
+        ),
+        dict(
+            norm_first=True, final_norm=True, positions="rotary", h=3, d_k=4, d_v=5, bias=False,
+            window=3, eps=1e-3
+        ),
     ),
     "narrow embeddings": (dict(embedding_size=8), dict(e=8)),
-    "narrow embeddings and a norm": (dict(embedding_size=8, embedding_norm=True), dict(e=8, embedding_norm=True)),
+    "narrow embeddings and a norm": (
+        dict(embedding_size=8, embedding_norm=True), dict(e=8, embedding_norm=True)
+    ),
     "wide embeddings, learned positions, untied": (
-        dict(embedding_size=14, position_embedding_type="learned", max_position_embeddings=7, scale_embedding=False,
-             tie_word_embeddings=False, norm_first=True),
-        dict(e=14, positions="learned", scale_embedding=False, tied=False, norm_first=True, final_norm=True),
+        dict(
+            embedding_size=14, position_embedding_type="learned", max_position_embeddings=7,
+            scale_embedding=False, tie_word_embeddings=False, norm_first=True
+        ),
+        dict(
+            e=14, positions="learned", scale_embedding=False, tied=False, norm_first=True,
+            final_norm=True
+        ),
     ),
     # Of one variant only.
     "token types": (dict(type_vocab_size=3), {}),
-    "token types and a norm": (dict(type_vocab_size=3, embedding_norm=True), dict(embedding_norm=True)),
-    "transform in front of the projection": (dict(lm_transform_act="gelu"), dict(lm_transform="gelu")),
+    "token types and a norm": (
+        dict(type_vocab_size=3, embedding_norm=True), dict(embedding_norm=True)
+    ),
+    "transform in front of the projection": (
+        dict(lm_transform_act="gelu"), dict(lm_transform="gelu")
+    ),
     "narrow embeddings, token types and a transform": (
         dict(embedding_size=8, embedding_norm=True, type_vocab_size=3, lm_transform_act="gelu"),
         dict(e=8, embedding_norm=True, lm_transform="gelu"),
     ),
-    "each side its own embeddings": (dict(share_encoder_decoder_embeddings=False), dict(shared=False)),
+    "each side its own embeddings": (
+        dict(share_encoder_decoder_embeddings=False), dict(shared=False)
+    ),
 }  # fmt: skip
 ENCODER_ONLY = ["token types", "token types and a norm", "transform in front of the projection"]
 ENCODER_ONLY += ["narrow embeddings, token types and a transform"]
@@ -112,23 +152,35 @@ TIED = ["lm_head.weight", "model.decoder.embeddings.embed_tokens.weight"]
 VARIANTS = {
     "encoder": (VanillaEncoderConfig, VanillaEncoderForMaskedLM, dict(num_hidden_layers=2)),
     "decoder": (VanillaDecoderConfig, VanillaDecoderForCausalLM, dict(num_hidden_layers=2)),
-    "seq2seq": (VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration, dict(encoder_layers=2, decoder_layers=2)),
+    "seq2seq": (
+        VanillaSeq2SeqConfig,
+        VanillaSeq2SeqForConditionalGeneration,
+        dict(encoder_layers=2, decoder_layers=2),
+    ),
 }
 ALL = [
     (variant, change)
     for variant in VARIANTS
     for change in CHANGES
-    if not (change in ENCODER_ONLY and variant != "encoder" or change in SEQ2SEQ_ONLY and variant != "seq2seq")
+    if not (
+        change in ENCODER_ONLY
+        and variant != "encoder"
+        or change in SEQ2SEQ_ONLY
+        and variant != "seq2seq"
+    )
 ]
 attentions = pytest.mark.parametrize("attention", ["eager", "sdpa"])
 
 
 def build(variant, change="paper", attention="eager"):
-    """A model with every parameter random, norms and biases included, and what the reference needs of it. In float64, but
-    of numbers that float32 has too."""
+    """A model with every parameter random, norms and biases included, and what the reference needs
+    of it. In float64, but of numbers that float32 has too."""
     config_class, model_class, depth = VARIANTS[variant]
     ours, theirs = CHANGES[change]
-    sizes = dict(vocab_size=VOCABULARY, hidden_size=12, intermediate_size=20, num_attention_heads=2) | depth
+    sizes = (
+        dict(vocab_size=VOCABULARY, hidden_size=12, intermediate_size=20, num_attention_heads=2)
+        | depth
+    )
     if "h" in ours:
         del sizes["num_attention_heads"]
     model = model_class(config_class(**sizes | ours)).eval()
@@ -160,11 +212,14 @@ SOURCE_MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 1, 0]])
 
 
 def assert_close(logits, expected, mask=None):
-    """1e-10 in float64; 1e-5, relative beyond 1, in float32. Padded positions are nobody's business."""
+    """1e-10 in float64; 1e-5, relative beyond 1, in float32. Padded positions are nobody's
+    business."""
     real = np.ones(expected.shape[:2], bool) if mask is None else mask.bool().numpy()
     got, expected = logits.detach().double().numpy()[real], expected[real]
     allowed = 1e-10 if logits.dtype == torch.float64 else 1e-5 * np.maximum(1, np.abs(expected))
-    assert np.all(np.abs(got - expected) <= allowed), f"largest difference {np.abs(got - expected).max():.1e}"
+    assert np.all(np.abs(got - expected) <= allowed), (
+        f"largest difference {np.abs(got - expected).max():.1e}"
+    )
 
 
 def expected_logits(variant, weights, paper, batch):
@@ -182,7 +237,9 @@ def expected_logits(variant, weights, paper, batch):
 @attentions
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("variant, change", ALL)
-def test_logits_are_those_of_the_formulas_in_double_and_single_precision(variant, change, padded, attention):
+def test_logits_are_those_of_the_formulas_in_double_and_single_precision(
+    variant, change, padded, attention
+):
     model, weights, paper = build(variant, change, attention)
     mask = MASK if padded else torch.ones_like(MASK)
     source_mask = SOURCE_MASK if padded else torch.ones_like(SOURCE_MASK)
@@ -193,7 +250,11 @@ def test_logits_are_those_of_the_formulas_in_double_and_single_precision(variant
     if variant == "seq2seq":
         given = dict(input_ids=batch["source"], decoder_input_ids=batch["tokens"])
         if padded:
-            given |= dict(attention_mask=source_mask, decoder_attention_mask=mask, decoder_position_ids=positions)
+            given |= dict(
+                attention_mask=source_mask,
+                decoder_attention_mask=mask,
+                decoder_position_ids=positions,
+            )
     else:
         given = dict(input_ids=batch["tokens"])
         if padded:
@@ -207,7 +268,11 @@ def test_logits_are_those_of_the_formulas_in_double_and_single_precision(variant
 
 def test_tokens_are_of_type_0_by_default():
     model, weights, paper = build("encoder", "token types")
-    batch = dict(tokens=token_rows(LENGTH), mask=torch.ones_like(MASK), positions=torch.arange(LENGTH).expand(3, -1))
+    batch = dict(
+        tokens=token_rows(LENGTH),
+        mask=torch.ones_like(MASK),
+        positions=torch.arange(LENGTH).expand(3, -1),
+    )
     batch |= dict(types=torch.zeros_like(MASK))
     assert_close(model(batch["tokens"]).logits, expected_logits("encoder", weights, paper, batch))
 
@@ -215,24 +280,28 @@ def test_tokens_are_of_type_0_by_default():
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("act", ["tanh", "gelu"])
 def test_the_pooler_is_a_linear_map_and_an_activation_of_the_first_state(act, padded):
-    config = VanillaEncoderConfig(vocab_size=VOCABULARY, d_model=12, d_ff=20, h=2, N=2, pooler_act=act)
+    config = VanillaEncoderConfig(
+        vocab_size=VOCABULARY, d_model=12, d_ff=20, h=2, N=2, pooler_act=act
+    )
     model = VanillaEncoderModel(config).eval()
     weights, paper = randomise(model), Paper(d_model=12, h=2, d_k=6, d_v=6, N=2)
     tokens, mask = token_rows(LENGTH), MASK[[0, 1, 1]] if padded else torch.ones_like(MASK)
     outputs = model.double()(tokens, **dict(attention_mask=mask) if padded else {})
-    for row, real, states, got in zip(tokens, mask, outputs.last_hidden_state, outputs.pooler_output, strict=True):
+    for row, real, states, got in zip(
+        tokens, mask, outputs.last_hidden_state, outputs.pooler_output, strict=True
+    ):
         table = weights["embeddings.embed_tokens.weight"]
         expected = stack(weights, "", paper, table, row.numpy(), range(LENGTH), real.numpy(), False)
         assert_close(states[None], expected[None], real[None])
         assert_close(got[None, None], pooled(weights, "pooler", act, expected)[None, None])
 
 
-# ----------------------------------------------------------------------------------------------------------------- caches
+# ------------------------------------------------------------------------------------------- caches
 
 CACHED = [
-    "paper", "everything", "everything, rotary", "d_k != d_v != D / h", "learned positions", "rotary positions",
-    "relative positions", "no positions", "window of two", "window of three, rotary", "window of three, relative",
-    "narrow embeddings",
+    "paper", "everything", "everything, rotary", "d_k != d_v != D / h", "learned positions",
+    "rotary positions", "relative positions", "no positions", "window of two",
+    "window of three, rotary", "window of three, relative", "narrow embeddings",
 ]  # fmt: skip
 
 
@@ -241,7 +310,9 @@ def cache_for(model, kind):
     if kind == "dynamic":
         return None
     static = StaticCache(config=model.config, max_cache_len=LENGTH + 2)
-    return EncoderDecoderCache(static, DynamicCache()) if model.config.is_encoder_decoder else static
+    return (
+        EncoderDecoderCache(static, DynamicCache()) if model.config.is_encoder_decoder else static
+    )
 
 
 @attentions
@@ -251,13 +322,19 @@ def cache_for(model, kind):
 @pytest.mark.parametrize("variant", ["decoder", "seq2seq"])
 def test_decoding_with_the_cache_is_one_full_pass(variant, change, chunks, kind, attention):
     model, weights, paper = build(variant, change, attention)
-    batch = dict(tokens=token_rows(LENGTH), mask=torch.ones_like(MASK), positions=torch.arange(7).expand(3, -1))
+    batch = dict(
+        tokens=token_rows(LENGTH),
+        mask=torch.ones_like(MASK),
+        positions=torch.arange(7).expand(3, -1),
+    )
     batch |= dict(source=token_rows(SOURCE_LENGTH), source_mask=SOURCE_MASK)
 
     cache, logits = cache_for(model, kind), []
     for chunk in batch["tokens"].split(chunks, dim=1):
         if variant == "seq2seq":
-            given = dict(input_ids=batch["source"], attention_mask=SOURCE_MASK, decoder_input_ids=chunk)
+            given = dict(
+                input_ids=batch["source"], attention_mask=SOURCE_MASK, decoder_input_ids=chunk
+            )
         else:
             given = dict(input_ids=chunk)
         outputs = model(**given, past_key_values=cache, use_cache=True)
@@ -279,13 +356,19 @@ def test_decoding_padded_rows_with_the_cache_is_one_full_pass(attention, change,
     for length in chunks:
         seen += length
         now = slice(seen - length, seen)
-        outputs = model(batch["tokens"][:, now], MASK[:, :seen], POSITIONS[:, now], past_key_values=cache, use_cache=True)
+        outputs = model(
+            batch["tokens"][:, now],
+            MASK[:, :seen],
+            POSITIONS[:, now],
+            past_key_values=cache,
+            use_cache=True,
+        )
         cache = outputs.past_key_values
         logits.append(outputs.logits)
     assert_close(torch.cat(logits, dim=1), expected_logits("decoder", weights, paper, batch), MASK)
 
 
-# -------------------------------------------------------------------------------------------------------------- positions
+# ---------------------------------------------------------------------------------------- positions
 
 
 @pytest.mark.parametrize("first", [0, 4990, 100_000])
@@ -293,18 +376,26 @@ def test_sinusoids_are_the_formula_at_any_position(first):
     """The first hidden state is the scaled token plus its position."""
     model, weights, _ = build("decoder")
     positions = torch.arange(first, first + 10)
-    states = model(torch.zeros(1, 10, dtype=int), position_ids=positions[None], output_hidden_states=True).hidden_states
+    states = model(
+        torch.zeros(1, 10, dtype=int), position_ids=positions[None], output_hidden_states=True
+    ).hidden_states
     token = weights["model.embeddings.embed_tokens.weight"][0] * 12**0.5
-    expected = np.stack([token + position_encoding(position, 12) for position in range(first, first + 10)])
+    expected = np.stack(
+        [token + position_encoding(position, 12) for position in range(first, first + 10)]
+    )
     assert_close(states[0][0][None], expected[None])
 
 
 @pytest.mark.parametrize("positions", ["rotary", "relative", "none"])
 def test_positions_that_are_not_added_leave_the_embeddings_alone(positions):
-    model, weights, _ = build("decoder", {"none": "no positions"}.get(positions, f"{positions} positions"))
+    model, weights, _ = build(
+        "decoder", {"none": "no positions"}.get(positions, f"{positions} positions")
+    )
     tokens = token_rows(LENGTH)
     states = model(tokens, output_hidden_states=True).hidden_states
-    assert_close(states[0], weights["model.embeddings.embed_tokens.weight"][tokens.numpy()] * 12**0.5)
+    assert_close(
+        states[0], weights["model.embeddings.embed_tokens.weight"][tokens.numpy()] * 12**0.5
+    )
 
 
 @pytest.mark.parametrize("first", [0, 4990, 100_000])
@@ -316,7 +407,9 @@ def test_rotary_positions_have_no_last_position_and_only_distances_count(first):
     logits = model(tokens, position_ids=positions).logits
     # Beyond 1e-10 float64 itself rounds the angle of position 100,000.
     np.testing.assert_allclose(logits.detach().numpy(), expected, atol=1e-9, rtol=0)
-    np.testing.assert_allclose(logits.detach().numpy(), model(tokens).logits.detach().numpy(), atol=1e-9, rtol=0)
+    np.testing.assert_allclose(
+        logits.detach().numpy(), model(tokens).logits.detach().numpy(), atol=1e-9, rtol=0
+    )
 
 
 def test_the_rotation_of_the_reference_is_the_complex_product_of_equation_12():
@@ -327,13 +420,24 @@ def test_the_rotation_of_the_reference_is_the_complex_product_of_equation_12():
     np.testing.assert_allclose(turned[0::2] + 1j * turned[1::2], pairs)
 
 
-@pytest.mark.parametrize("buckets, max_distance", [(32, 128), (8, 5), (4, 3), (64, 33), (32, 1000), (10, 17)])
+@pytest.mark.parametrize(
+    "buckets, max_distance", [(32, 128), (8, 5), (4, 3), (64, 33), (32, 1000), (10, 17)]
+)
 @pytest.mark.parametrize("is_causal", [False, True], ids=["both sides", "causal"])
-def test_buckets_of_relative_positions_are_the_definition_and_those_of_t5(is_causal, buckets, max_distance):
+def test_buckets_of_relative_positions_are_the_definition_and_those_of_t5(
+    is_causal, buckets, max_distance
+):
     model, _, _ = build("decoder" if is_causal else "encoder", "relative positions")
     positions = model.model.relative_positions
     positions.buckets, positions.max_distance = buckets, max_distance
     offsets = torch.arange(-1100, 1101)
     got = positions.bucket(offsets).tolist()
-    assert got == [relative_bucket(offset, not is_causal, buckets, max_distance) for offset in offsets.tolist()]
-    assert got == T5Attention._relative_position_bucket(offsets, not is_causal, buckets, max_distance).tolist()
+    assert got == [
+        relative_bucket(offset, not is_causal, buckets, max_distance) for offset in offsets.tolist()
+    ]
+    assert (
+        got
+        == T5Attention._relative_position_bucket(
+            offsets, not is_causal, buckets, max_distance
+        ).tolist()
+    )

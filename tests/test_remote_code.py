@@ -1,4 +1,5 @@
-"""A saved checkpoint carries its code: every Auto class loads it where the package is not installed."""
+"""A saved checkpoint carries its code: every Auto class loads it where the package is not
+installed."""
 
 import json
 import os
@@ -15,22 +16,35 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import vanilla_transformer
-from vanilla_transformer import VanillaDecoderConfig, VanillaEncoderConfig, VanillaSeq2SeqConfig, VanillaVisionConfig
+from vanilla_transformer import (
+    VanillaDecoderConfig,
+    VanillaEncoderConfig,
+    VanillaSeq2SeqConfig,
+    VanillaVisionConfig,
+)
 
 PACKAGE = Path(vanilla_transformer.__file__).parent
-CONFIGS = dict(encoder=VanillaEncoderConfig, decoder=VanillaDecoderConfig, seq2seq=VanillaSeq2SeqConfig)
+CONFIGS = dict(
+    encoder=VanillaEncoderConfig, decoder=VanillaDecoderConfig, seq2seq=VanillaSeq2SeqConfig
+)
 CONFIGS |= dict(vision=VanillaVisionConfig)
 AUTO_CLASSES = {
     variant: {"AutoConfig": CONFIGS[variant], **classes}
     for variant, classes in {**models.AUTO_CLASSES, "vision": models.VISION}.items()
 }
-MODELS = [(variant, name) for variant, classes in AUTO_CLASSES.items() for name in classes if name != "AutoConfig"]
+MODELS = [
+    (variant, name)
+    for variant, classes in AUTO_CLASSES.items()
+    for name in classes
+    if name != "AutoConfig"
+]
 every_model = pytest.mark.parametrize("variant, auto_name", MODELS)
 saved = pytest.mark.parametrize("again", ["", "again"], ids=["saved here", "saved again elsewhere"])
 
-# Runs in one fresh process, in a directory with the checkpoints `variant/AutoClass`. Loads each, keeps what it computes,
-# saves it under `again/`, and loads that. What goes wrong with one is kept with it. transformers keeps the code of checkpoints
-# apart by the name of their folder, so one with code of its own is `variant/AutoClass-which`.
+# Runs in one fresh process, in a directory with the checkpoints `variant/AutoClass`. Loads each,
+# keeps what it computes, saves it under `again/`, and loads that. What goes wrong with one is kept
+# with it. transformers keeps the code of checkpoints apart by the name of their folder, so one with
+# code of its own is `variant/AutoClass-which`.
 ELSEWHERE = """
 import json
 import sys
@@ -60,26 +74,35 @@ from safetensors.torch import load_file, save_file
 def outcome(outputs):
     if "last_hidden_state" in outputs:
         return outputs.last_hidden_state
-    return torch.cat([value.flatten(1) for name, value in outputs.items() if name.endswith("logits")], 1)
+    logits = [value for name, value in outputs.items() if name.endswith("logits")]
+    return torch.cat([value.flatten(1) for value in logits], 1)
 
 
 def examine(directory, given):
     config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=True)
-    model = getattr(transformers, directory.name.partition("-")[0]).from_pretrained(directory, trust_remote_code=True)
+    auto_class = getattr(transformers, directory.name.partition("-")[0])
+    model = auto_class.from_pretrained(directory, trust_remote_code=True)
     body = transformers.AutoModel.from_pretrained(directory, trust_remote_code=True)
     with torch.no_grad():
         # Several choices are rows of their own.
-        flat = {name: values.flatten(0, -2) if name.endswith("ids") else values for name, values in given.items()}
+        flat = {
+            name: values.flatten(0, -2) if name.endswith("ids") else values
+            for name, values in given.items()
+        }
         results = {"model": outcome(model(**given)), "body": outcome(body(**flat))}
     for beams in (1, 3) if model.can_generate() else ():
         settings = dict(num_beams=beams, max_new_tokens=6, do_sample=False)
         results[f"{beams} beams"] = model.generate(given["input_ids"], **settings)
-    save_file({name: tensor.contiguous() for name, tensor in results.items()}, directory / "results.safetensors")
-    classes = {name: str(type(item)) for name, item in dict(config=config, model=model, body=body).items()}
+    results = {name: tensor.contiguous() for name, tensor in results.items()}
+    save_file(results, directory / "results.safetensors")
+    items = dict(config=config, model=model, body=body)
+    classes = {name: str(type(item)) for name, item in items.items()}
+    seen = ("AutoConfig", "AutoModel", directory.name)
     for auto_name in config.auto_map:  # from any checkpoint of a variant, whatever class wrote it
-        if auto_name not in ("AutoConfig", "AutoModel", directory.name) and directory.parts[0] != "again":
+        if auto_name not in seen and directory.parts[0] != "again":
             try:
-                other = getattr(transformers, auto_name).from_pretrained(directory, trust_remote_code=True)
+                auto_class = getattr(transformers, auto_name)
+                other = auto_class.from_pretrained(directory, trust_remote_code=True)
                 classes[auto_name] = str(type(other))
             except Exception:
                 classes[auto_name] = traceback.format_exc()
@@ -99,32 +122,56 @@ for directory in map(Path, sys.argv[1:]):
 
 
 CHANGES = {  # each kind of positions, and all that a checkpoint of the variant may have
-    "encoder": dict(N=2, position_embedding_type="relative", type_vocab_size=2, pooler_act="tanh", lm_transform_act="gelu",
-                    token_transform_act="gelu"),
-    "decoder": dict(N=2, position_embedding_type="rotary", sliding_window=3, add_cross_attention=True, final_norm=True),
-    "seq2seq": dict(encoder_layers=1, decoder_layers=2, linear_bias=False, share_encoder_decoder_embeddings=False),
+    "encoder": dict(
+        N=2, position_embedding_type="relative", type_vocab_size=2, pooler_act="tanh",
+        lm_transform_act="gelu", token_transform_act="gelu"
+    ),
+    "decoder": dict(
+        N=2, position_embedding_type="rotary", sliding_window=3, add_cross_attention=True,
+        final_norm=True
+    ),
+    "seq2seq": dict(
+        encoder_layers=1,
+        decoder_layers=2,
+        linear_bias=False,
+        share_encoder_decoder_embeddings=False,
+    ),
     "vision": dict(N=2, image_size=[8, 13], patch_size=4, num_first_tokens=2, pooler_act="tanh"),
 }  # fmt: skip
 
 
 def code_as_before(directory):
-    """Puts the stacks back into modeling_, where they stand in the checkpoints of the versions before."""
-    layers, modeling = (directory / f"{part}_vanilla_transformer.py" for part in ("layers", "modeling"))
+    """Puts the stacks back into modeling_, where they stand in the checkpoints of the versions
+    before."""
+    layers, modeling = (
+        directory / f"{part}_vanilla_transformer.py" for part in ("layers", "modeling")
+    )
     below, stacks = re.split(r"\n# -+ stacks\n", layers.read_text())
     imports = re.split(r"\n# -+ ", below)[0] + "\nfrom .layers_vanilla_transformer import *\n"
-    heads = re.sub(r"from \.layers_vanilla_transformer import \(.*?\)\n", "", modeling.read_text(), flags=re.DOTALL)
+    heads = re.sub(
+        r"from \.layers_vanilla_transformer import \(.*?\)\n",
+        "",
+        modeling.read_text(),
+        flags=re.DOTALL,
+    )
     layers.write_text(below)
     modeling.write_text(imports + stacks + heads)
-    assert "class VanillaEncoderModel" in modeling.read_text() and "VanillaEncoderModel" not in layers.read_text()
+    assert (
+        "class VanillaEncoderModel" in modeling.read_text()
+        and "VanillaEncoderModel" not in layers.read_text()
+    )
 
 
 def code_of(directory):
-    return {path.relative_to(directory).as_posix(): path.read_text() for path in directory.rglob("*.py")}
+    return {
+        path.relative_to(directory).as_posix(): path.read_text() for path in directory.rglob("*.py")
+    }
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """The directory in which `ELSEWHERE` ran on a checkpoint of each model class, and on base models with older code."""
+    """The directory in which `ELSEWHERE` ran on a checkpoint of each model class, and on base
+    models with older code."""
     root = tmp_path_factory.mktemp("elsewhere")
     torch.manual_seed(0)
     for variant, auto_name in MODELS:
@@ -138,15 +185,20 @@ def root(tmp_path_factory):
         directories.append(f"{variant}/AutoModel-before")
         shutil.copytree(root / variant / "AutoModel", root / directories[-1])
         code_as_before(root / directories[-1])
-    places = dict(HF_HOME=str(root / "home"), HF_MODULES_CACHE=str(root / "modules"), HF_HUB_OFFLINE="1")
+    places = dict(
+        HF_HOME=str(root / "home"), HF_MODULES_CACHE=str(root / "modules"), HF_HUB_OFFLINE="1"
+    )
     command = [sys.executable, "-c", ELSEWHERE, *directories]
-    process = subprocess.run(command, cwd=root, env=os.environ | places, capture_output=True, text=True)
+    process = subprocess.run(
+        command, cwd=root, env=os.environ | places, capture_output=True, text=True
+    )
     assert process.returncode == 0, process.stderr[-3000:]
     return root
 
 
 def here_and_elsewhere(root, variant, auto_name, again=""):
-    """The model as it was saved, its inputs, and what a process without the package made of them."""
+    """The model as it was saved, its inputs, and what a process without the package made of
+    them."""
     error = root / variant / auto_name / "error.txt"
     assert not error.exists(), error.read_text()
     model = AUTO_CLASSES[variant][auto_name].from_pretrained(root / variant / auto_name)
@@ -162,10 +214,14 @@ def test_the_classes_are_those_of_the_checkpoint(root, variant, auto_name, again
     names = {name: item.__name__ for name, item in AUTO_CLASSES[variant].items()}
     classes = json.loads((directory / "classes.json").read_text())
     for part, name in dict(config="AutoConfig", model=auto_name, body="AutoModel").items():
-        assert classes[part].startswith("<class 'transformers_modules.") and classes[part].endswith(names[name] + "'>")
+        assert classes[part].startswith("<class 'transformers_modules.") and classes[part].endswith(
+            names[name] + "'>"
+        )
     auto_map = json.loads((directory / "config.json").read_text())["auto_map"]
     assert {name: reference.rpartition(".")[2] for name, reference in auto_map.items()} == names
-    code = {f"{module}_vanilla_transformer.py" for module in ("configuration", "layers", "modeling")}
+    code = {
+        f"{module}_vanilla_transformer.py" for module in ("configuration", "layers", "modeling")
+    }
     assert code_of(directory) == {name: (PACKAGE / name).read_text() for name in code}
 
 
@@ -178,7 +234,9 @@ def test_every_auto_class_of_the_variant_loads_the_checkpoint(root, variant, aut
 def check_auto_classes(directory, variant):
     classes = json.loads((directory / "classes.json").read_text())
     for auto_name in AUTO_CLASSES[variant].keys() - {"AutoConfig", "AutoModel", directory.name}:
-        assert classes[auto_name].endswith(f".{AUTO_CLASSES[variant][auto_name].__name__}'>"), classes[auto_name]
+        assert classes[auto_name].endswith(f".{AUTO_CLASSES[variant][auto_name].__name__}'>"), (
+            classes[auto_name]
+        )
 
 
 @pytest.mark.parametrize("variant", CONFIGS)
@@ -194,11 +252,15 @@ def test_a_checkpoint_whose_stacks_stand_in_modeling_loads_and_keeps_its_code(ro
 
 
 @pytest.mark.parametrize("variant", CONFIGS)
-def test_a_checkpoint_whose_stacks_stand_in_modeling_gets_the_package_s_code_when_saved_here(root, variant, tmp_path):
+def test_a_checkpoint_whose_stacks_stand_in_modeling_gets_the_package_s_code_when_saved_here(
+    root, variant, tmp_path
+):
     shutil.copytree(root / variant / "AutoModel-before", tmp_path, dirs_exist_ok=True)
     transformers.AutoModel.from_pretrained(tmp_path).save_pretrained(tmp_path)
     assert code_of(tmp_path) == code_of(root / variant / "AutoModel")
-    written, expected = ((path / "config.json").read_text() for path in (tmp_path, root / variant / "AutoModel"))
+    written, expected = (
+        (path / "config.json").read_text() for path in (tmp_path, root / variant / "AutoModel")
+    )
     assert json.loads(written) == json.loads(expected)
 
 
@@ -208,16 +270,24 @@ def test_outputs_are_the_same(root, variant, auto_name, again):
     model, given, results = here_and_elsewhere(root, variant, auto_name, again)
     with torch.no_grad():
         expected = models.result(model(**given))
-        flat = {name: values.flatten(0, -2) if name.endswith("ids") else values for name, values in given.items()}
+        flat = {
+            name: values.flatten(0, -2) if name.endswith("ids") else values
+            for name, values in given.items()
+        }
         body = getattr(model, "model", model)(**flat).last_hidden_state
     torch.testing.assert_close(results["model"].view_as(expected), expected)
     torch.testing.assert_close(results["body"], body)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("variant, auto_name", [("decoder", "AutoModelForCausalLM"), ("seq2seq", "AutoModelForSeq2SeqLM")])
+@pytest.mark.parametrize(
+    "variant, auto_name",
+    [("decoder", "AutoModelForCausalLM"), ("seq2seq", "AutoModelForSeq2SeqLM")],
+)
 @saved
 def test_generated_tokens_are_the_same(root, variant, auto_name, again, beams):
     model, given, results = here_and_elsewhere(root, variant, auto_name, again)
-    expected = model.generate(given["input_ids"], num_beams=beams, max_new_tokens=6, do_sample=False)
+    expected = model.generate(
+        given["input_ids"], num_beams=beams, max_new_tokens=6, do_sample=False
+    )
     assert results[f"{beams} beams"].tolist() == expected.tolist()

@@ -1,4 +1,5 @@
-"""While an export is replaced, whoever opens it gets the old one, the new one or an error, never a mix."""
+"""While an export is replaced, whoever opens it gets the old one, the new one or an error, never a
+mix."""
 
 import builtins
 import itertools
@@ -20,7 +21,8 @@ TEXT = "w5 w9 w20 w7"
 
 @pytest.fixture(scope="module")
 def two(exported_for, tmp_path_factory):
-    """Two exports of one architecture that differ in their weights and in what their tokenizers call a token."""
+    """Two exports of one architecture that differ in their weights and in what their tokenizers
+    call a token."""
     _, directory = exported_for("seq2seq", "cpu")
     found = []
     for number in range(2):
@@ -39,17 +41,24 @@ def two(exported_for, tmp_path_factory):
 
 
 def answer(directory):
-    return TextRuntime(directory, threads=1).generate([TEXT], max_new_tokens=6, suppress_tokens=[0, 1, 2])
+    return TextRuntime(directory, threads=1).generate(
+        [TEXT], max_new_tokens=6, suppress_tokens=[0, 1, 2]
+    )
 
 
 def tokens(directory):
     ids = np.array([[5, 9, 20, 7]])
-    return Runtime(directory, threads=1).generate(ids, max_new_tokens=6, suppress_tokens=[0, 1, 2]).tolist()
+    return (
+        Runtime(directory, threads=1)
+        .generate(ids, max_new_tokens=6, suppress_tokens=[0, 1, 2])
+        .tolist()
+    )
 
 
 @pytest.fixture
 def place(two, tmp_path):
-    """A directory with the first export, and a function that replaces it with the second, by renaming."""
+    """A directory with the first export, and a function that replaces it with the second, by
+    renaming."""
     out, new = tmp_path / "out", tmp_path / "new"
     shutil.copytree(two[0], out)
     shutil.copytree(two[1], new)
@@ -62,13 +71,16 @@ def place(two, tmp_path):
 
 
 class Steps:
-    """Counts what is opened, by Python and by onnxruntime, and calls `act` before (or after) number `at`."""
+    """Counts what is opened, by Python and by onnxruntime, and calls `act` before (or after) number
+    `at`."""
 
     def __init__(self, monkeypatch, at=None, after=False, act=None):
         self.count, self.at, self.after, self.act = 0, at, after, act
         self.lock = threading.RLock()  # graphs are opened side by side
         monkeypatch.setattr(artifact, "open", self.counted(builtins.open), raising=False)
-        monkeypatch.setattr(onnxruntime, "InferenceSession", self.counted(onnxruntime.InferenceSession))
+        monkeypatch.setattr(
+            onnxruntime, "InferenceSession", self.counted(onnxruntime.InferenceSession)
+        )
 
     def counted(self, opens):
         def call(*args, **kwargs):
@@ -99,7 +111,9 @@ def test_the_two_exports_and_their_mixes_differ(two, tmp_path):
 
 
 @pytest.mark.parametrize("opened", [answer, tokens])
-def test_an_export_replaced_at_any_step_of_its_opening_is_old_or_new_or_an_error(two, place, monkeypatch, tmp_path, opened):
+def test_an_export_replaced_at_any_step_of_its_opening_is_old_or_new_or_an_error(
+    two, place, monkeypatch, tmp_path, opened
+):
     out, replace = place
     old, new = map(opened, two)
     with monkeypatch.context() as patch:
@@ -119,7 +133,8 @@ def test_an_export_replaced_at_any_step_of_its_opening_is_old_or_new_or_an_error
         out.rename(tmp_path / "new")
         (tmp_path / "old").rename(out)
     assert all(found in (old, new, "error") for found in seen), seen
-    assert "error" in seen and (seen[-1] == old) == (opened is answer)  # what is read last is checked by itself
+    # what is read last is checked by itself
+    assert "error" in seen and (seen[-1] == old) == (opened is answer)
 
 
 def test_an_export_replaced_after_it_was_opened_is_the_old_one(two, place):
@@ -135,7 +150,9 @@ def test_a_session_made_on_demand_is_of_the_export_that_was_opened(exported_for,
     out, ids = copy_of(directory, tmp_path), np.array([[5, 9, 20, 7]])
     runtime = Runtime(out, threads=1, device="cpu")
     shutil.rmtree(out)
-    expected = Runtime(directory, threads=1, device="cpu").generate(ids, num_beams=3, max_new_tokens=4)
+    expected = Runtime(directory, threads=1, device="cpu").generate(
+        ids, num_beams=3, max_new_tokens=4
+    )
     assert runtime.generate(ids, num_beams=3, max_new_tokens=4).tolist() == expected.tolist()
 
 
@@ -154,7 +171,9 @@ def test_an_export_that_was_away_while_it_was_opened_is_an_error(two, place, mon
                 (tmp_path / "old").rename(out)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", there_and_back)
-    with pytest.raises(ValueError, match="out was replaced or changed while the export was opened: open it again"):
+    with pytest.raises(
+        ValueError, match="out was replaced or changed while the export was opened: open it again"
+    ):
         Runtime(out, threads=1)
 
 
@@ -169,7 +188,9 @@ def test_a_file_changed_in_place_while_it_is_opened_is_an_error(two, tmp_path, m
         steps = Steps(patch)
         Runtime(out, threads=1)
     Steps(monkeypatch, steps.count - 1, False, change)  # just before the last session
-    with pytest.raises(ValueError, match="model.onnx_data was replaced or changed while the export was opened"):
+    with pytest.raises(
+        ValueError, match="model.onnx_data was replaced or changed while the export was opened"
+    ):
         Runtime(out, threads=1)
 
 
@@ -189,9 +210,12 @@ def test_weights_are_compared_with_their_hash_while_the_graphs_open(two, monkeyp
     assert tokens(two[0]) == expected
 
 
-def test_other_weights_are_refused_and_named_whatever_becomes_of_the_graphs(two, tmp_path, monkeypatch):
+def test_other_weights_are_refused_and_named_whatever_becomes_of_the_graphs(
+    two, tmp_path, monkeypatch
+):
     out = copy_of(two[0], tmp_path)
-    shutil.copyfile(two[1] / "onnx/model.onnx_data", out / "onnx/model.onnx_data")  # of the same size
+    # of the same size
+    shutil.copyfile(two[1] / "onnx/model.onnx_data", out / "onnx/model.onnx_data")
     with pytest.raises(ValueError, match="model.onnx_data has SHA-256 .*: export again"):
         Runtime(out, threads=1)
     monkeypatch.setattr(onnxruntime, "InferenceSession", None)  # opening a graph fails
@@ -218,7 +242,9 @@ def test_many_readers_of_an_export_that_is_always_replaced(two, tmp_path):
     """One thread renames the two exports in turn; the others open what is there."""
     expected = [answer(directory) for directory in two]
     out, ends = tmp_path / "out", threading.Event()
-    spare = [shutil.copytree(directory, tmp_path / str(number)) for number, directory in enumerate(two)]
+    spare = [
+        shutil.copytree(directory, tmp_path / str(number)) for number, directory in enumerate(two)
+    ]
     spare[0].rename(out)
     seen, wrong = {"old": 0, "new": 0, "error": 0}, []
 

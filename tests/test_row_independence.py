@@ -1,10 +1,13 @@
-"""A row's outputs are the same bits whatever stands beside it: other rows, longer rows that it is padded for, more threads.
+"""A row's outputs are the same bits whatever stands beside it: other rows, longer rows that it is
+padded for, more threads.
 
-Whole graphs of the cpu target, each row alone and in company; and single products and attentions of the sizes that models have,
-because kernels choose their way by size. A failure names the first operator whose output differs.
+Whole graphs of the cpu target, each row alone and in company; and single products and attentions of
+the sizes that models have, because kernels choose their way by size. A failure names the first
+operator whose output differs.
 
-In int4, onnxruntime has another kernel for a single row on processors without AVX-512. So a row alone is two copies of the row
-here, and a test of products compares one row with two copies of the row: they differ by the rounding of float32."""
+In int4, onnxruntime has another kernel for a single row on processors without AVX-512. So a row
+alone is two copies of the row here, and a test of products compares one row with two copies of the
+row: they differ by the rounding of float32."""
 
 import numpy as np
 import onnx
@@ -37,39 +40,57 @@ def opened(graph, threads):
 
 
 def check(path, dtype, make_feeds, cut, rows, threads=(1, 2)):
-    """`make_feeds` of some rows are what the graph at `path` takes; `cut` of its outputs is what is of the row at a place."""
+    """`make_feeds` of some rows are what the graph at `path` takes; `cut` of its outputs is what is
+    of the row at a place."""
     copies = COPIES[dtype]
     for count in threads:
         session = opened(str(path), count)
-        alone = [cut(session.run(None, make_feeds([row] * copies)), 0, row) for row in range(max(rows))]
+        alone = [
+            cut(session.run(None, make_feeds([row] * copies)), 0, row) for row in range(max(rows))
+        ]
         for number in (number for number in rows if number >= copies):
             found = session.run(None, make_feeds(range(number)))
             for row in range(number):
-                for name, one, other in zip(session.get_outputs(), alone[row], cut(found, row, row), strict=True):
+                for name, one, other in zip(
+                    session.get_outputs(), alone[row], cut(found, row, row), strict=True
+                ):
                     if not np.array_equal(one, other):
                         where = first_difference(path, make_feeds, [row] * copies, number, count)
-                        pytest.fail(f"{name.name} of row {row} of {number} differs, {count} threads; first in {where}")
+                        pytest.fail(
+                            f"{name.name} of row {row} of {number} differs, {count} threads; "
+                            f"first in {where}"
+                        )
 
 
 def first_difference(path, make_feeds, copies, number, threads):
-    """The first node whose output for a row differs between its `copies` and `number` rows, where all outputs are kept."""
+    """The first node whose output for a row differs between its `copies` and `number` rows, where
+    all outputs are kept."""
     row = copies[0]
     model = onnx.load(path)
     names = {value.name for value in model.graph.output}
-    kept = [value for node in model.graph.node for value in node.output if value and value not in names]
+    kept = [
+        value for node in model.graph.node for value in node.output if value and value not in names
+    ]
     model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in kept)
     session = opened(model.SerializeToString(), threads)
-    alone, together = session.run(kept, make_feeds(copies)), session.run(kept, make_feeds(range(number)))
+    alone, together = (
+        session.run(kept, make_feeds(copies)),
+        session.run(kept, make_feeds(range(number))),
+    )
     makers = {value: node.op_type for node in model.graph.node for value in node.output}
     for name, one, other in zip(kept, alone, together, strict=True):
-        if one.shape[:1] == (len(copies),) and other.shape[:1] == (number,) and one.dtype == np.float32:
+        if (
+            one.shape[:1] == (len(copies),)
+            and other.shape[:1] == (number,)
+            and one.dtype == np.float32
+        ):
             inside = tuple(slice(size) for size in one.shape[1:])
             if not np.array_equal(one[0], other[row][inside]):
                 return f"{makers[name]} ({name})"
     return "no operator with all outputs kept: in what onnxruntime fuses"
 
 
-# ----------------------------------------------------------------------------------------------------------- whole graphs
+# ------------------------------------------------------------------------------------- whole graphs
 
 
 def sequence_feeds(session_inputs, vocabulary):
@@ -80,8 +101,15 @@ def sequence_feeds(session_inputs, vocabulary):
         lengths = [length_of(row) for row in rows]
         ids, mask = np.zeros((2, len(lengths), max(lengths)), np.int64)
         for place, (row, length) in enumerate(zip(rows, lengths)):
-            ids[place, :length], mask[place, :length] = np.random.default_rng(row).integers(4, vocabulary, length), 1
-        feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.where(mask, ids % 2, 0)}
+            ids[place, :length], mask[place, :length] = (
+                np.random.default_rng(row).integers(4, vocabulary, length),
+                1,
+            )
+        feeds = {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "token_type_ids": np.where(mask, ids % 2, 0),
+        }
         return {name: feeds[name] for name in names}
 
     return make
@@ -93,7 +121,10 @@ def length_of(row):
 
 def check_sequences(path, dtype, vocabulary, rows):
     session = opened(str(path), 1)
-    axes = [[axis for axis, size in enumerate(value.shape) if size == "source_length"] for value in session.get_outputs()]
+    axes = [
+        [axis for axis, size in enumerate(value.shape) if size == "source_length"]
+        for value in session.get_outputs()
+    ]
 
     def cut(outputs, place, row):
         return [
@@ -105,7 +136,8 @@ def check_sequences(path, dtype, vocabulary, rows):
 
 
 def step_feeds(session_inputs, vocabulary):
-    """One new token of each row, after `length_of` tokens of its own, over a source of another length."""
+    """One new token of each row, after `length_of` tokens of its own, over a source of another
+    length."""
     rng = np.random.default_rng(0)
     lengths = np.array([length_of(row) for row in range(max(COMPANY))], np.int32)
     sources = np.array([length_of(row + 3) for row in range(max(COMPANY))], np.int32)
@@ -140,7 +172,10 @@ def check_steps(path, dtype, vocabulary, rows):
     def cut(outputs, place, row):
         """Logits, and of caches what is in use."""
         used = [length_of(row + 3) if ".encoder." in name else length_of(row) + 1 for name in names]
-        return [output[place] if output.ndim == 2 else output[place][:, :end] for output, end in zip(outputs, used)]
+        return [
+            output[place] if output.ndim == 2 else output[place][:, :end]
+            for output, end in zip(outputs, used)
+        ]
 
     check(path, dtype, step_feeds(session.get_inputs(), vocabulary), cut, rows)
 
@@ -154,7 +189,12 @@ def cases(*names):
 @cases("seq2seq", "encoder", "seq2seq-t5", "encoder-relative")
 def test_what_reads_whole_sequences(exported, name, dtype, request):
     _, directory = exported(name, dtype)
-    check_sequences(directory / Runtime(directory).artifact.manifest["graphs"]["encoder"], dtype, 48, company(request))
+    check_sequences(
+        directory / Runtime(directory).artifact.manifest["graphs"]["encoder"],
+        dtype,
+        48,
+        company(request),
+    )
 
 
 @cases("seq2seq", "causal", "causal-window", "causal-relative")
@@ -180,7 +220,8 @@ def test_steps_with_relative_positions_over_a_source(tmp_path, dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_mean_over_tokens(tmp_path, dtype):
-    """`ReduceSum` over tokens adds in another order for one row than for several, and again with padding."""
+    """`ReduceSum` over tokens adds in another order for one row than for several, and again with
+    padding."""
     fields = dict(num_hidden_layers=1, classifier_pooling="mean")
     saved_and_exported(tmp_path, dtype, "VanillaEncoderForSequenceClassification", fields)
     check_sequences(tmp_path / "out/onnx/model.onnx", dtype, 48, COMPANY)
@@ -201,26 +242,36 @@ def test_batches_of_the_runtime(exported, name, dtype):
         runtime = Runtime(directory, threads=threads)
         together = logits(runtime, name, range(4))
         for row in range(4):
-            np.testing.assert_array_equal(together[row], logits(runtime, name, [row] * COPIES[dtype])[0])
+            np.testing.assert_array_equal(
+                together[row], logits(runtime, name, [row] * COPIES[dtype])[0]
+            )
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "int8"])
 def test_sources_beside_a_longer_one(exported, dtype):
-    """Of any length: kernels add the values of several keys at once, and of a source alone some are left over."""
+    """Of any length: kernels add the values of several keys at once, and of a source alone some are
+    left over."""
     _, directory = exported("seq2seq", dtype)
     runtime, lengths = Runtime(directory, threads=1), range(1, 18)
     ids = np.random.default_rng(0).integers(4, 48, (len(lengths), max(lengths)))
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
     together = logits_after_source(runtime, ids, mask)
     for row, length in enumerate(lengths):
-        np.testing.assert_array_equal(logits_after_source(runtime, ids[[row], :length], mask[[row], :length])[0], together[row])
+        np.testing.assert_array_equal(
+            logits_after_source(runtime, ids[[row], :length], mask[[row], :length])[0],
+            together[row],
+        )
 
 
 def logits_after_source(runtime, ids, mask):
     """After the first token of the translation, and after one more: (rows, 2, V)."""
     first = np.ones((len(ids), 1), np.int64)
-    decoder = runtime.decoders.start(GenerationRequest(Options(max_new_tokens=8), first, first, (ids, mask)))
-    return np.stack([decoder.prefill(first, first)[:, -1].copy(), decoder.step(5 * first)[:, -1].copy()], axis=1)
+    decoder = runtime.decoders.start(
+        GenerationRequest(Options(max_new_tokens=8), first, first, (ids, mask))
+    )
+    return np.stack(
+        [decoder.prefill(first, first)[:, -1].copy(), decoder.step(5 * first)[:, -1].copy()], axis=1
+    )
 
 
 def logits(runtime, name, rows):
@@ -231,31 +282,53 @@ def logits(runtime, name, rows):
     ids, mask = ids[:, used], mask[:, used]
     source = None
     if name == "seq2seq":
-        source, ids, mask = (ids, mask), np.ones((len(ids), 1), np.int64), np.ones((len(ids), 1), np.int64)
-    decoder = runtime.decoders.start(GenerationRequest(Options(max_new_tokens=8), ids, mask, source))
+        source, ids, mask = (
+            (ids, mask),
+            np.ones((len(ids), 1), np.int64),
+            np.ones((len(ids), 1), np.int64),
+        )
+    decoder = runtime.decoders.start(
+        GenerationRequest(Options(max_new_tokens=8), ids, mask, source)
+    )
     found = [decoder.prefill(ids, mask).copy()]
-    found += [decoder.step(np.array([[5 + row + step] for row in rows])).copy() for step in range(3)]
+    found += [
+        decoder.step(np.array([[5 + row + step] for row in rows])).copy() for step in range(3)
+    ]
     return np.stack([each[:, -1] for each in found], axis=1)
 
 
-# ------------------------------------------------------------------------------------------------------- sizes that models have
+# --------------------------------------------------------------------------- sizes that models have
 
 # The shipped models, the paper's base model, and GPT-2 or BERT: (K, N).
-PRODUCTS = [(128, 128), (128, 384), (256, 128), (128, 6000), (512, 512), (512, 2048), (2048, 512), (512, 8000)]
+PRODUCTS = [
+    (128, 128),
+    (128, 384),
+    (256, 128),
+    (128, 6000),
+    (512, 512),
+    (512, 2048),
+    (2048, 512),
+    (512, 8000),
+]
 PRODUCTS += [(768, 2304), (768, 3072), (3072, 768), (768, 2)]
 ATTENTIONS = [(4, 32), (8, 64), (12, 64)]  # heads, and the width of each
 IMPORTS = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("com.microsoft", 1)]
 
 
 def value(name, shape, dtype=np.float32):
-    return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
+    return onnx.helper.make_tensor_value_info(
+        name, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape
+    )
 
 
 def alone_and_together(model, make_feeds, copies=1):
-    """The outputs of each row alone, as rows, and of all numbers of rows: pairs to compare, at one thread and at two."""
+    """The outputs of each row alone, as rows, and of all numbers of rows: pairs to compare, at one
+    thread and at two."""
     for threads in (1, 2):
         session = opened(model, threads)
-        alone = np.concatenate([session.run(None, make_feeds([row] * copies))[0][:1] for row in range(max(COMPANY))])
+        alone = np.concatenate(
+            [session.run(None, make_feeds([row] * copies))[0][:1] for row in range(max(COMPANY))]
+        )
         for number in (number for number in COMPANY if number >= copies):
             yield alone[:number], session.run(None, make_feeds(slice(number)))[0]
 
@@ -264,19 +337,28 @@ def alone_and_together(model, make_feeds, copies=1):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", PRODUCTS)
 def test_products(size, dtype):
-    """One token of each row, and several of each; in fp32 also without an axis of tokens, as the last product of a head."""
+    """One token of each row, and several of each; in fp32 also without an axis of tokens, as the
+    last product of a head."""
     rng = np.random.default_rng(0)
     matrix = rng.standard_normal(size, np.float32)
-    x = rng.standard_normal((64, 3, size[0]), np.float32) * rng.uniform(0.1, 10, (64, 1, 1)).astype(np.float32)
+    x = rng.standard_normal((64, 3, size[0]), np.float32) * rng.uniform(0.1, 10, (64, 1, 1)).astype(
+        np.float32
+    )
     model = product(matrix, dtype)
     for tokens in (x[:, :1], x):
-        for one, other in alone_and_together(model, lambda rows, tokens=tokens: {"x": tokens[rows]}, COPIES[dtype]):
+        for one, other in alone_and_together(
+            model, lambda rows, tokens=tokens: {"x": tokens[rows]}, COPIES[dtype]
+        ):
             np.testing.assert_array_equal(one, other)
     if dtype == "fp32":
         node = onnx.helper.make_node("Gemm", ["x", "w"], ["y"])
         weights = [onnx.numpy_helper.from_array(matrix, "w")]
-        graph = onnx.helper.make_graph([node], "g", [value("x", ["rows", size[0]])], [value("y", None)], weights)
-        model = onnx.helper.make_model(graph, opset_imports=IMPORTS, ir_version=10).SerializeToString()
+        graph = onnx.helper.make_graph(
+            [node], "g", [value("x", ["rows", size[0]])], [value("y", None)], weights
+        )
+        model = onnx.helper.make_model(
+            graph, opset_imports=IMPORTS, ir_version=10
+        ).SerializeToString()
         for one, other in alone_and_together(model, lambda rows: {"x": x[rows, 0]}):
             np.testing.assert_array_equal(one, other)
 
@@ -284,11 +366,15 @@ def test_products(size, dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", PRODUCTS)
 def test_a_single_row_in_int4_differs_by_rounding(size):
-    """Both kernels add a term for each block, and 8 partial sums. One of them multiplies by unsigned integers, and subtracts
-    8 times the sums of blocks of x. n roundings of a sum of magnitudes m lose about sqrt(n) * u * m, where u is half of
-    float32's epsilon (Higham and Mary 2019). A value of x that is rounded to another integer would be more."""
+    """Both kernels add a term for each block, and 8 partial sums. One of them multiplies by
+    unsigned integers, and subtracts 8 times the sums of blocks of x. n roundings of a sum of
+    magnitudes m lose about sqrt(n) * u * m, where u is half of float32's epsilon (Higham and Mary
+    2019). A value of x that is rounded to another integer would be more."""
     rng = np.random.default_rng(0)
-    matrix, x = rng.standard_normal(size, np.float32), rng.standard_normal((16, 1, size[0]), np.float32)
+    matrix, x = (
+        rng.standard_normal(size, np.float32),
+        rng.standard_normal((16, 1, size[0]), np.float32),
+    )
     integers, scales = int4_blocks(matrix)
     blocks = np.stack([integers & 15, integers >> 4], axis=-1).reshape(size[1], -1)[:, : size[0]]
     unsigned = blocks * np.abs(scales).repeat(BLOCK, axis=1)[:, : size[0]]
@@ -306,7 +392,9 @@ def test_a_single_row_in_int4_differs_by_rounding(size):
 def product(matrix, dtype):
     """x (rows, tokens, K) times `matrix`, as the cpu target writes it."""
     inputs = {"x": np.zeros((1, 1, len(matrix)), np.float32)}
-    model = write(lambda g, x: [linear(g, x, "w")], {"w.weight": matrix.T.copy()}, inputs, dtype=dtype)
+    model = write(
+        lambda g, x: [linear(g, x, "w")], {"w.weight": matrix.T.copy()}, inputs, dtype=dtype
+    )
     assert dtype == "fp32" or "MatMul" not in operators(model)
     return model.SerializeToString()
 
@@ -319,13 +407,18 @@ def test_attention_of_one_token_over_rows_of_any_length(heads, width, source):
     rng, room = np.random.default_rng(0), 300
     names = ["q", "k", "v", "past_key", "past_value"]
     node = onnx.helper.make_node(
-        "GroupQueryAttention", [*names, "last", "total"], ["y", "key", "value"], domain="com.microsoft",
-        num_heads=heads, kv_num_heads=heads,
+        "GroupQueryAttention", [*names, "last", "total"], ["y", "key", "value"],
+        domain="com.microsoft", num_heads=heads, kv_num_heads=heads,
     )  # fmt: skip
     new, cache = ["rows", "new", heads * width], ["rows", heads, room, width]
-    inputs = [value(name, shape) for name, shape in zip(names, [["rows", 1, heads * width], new, new, cache, cache])]
+    inputs = [
+        value(name, shape)
+        for name, shape in zip(names, [["rows", 1, heads * width], new, new, cache, cache])
+    ]
     inputs += [value("last", ["rows"], np.int32), value("total", [1], np.int32)]
-    graph = onnx.helper.make_graph([node], "g", inputs, [value(name, None) for name in ("y", "key", "value")])
+    graph = onnx.helper.make_graph(
+        [node], "g", inputs, [value(name, None) for name in ("y", "key", "value")]
+    )
     model = onnx.helper.make_model(graph, opset_imports=IMPORTS, ir_version=10).SerializeToString()
     states = rng.standard_normal((3, 64, 1, heads * width), np.float32)
     caches = rng.standard_normal((2, 64, heads, room, width), np.float32)
@@ -335,7 +428,10 @@ def test_attention_of_one_token_over_rows_of_any_length(heads, width, source):
         q, *kv = states[:, rows]
         kv = [each[:, :0] for each in kv] if source else kv
         last = lengths[rows] - 1
-        return dict(zip(names, [q, *kv, *caches[:, rows]])) | {"last": last, "total": last.max(keepdims=True) + 1}
+        return dict(zip(names, [q, *kv, *caches[:, rows]])) | {
+            "last": last,
+            "total": last.max(keepdims=True) + 1,
+        }
 
     for one, other in alone_and_together(model, make):
         np.testing.assert_array_equal(one, other)
@@ -346,7 +442,11 @@ def test_attention_of_one_token_over_rows_of_any_length(heads, width, source):
 def test_attention_of_whole_sequences_over_padding(heads, width):
     rng = np.random.default_rng(0)
     node = onnx.helper.make_node(
-        "MultiHeadAttention", ["q", "k", "v", "", "mask"], ["y"], domain="com.microsoft", num_heads=heads
+        "MultiHeadAttention",
+        ["q", "k", "v", "", "mask"],
+        ["y"],
+        domain="com.microsoft",
+        num_heads=heads,
     )
     shape = ["rows", "tokens", heads * width]
     inputs = [*(value(name, shape) for name in "qkv"), value("mask", shape[:2], np.int32)]
@@ -356,7 +456,9 @@ def test_attention_of_whole_sequences_over_padding(heads, width):
     states = rng.standard_normal((3, len(lengths), max(lengths), heads * width), np.float32)
 
     def make(rows, longest):
-        mask = np.array([[place < lengths[row] for place in range(longest)] for row in rows], np.int32)
+        mask = np.array(
+            [[place < lengths[row] for place in range(longest)] for row in rows], np.int32
+        )
         return dict(zip("qkv", states[:, rows, :longest])) | {"mask": mask}
 
     for threads in (1, 2):

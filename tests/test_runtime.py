@@ -47,7 +47,9 @@ def prompts(lengths=LENGTHS, side="right", seed=0, pad=PAD):
 @torch.no_grad()
 def in_torch(exported, name, ids, mask, **options):
     model = exported(name).model
-    return model.generate(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), **options).numpy()
+    return model.generate(
+        torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), **options
+    ).numpy()
 
 
 def prompts_for(exported, name, **kwargs):
@@ -61,7 +63,7 @@ def new_from(name, ids):
     return 1 if name.startswith("seq2seq") else ids.shape[1]
 
 
-# ------------------------------------------------------------------------------------------------ against transformers
+# ----------------------------------------------------------------------------- against transformers
 
 
 @every_generator
@@ -69,7 +71,9 @@ def new_from(name, ids):
 def test_greedy_search_gives_the_tokens_of_transformers(exported, runtimes, name, seed):
     ids, mask = prompts_for(exported, name, seed=seed)
     found = runtimes(name).generate(ids, mask, max_new_tokens=16)
-    np.testing.assert_array_equal(found, in_torch(exported, name, ids, mask, max_new_tokens=16, do_sample=False))
+    np.testing.assert_array_equal(
+        found, in_torch(exported, name, ids, mask, max_new_tokens=16, do_sample=False)
+    )
 
 
 @every_generator
@@ -77,7 +81,9 @@ def test_the_rows_of_these_tests_end_at_different_times(exported, runtimes, name
     lengths = set()
     for seed, beams in itertools.product(range(3), (1, 4)):
         ids, mask = prompts_for(exported, name, seed=seed)
-        new = runtimes(name).generate(ids, mask, max_new_tokens=16, num_beams=beams)[:, new_from(name, ids) :]
+        new = runtimes(name).generate(ids, mask, max_new_tokens=16, num_beams=beams)[
+            :, new_from(name, ids) :
+        ]
         lengths |= {int(row.argmax()) if row.any() else 16 for row in new == EOS}
     assert len(lengths) > 2
 
@@ -85,9 +91,16 @@ def test_the_rows_of_these_tests_end_at_different_times(exported, runtimes, name
 @every_generator
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 0.6, 1.0, 2.0])
-def test_beam_search_gives_the_tokens_of_transformers(exported, runtimes, name, early_stopping, length_penalty):
+def test_beam_search_gives_the_tokens_of_transformers(
+    exported, runtimes, name, early_stopping, length_penalty
+):
     for num_beams in (2, 3, 5):
-        options = dict(num_beams=num_beams, early_stopping=early_stopping, length_penalty=length_penalty, max_new_tokens=10)
+        options = dict(
+            num_beams=num_beams,
+            early_stopping=early_stopping,
+            length_penalty=length_penalty,
+            max_new_tokens=10,
+        )
         ids, mask = prompts_for(exported, name, seed=num_beams)
         found = runtimes(name).generate(ids, mask, **options)
         np.testing.assert_array_equal(found, in_torch(exported, name, ids, mask, **options))
@@ -99,7 +112,10 @@ def test_every_length_gives_the_tokens_of_transformers(exported, runtimes, name,
     for length, new in ((1, 1), (1, 5), (2, 1), (13, 3), (30, 7)):
         ids, mask = prompts_for(exported, name, lengths=(length, 1, (length + 1) // 2))
         options = dict(num_beams=num_beams, max_new_tokens=new)
-        found, expected = runtimes(name).generate(ids, mask, **options), in_torch(exported, name, ids, mask, **options)
+        found, expected = (
+            runtimes(name).generate(ids, mask, **options),
+            in_torch(exported, name, ids, mask, **options),
+        )
         np.testing.assert_array_equal(found, expected)
 
 
@@ -109,24 +125,36 @@ def test_every_length_gives_the_tokens_of_transformers(exported, runtimes, name,
 def test_many_batches_give_the_tokens_of_transformers(exported, runtimes, name, num_beams):
     for seed in range(40):
         rng = np.random.default_rng(seed)
-        ids, mask = prompts_for(exported, name, lengths=tuple(rng.integers(1, 20, rng.integers(1, 8))), seed=seed)
+        ids, mask = prompts_for(
+            exported, name, lengths=tuple(rng.integers(1, 20, rng.integers(1, 8))), seed=seed
+        )
         options = dict(num_beams=num_beams, max_new_tokens=int(rng.integers(1, 20)))
         if num_beams > 1:
-            options |= dict(early_stopping=(False, True, "never")[seed % 3], length_penalty=float(rng.uniform(-1, 2)))
-        found, expected = runtimes(name).generate(ids, mask, **options), in_torch(exported, name, ids, mask, **options)
+            options |= dict(
+                early_stopping=(False, True, "never")[seed % 3],
+                length_penalty=float(rng.uniform(-1, 2)),
+            )
+        found, expected = (
+            runtimes(name).generate(ids, mask, **options),
+            in_torch(exported, name, ids, mask, **options),
+        )
         np.testing.assert_array_equal(found, expected)
 
 
 @every_generator
 @pytest.mark.parametrize("num_beams", [1, 3])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_on_either_side_does_not_change_the_new_tokens_of_a_row(runtimes, name, num_beams, side):
+def test_padding_on_either_side_does_not_change_the_new_tokens_of_a_row(
+    runtimes, name, num_beams, side
+):
     ids, mask = prompts(side=side)
     options = dict(num_beams=num_beams, max_new_tokens=8)
     together = runtimes(name).generate(ids, mask, **options)[:, new_from(name, ids) :]
     for row, real in enumerate(mask.astype(bool)):
         prompt = ids[row : row + 1, real]
-        alone = runtimes(name).generate(prompt, np.ones_like(prompt), **options)[0, new_from(name, prompt) :]
+        alone = runtimes(name).generate(prompt, np.ones_like(prompt), **options)[
+            0, new_from(name, prompt) :
+        ]
         width = min(len(alone), together.shape[1])
         np.testing.assert_array_equal(together[row, :width], alone[:width])
         assert EOS in alone[:width] or len(alone) == together.shape[1] == 8
@@ -142,7 +170,9 @@ def test_padding_moves_to_either_side_and_the_row_stays_as_it_is():
     """A hole in a row is part of it; a row of padding stays where it is."""
     ids = np.array([[5, 9, 6, 9], [9, 9, 9, 7], [9, 5, 9, 6], [9, 9, 9, 9]])
     mask = np.array([[1, 0, 1, 0], [0, 0, 0, 1], [0, 1, 0, 1], [0, 0, 0, 0]])
-    found = [[array.tolist() for array in move_padding(ids, mask, side, 3)] for side in ("left", "right")]
+    found = [
+        [array.tolist() for array in move_padding(ids, mask, side, 3)] for side in ("left", "right")
+    ]
     assert found[0][0] == [[3, 5, 3, 6], [3, 3, 3, 7], [3, 5, 3, 6], [3] * 4]
     assert found[0][1] == [[0, 1, 0, 1], [0, 0, 0, 1], [0, 1, 0, 1], [0] * 4]
     assert found[1][0] == [[5, 3, 6, 3], [7, 3, 3, 3], [5, 3, 6, 3], [3] * 4]
@@ -161,12 +191,17 @@ def with_holes(seed=0, lengths=(9, 6, 3, 7), side="right"):
 
 @pytest.mark.parametrize("num_beams", [1, 3])
 @pytest.mark.parametrize("name", ["seq2seq", "seq2seq-untied", "seq2seq-rotary"])
-def test_tokens_that_are_masked_within_a_source_count_as_positions(exported, runtimes, name, num_beams):
+def test_tokens_that_are_masked_within_a_source_count_as_positions(
+    exported, runtimes, name, num_beams
+):
     """As in transformers; before, the others moved together."""
     for seed in range(2):
         ids, mask = with_holes(seed)
         options = dict(max_new_tokens=8, num_beams=num_beams)
-        found, expected = runtimes(name).generate(ids, mask, **options), in_torch(exported, name, ids, mask, **options)
+        found, expected = (
+            runtimes(name).generate(ids, mask, **options),
+            in_torch(exported, name, ids, mask, **options),
+        )
         np.testing.assert_array_equal(found, expected)
         together = runtimes(name).generate(*with_no_holes(ids, mask), **options)
         assert found.tolist() != together.tolist()
@@ -177,7 +212,9 @@ def with_no_holes(ids, mask):
     return np.take_along_axis(ids, order, axis=1), np.take_along_axis(mask, order, axis=1)
 
 
-@pytest.mark.parametrize("name", ["encoder", "masked-lm", "classification", "pretraining", "answers", "seq2seq"])
+@pytest.mark.parametrize(
+    "name", ["encoder", "masked-lm", "classification", "pretraining", "answers", "seq2seq"]
+)
 @torch.no_grad()
 def test_tokens_that_are_masked_within_a_text_are_not_read(exported, runtimes, name):
     """Sinusoidal, learned, rotary and no positions, a window, heads for tokens and for texts."""
@@ -196,7 +233,9 @@ def test_tokens_that_are_masked_within_a_text_are_not_read(exported, runtimes, n
 def test_a_hole_in_the_prompt_of_a_decoder_is_refused_with_its_place(runtimes, name):
     ids, mask = prompts(side="left", pad=3)
     mask[0] = [0, 0, 1, 1, 0, 0, 1, 1, 1]
-    with pytest.raises(ValueError, match="row 0 of attention_mask has ones again at place 6, after zeros"):
+    with pytest.raises(
+        ValueError, match="row 0 of attention_mask has ones again at place 6, after zeros"
+    ):
         runtimes(name).generate(ids, mask)
     with pytest.raises(ValueError, match="row 0 of attention_mask has ones again at place 6"):
         runtimes(name).stream(ids, mask)
@@ -209,7 +248,9 @@ def test_pad_tokens_are_masked_when_no_mask_is_given(exported, runtimes, name):
     np.testing.assert_array_equal(runtimes(name).generate(ids, max_new_tokens=6), with_mask)
 
 
-@pytest.mark.parametrize("name", ["encoder", "masked-lm", "classification", "seq2seq", "seq2seq-untied"])
+@pytest.mark.parametrize(
+    "name", ["encoder", "masked-lm", "classification", "seq2seq", "seq2seq-untied"]
+)
 @torch.no_grad()
 def test_encode_gives_the_values_of_torch(exported, runtimes, name):
     ids, mask = prompts()
@@ -238,7 +279,9 @@ def test_lists_small_integers_and_boolean_masks_are_taken(runtimes):
     ids, mask = prompts()
     expected = runtimes("seq2seq").generate(ids, mask, max_new_tokens=5)
     for same_ids, same_mask in ((ids.tolist(), mask.tolist()), (ids.astype(np.uint8), mask == 1)):
-        np.testing.assert_array_equal(runtimes("seq2seq").generate(same_ids, same_mask, max_new_tokens=5), expected)
+        np.testing.assert_array_equal(
+            runtimes("seq2seq").generate(same_ids, same_mask, max_new_tokens=5), expected
+        )
 
 
 def test_one_thread_gives_the_same_tokens(exported, runtimes):
@@ -250,17 +293,21 @@ def test_one_thread_gives_the_same_tokens(exported, runtimes):
 def test_without_an_arena_the_tokens_are_the_same(exported, runtimes):
     ids, mask = prompts()
     runtime = Runtime(exported("seq2seq").directory, arena=False)
-    assert [session.inner.get_session_options().enable_cpu_mem_arena for session in runtime.sessions.values()] == [False, False]
+    assert [
+        session.inner.get_session_options().enable_cpu_mem_arena
+        for session in runtime.sessions.values()
+    ] == [False, False]
     assert runtimes("seq2seq").sessions["decoder"].inner.get_session_options().enable_cpu_mem_arena
     expected = runtimes("seq2seq").generate(ids, mask, max_new_tokens=5)
     np.testing.assert_array_equal(runtime.generate(ids, mask, max_new_tokens=5), expected)
 
 
-# ------------------------------------------------------------------------------------------------- generation_config.json
+# --------------------------------------------------------------------------- generation_config.json
 
 
 def with_settings(exported, tmp_path, name, **settings):
-    """A runtime, and the model in torch, of a checkpoint whose generation_config.json has `settings`."""
+    """A runtime, and the model in torch, of a checkpoint whose generation_config.json has
+    `settings`."""
     directory = copy_of(exported(name).directory, tmp_path)
     edit_json(directory / "generation_config.json", **settings)
     seal(directory)
@@ -290,24 +337,35 @@ def with_settings(exported, tmp_path, name, **settings):
 def test_the_checkpoints_generation_config_is_honoured(exported, tmp_path, name, settings):
     runtime, config = with_settings(exported, tmp_path, name, **settings)
     ids, mask = prompts_for(exported, name)
-    found, expected = runtime.generate(ids, mask), in_torch(exported, name, ids, mask, generation_config=config)
+    found, expected = (
+        runtime.generate(ids, mask),
+        in_torch(exported, name, ids, mask, generation_config=config),
+    )
     start = new_from(name, ids)
     np.testing.assert_array_equal(found[:, start:], expected[:, start:])
 
 
-@pytest.mark.parametrize("beams", [{}, dict(num_beams=3), dict(num_beams=4, num_return_sequences=3)], ids=str)
+@pytest.mark.parametrize(
+    "beams", [{}, dict(num_beams=3), dict(num_beams=4, num_return_sequences=3)], ids=str
+)
 @pytest.mark.parametrize("eos", [EOS, [11, 20, EOS]], ids=str)
 @pytest.mark.parametrize("pad", [0, None, 5])
 @pytest.mark.parametrize("name", ["seq2seq", "causal"])
-def test_rows_that_have_ended_are_filled_as_in_transformers(exported, tmp_path, monkeypatch, name, pad, eos, beams):
-    """Its beam search takes a pad token of 0 for none, and fills with the first end token; its greedy search does not."""
+def test_rows_that_have_ended_are_filled_as_in_transformers(
+    exported, tmp_path, monkeypatch, name, pad, eos, beams
+):
+    """Its beam search takes a pad token of 0 for none, and fills with the first end token; its
+    greedy search does not."""
     runtime, config = with_settings(exported, tmp_path, name, pad_token_id=pad, eos_token_id=eos)
     monkeypatch.setattr(exported(name).model, "generation_config", config)
     ids, mask = prompts_for(exported, name, lengths=4 * LENGTHS)
     options = dict(max_new_tokens=12, **beams)
     found, expected = (
         tokens[:, new_from(name, ids) :]
-        for tokens in (runtime.generate(ids, mask, **options), in_torch(exported, name, ids, mask, **options))
+        for tokens in (
+            runtime.generate(ids, mask, **options),
+            in_torch(exported, name, ids, mask, **options),
+        )
     )
     np.testing.assert_array_equal(found, expected)
     fills = {int(row[-1]) for row in found if np.isin(row[:-1], eos).any()}
@@ -326,7 +384,9 @@ def test_sampled_rows_that_have_ended_are_filled_with_the_pad_token(exported, tm
 
 
 def test_options_go_over_the_generation_config(exported, tmp_path, runtimes):
-    runtime, _ = with_settings(exported, tmp_path, "seq2seq", max_new_tokens=3, num_beams=4, length_penalty=0.5)
+    runtime, _ = with_settings(
+        exported, tmp_path, "seq2seq", max_new_tokens=3, num_beams=4, length_penalty=0.5
+    )
     ids, mask = prompts()
     found = runtime.generate(ids, mask, max_new_tokens=7, num_beams=1)
     np.testing.assert_array_equal(found, runtimes("seq2seq").generate(ids, mask, max_new_tokens=7))
@@ -345,14 +405,16 @@ def test_options_go_over_the_generation_config(exported, tmp_path, runtimes):
         ("num_beam_groups", 2),
     ],
 )
-def test_a_generation_config_field_that_is_not_applied_is_refused_by_name(exported, tmp_path, field, value):
+def test_a_generation_config_field_that_is_not_applied_is_refused_by_name(
+    exported, tmp_path, field, value
+):
     runtime, _ = with_settings(exported, tmp_path, "seq2seq", **{field: value})
     with pytest.raises(ValueError, match=f"{field} to .*not apply") as caught:
         runtime.generate(*prompts())
     assert repr(value) in str(caught.value)
 
 
-# --------------------------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------- bad input
 
 
 IDS, MASK = prompts()
@@ -377,11 +439,31 @@ IDS, MASK = prompts()
         (IDS, MASK * np.array([[1], [1], [0], [1], [1], [1]]), {}, "row 2 has no tokens"),
         (IDS, MASK, dict(typical_p=0.5), r"\['typical_p'\], expected some of .*num_beams"),
         (IDS, MASK, dict(eos_token_ids=(3,)), "eos_token_ids"),
-        (IDS, MASK, dict(num_beams=0), r"num_beams must be a whole number from 1 to 2\*\*63 - 1, got 0"),
-        (IDS, MASK, dict(max_new_tokens=0), r"max_new_tokens must be a whole number from 1 to 2\*\*63 - 1, got 0"),
+        (
+            IDS,
+            MASK,
+            dict(num_beams=0),
+            r"num_beams must be a whole number from 1 to 2\*\*63 - 1, got 0",
+        ),
+        (
+            IDS,
+            MASK,
+            dict(max_new_tokens=0),
+            r"max_new_tokens must be a whole number from 1 to 2\*\*63 - 1, got 0",
+        ),
         (IDS, MASK, dict(max_new_tokens=-3), "got -3"),
-        (IDS, MASK, dict(num_beams=49), "num_beams 49 and 1 end tokens are too many for a vocabulary of 48"),
-        (IDS, MASK, dict(num_beams=2, eos_token_id=list(range(48))), "num_beams 2 and 48 end tokens are too many"),
+        (
+            IDS,
+            MASK,
+            dict(num_beams=49),
+            "num_beams 49 and 1 end tokens are too many for a vocabulary of 48",
+        ),
+        (
+            IDS,
+            MASK,
+            dict(num_beams=2, eos_token_id=list(range(48))),
+            "num_beams 2 and 48 end tokens are too many",
+        ),
     ],
 )
 @pytest.mark.parametrize("name", ["seq2seq", "causal"])
@@ -398,7 +480,8 @@ def test_a_mask_of_other_numbers_is_refused_with_the_number_seen(runtimes):
 
 
 @pytest.mark.parametrize(
-    "mask, found", [(IDS.astype(str), "<U"), (np.full(IDS.shape, None), "object"), (IDS * 1j, "complex128")]
+    "mask, found",
+    [(IDS.astype(str), "<U"), (np.full(IDS.shape, None), "object"), (IDS * 1j, "complex128")],
 )
 def test_a_mask_that_is_no_numbers_is_refused_with_its_type(runtimes, mask, found):
     with pytest.raises(ValueError, match=f"attention_mask must be 0s and 1s, got {found}"):
@@ -411,14 +494,17 @@ def test_token_types_that_are_no_integers_are_refused(runtimes, types):
         runtimes("pretraining").outputs(IDS, MASK, types)
 
 
-@pytest.mark.parametrize("ids, message", [(np.zeros((0, 4), np.int64), r"\(0, 4\)"), (np.full((1, 1), 48), "got 48")])
+@pytest.mark.parametrize(
+    "ids, message", [(np.zeros((0, 4), np.int64), r"\(0, 4\)"), (np.full((1, 1), 48), "got 48")]
+)
 def test_encode_refuses_bad_input_too(runtimes, ids, message):
     with pytest.raises(ValueError, match=message):
         runtimes("encoder").encode(ids)
 
 
 def test_a_learned_position_table_has_an_end(runtimes):
-    """Its 40 rows: 40 tokens are encoded; 30 tokens of a prompt and 11 new ones are fed but for the last."""
+    """Its 40 rows: 40 tokens are encoded; 30 tokens of a prompt and 11 new ones are fed but for the
+    last."""
     row = np.full((1, 41), 5)
     assert runtimes("masked-lm").encode(row[:, :40]).shape == (1, 40, VOCABULARY)
     with pytest.raises(ValueError, match="41 tokens.* 40 learned"):
@@ -459,7 +545,9 @@ def test_a_missing_start_token_is_an_error(exported, tmp_path):
 
 
 def test_generation_begins_with_the_start_token(runtimes):
-    assert runtimes("seq2seq").generate(IDS, MASK, max_new_tokens=1)[:, 0].tolist() == [START] * len(IDS)
+    assert runtimes("seq2seq").generate(IDS, MASK, max_new_tokens=1)[:, 0].tolist() == [
+        START
+    ] * len(IDS)
 
 
 def test_a_fresh_process_generates_without_torch_and_transformers(exported):
@@ -476,12 +564,15 @@ heavy = {"torch", "transformers", "onnx", "onnx_ir", "safetensors"}
 print(sorted(heavy & sys.modules.keys()))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, str(exported("seq2seq").directory)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code, str(exported("seq2seq").directory)],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert (done.stdout.split("\n"), done.stderr) == (["1", "[]", ""], "")
 
 
-# ------------------------------------------------------------------------------------------------------------- the search
+# --------------------------------------------------------------------------------------- the search
 
 
 class Language:
@@ -491,23 +582,31 @@ class Language:
         rng = np.random.default_rng(seed)
         self.vocabulary, self.length = vocabulary, length
         self.tables = [
-            {prefix: rng.normal(scale=2, size=vocabulary).astype(np.float32) for prefix in self.prefixes()}
+            {
+                prefix: rng.normal(scale=2, size=vocabulary).astype(np.float32)
+                for prefix in self.prefixes()
+            }
             for _ in range(inputs)
         ]
 
     def prefixes(self):
         return itertools.chain.from_iterable(
-            itertools.product(range(self.vocabulary), repeat=length) for length in range(self.length)
+            itertools.product(range(self.vocabulary), repeat=length)
+            for length in range(self.length)
         )
 
     def start(self, rows_per_input):
-        """The logits of the first token, one row for each input; from here on `step` follows the rows."""
+        """The logits of the first token, one row for each input; from here on `step` follows the
+        rows."""
         self.rows = [(table, ()) for table in self.tables for _ in range(rows_per_input)]
         return np.stack([table[()] for table in self.tables])
 
     def step(self, tokens, beam_idx):
         rows = self.rows if beam_idx is None else [self.rows[index] for index in beam_idx]
-        self.rows = [(table, (*prefix, int(token))) for (table, prefix), token in zip(rows, tokens, strict=True)]
+        self.rows = [
+            (table, (*prefix, int(token)))
+            for (table, prefix), token in zip(rows, tokens, strict=True)
+        ]
         return np.stack([table[prefix] for table, prefix in self.rows])
 
     def drive(self, search, rows_per_input=1):
@@ -523,7 +622,9 @@ class Language:
         """The sequence with the largest sum(log p) / length^penalty of all, by trying each."""
         scores = {}
         for sequence in itertools.product(range(self.vocabulary), repeat=self.length):
-            ends = [index + 1 for index, token in enumerate(sequence) if token in options.eos_token_ids]
+            ends = [
+                index + 1 for index, token in enumerate(sequence) if token in options.eos_token_ids
+            ]
             sequence = sequence[: min(ends, default=self.length)]
             log_p = 0.0
             for index, token in enumerate(sequence):
@@ -534,10 +635,19 @@ class Language:
 
 
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 0.6, 1.0, 2.0])
-@pytest.mark.parametrize("vocabulary, length, eos", [(4, 3, (2,)), (4, 4, (2,)), (3, 4, (0,)), (4, 3, (1, 2)), (3, 3, ())])
-def test_an_exhaustive_beam_search_finds_the_best_of_all_sequences(vocabulary, length, eos, length_penalty):
+@pytest.mark.parametrize(
+    "vocabulary, length, eos",
+    [(4, 3, (2,)), (4, 4, (2,)), (3, 4, (0,)), (4, 3, (1, 2)), (3, 3, ())],
+)
+def test_an_exhaustive_beam_search_finds_the_best_of_all_sequences(
+    vocabulary, length, eos, length_penalty
+):
     options = Options(
-        max_new_tokens=length, num_beams=64, length_penalty=length_penalty, early_stopping="never", eos_token_id=eos
+        max_new_tokens=length,
+        num_beams=64,
+        length_penalty=length_penalty,
+        early_stopping="never",
+        eos_token_id=eos,
     )
     for seed in range(5):
         language = Language(3, vocabulary, length, seed)
@@ -578,12 +688,17 @@ def test_every_beam_may_end_at_the_first_token():
     assert found[:, 0].tolist() == [1, 1]
 
 
-# ------------------------------------------------------------------------------------------------------- CUDA and TensorRT
+# -------------------------------------------------------------------------------- CUDA and TensorRT
 
 
-@pytest.mark.parametrize("device, engine_cache", [("cuda", None), ("tensorrt", None), ("tensorrt", "engines")])
-def test_providers_are_asked_for_in_order_and_each_must_run(exported, monkeypatch, tmp_path, device, engine_cache):
-    """The encoder on TensorRT, what that cannot run and the decoder on CUDA. onnxruntime is a spy here."""
+@pytest.mark.parametrize(
+    "device, engine_cache", [("cuda", None), ("tensorrt", None), ("tensorrt", "engines")]
+)
+def test_providers_are_asked_for_in_order_and_each_must_run(
+    exported, monkeypatch, tmp_path, device, engine_cache
+):
+    """The encoder on TensorRT, what that cannot run and the decoder on CUDA. onnxruntime is a spy
+    here."""
     directory, asked = exported("seq2seq").directory, {}
     running = [devices.CUDA, "CPUExecutionProvider"]
 
@@ -595,13 +710,17 @@ def test_providers_are_asked_for_in_order_and_each_must_run(exported, monkeypatc
         def get_providers(self):
             return running
 
-    monkeypatch.setattr("vanilla_transformer_export.runtime.session.check_graph", lambda session, spec, path: None)
+    monkeypatch.setattr(
+        "vanilla_transformer_export.runtime.session.check_graph", lambda session, spec, path: None
+    )
     monkeypatch.setattr(devices, "facts", lambda: {"cuda_problem": None, "tensorrt_problem": None})
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
     given = dict(device=device, engine_cache=engine_cache and tmp_path / engine_cache)
     before = []
     if device == "tensorrt":
-        with pytest.raises(OSError, match="TensorrtExecutionProvider was asked for and onnxruntime fell back to"):
+        with pytest.raises(
+            OSError, match="TensorrtExecutionProvider was asked for and onnxruntime fell back to"
+        ):
             Runtime(directory, **given)
         before = [devices.TENSORRT]
         running = [*before, *running]
@@ -613,20 +732,30 @@ def test_providers_are_asked_for_in_order_and_each_must_run(exported, monkeypatc
     assert options == {"enable_cuda_graph": "0", "use_tf32": "0"}
     if device == "tensorrt":
         engines = asked["encoder_model.onnx"][0][1]
-        assert engines.keys() == ({"trt_engine_cache_enable", "trt_engine_cache_path"} if engine_cache else set())
-        assert engines.get("trt_engine_cache_path", "").startswith(str(tmp_path / "engines") if engine_cache else "")
+        assert engines.keys() == (
+            {"trt_engine_cache_enable", "trt_engine_cache_path"} if engine_cache else set()
+        )
+        assert engines.get("trt_engine_cache_path", "").startswith(
+            str(tmp_path / "engines") if engine_cache else ""
+        )
 
 
 def test_engines_of_other_weights_are_kept_elsewhere(exported, tmp_path):
     runtimes = [Runtime(exported(name).directory) for name in ("encoder", "encoder", "masked-lm")]
     for runtime in runtimes:
         runtime.engine_cache = tmp_path
-    first, again, other = (runtime._engine_options()["trt_engine_cache_path"] for runtime in runtimes)
+    first, again, other = (
+        runtime._engine_options()["trt_engine_cache_path"] for runtime in runtimes
+    )
     assert first == again != other
 
 
-def test_tensorrt_is_refused_where_it_has_nothing_to_compile_or_is_not_there(exported, monkeypatch, tmp_path):
-    with pytest.raises(ValueError, match="'tensorrt' does not go with VanillaDecoderForCausalLM, target 'portable'"):
+def test_tensorrt_is_refused_where_it_has_nothing_to_compile_or_is_not_there(
+    exported, monkeypatch, tmp_path
+):
+    with pytest.raises(
+        ValueError, match="'tensorrt' does not go with VanillaDecoderForCausalLM, target 'portable'"
+    ):
         Runtime(exported("causal").directory, device="tensorrt")
     directory = exported("encoder").directory
     integers = copy_of(directory, tmp_path)
@@ -635,14 +764,21 @@ def test_tensorrt_is_refused_where_it_has_nothing_to_compile_or_is_not_there(exp
         Runtime(integers, device="tensorrt")
     with pytest.raises(OSError, match="this onnxruntime has no CUDA"):
         Runtime(directory, device="tensorrt")
-    with pytest.raises(ValueError, match="engine_cache is of no use on device 'cpu', expected device='tensorrt'"):
+    with pytest.raises(
+        ValueError, match="engine_cache is of no use on device 'cpu', expected device='tensorrt'"
+    ):
         Runtime(directory, engine_cache="engines")
-    with pytest.raises(ValueError, match="onnx/engines, inside the export: expected a place outside, its files stay"):
+    with pytest.raises(
+        ValueError,
+        match="onnx/engines, inside the export: expected a place outside, its files stay",
+    ):
         Runtime(directory, device="tensorrt", engine_cache=directory / "onnx/engines")
     monkeypatch.setattr(devices, "providers", lambda: [devices.CUDA, "CPUExecutionProvider"])
     monkeypatch.setattr(devices, "gpu", lambda: "NVIDIA H200")
     monkeypatch.setattr(devices, "LIBRARIES", ())
-    with pytest.raises(OSError, match="this onnxruntime has no TensorRT, its providers are .*: use CUDA alone"):
+    with pytest.raises(
+        OSError, match="this onnxruntime has no TensorRT, its providers are .*: use CUDA alone"
+    ):
         Runtime(directory, device="tensorrt")
 
 
@@ -657,7 +793,10 @@ def test_without_its_graphs_it_checks_what_another_process_runs(exported):
             whole.request(ids, None, None, wrong)
         with pytest.raises(type(expected.value), match=f"^{re.escape(str(expected.value))}$"):
             checking.request(ids, None, None, wrong)
-    with pytest.raises(ValueError, match="opened with continuous=False and loads=False, expected False and True to generate"):
+    with pytest.raises(
+        ValueError,
+        match="opened with continuous=False and loads=False, expected False and True to generate",
+    ):
         checking.generate(ids, **options)
     with pytest.raises(ValueError, match="opened with loads=False, expected True to run it"):
         Runtime(exported("encoder").directory, loads=False).encode(ids)
@@ -665,6 +804,11 @@ def test_without_its_graphs_it_checks_what_another_process_runs(exported):
 
 def test_onnxruntime_is_imported_when_graphs_are_loaded(exported):
     code = "import sys; from vanilla_transformer_export import Runtime; directory = sys.argv[1]\n"
-    code += "for loads in (False, True):\n    Runtime(directory, loads=loads)\n    print('onnxruntime' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, exported("encoder").directory], capture_output=True, text=True)
+    code += (
+        "for loads in (False, True):\n    Runtime(directory, loads=loads)\n    print('onnxruntime' "
+        "in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, exported("encoder").directory], capture_output=True, text=True
+    )
     assert done.stdout.split() == ["False", "True"], done.stderr

@@ -1,4 +1,5 @@
-"""What of a model is in its file and comes back from it: every tensor once, tied or not, and vocabularies of another size."""
+"""What of a model is in its file and comes back from it: every tensor once, tied or not, and
+vocabularies of another size."""
 
 import pickle
 import re
@@ -38,10 +39,14 @@ from vanilla_transformer import (
     VanillaSeq2SeqModel,
 )
 
-# ----------------------------------------------------------------------------------------------------------------- files
+# -------------------------------------------------------------------------------------------- files
 
 
-AUTO = [(auto_name, model_class) for classes in AUTO_CLASSES.values() for auto_name, model_class in classes.items()]
+AUTO = [
+    (auto_name, model_class)
+    for classes in AUTO_CLASSES.values()
+    for auto_name, model_class in classes.items()
+]
 
 
 NARROW = dict(embedding_size=10)
@@ -49,18 +54,27 @@ NARROW = dict(embedding_size=10)
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, dict(pooler_act="tanh", lm_transform_act="gelu"), NARROW, dict(embedding_norm=True, **NARROW)],
+    [
+        {},
+        dict(pooler_act="tanh", lm_transform_act="gelu"),
+        NARROW,
+        dict(embedding_norm=True, **NARROW),
+    ],
     ids=["plain", "pooler, transform", "narrow", "narrow, norm"],
 )
 @pytest.mark.parametrize("auto_name, model_class", AUTO, ids=[name_of(c) for c in ALL])
 def test_auto_classes_load_what_was_saved(auto_name, model_class, changes, tmp_path):
-    model = build(model_class, **changes if model_class in ENCODERS or "embedding_size" in changes else {})
+    model = build(
+        model_class, **changes if model_class in ENCODERS or "embedding_size" in changes else {}
+    )
     given = inputs(model)
     model.save_pretrained(tmp_path)
     loaded = getattr(transformers, auto_name).from_pretrained(tmp_path)
     assert type(loaded) is model_class
     expected, got = model.state_dict(), loaded.state_dict()
-    assert got.keys() == expected.keys() and all(torch.equal(got[name], expected[name]) for name in expected)
+    assert got.keys() == expected.keys() and all(
+        torch.equal(got[name], expected[name]) for name in expected
+    )
     # Not bit by bit: where a matrix lies in memory changes the last bit of a product with a vector.
     torch.testing.assert_close(result(loaded(**given)), result(model(**given)), rtol=0, atol=1e-6)
 
@@ -68,17 +82,31 @@ def test_auto_classes_load_what_was_saved(auto_name, model_class, changes, tmp_p
 # Where the classes of our modules stood in the versions whose models may have been pickled.
 PICKLED = {
     "configuration": ("Vanilla(Encoder|Decoder|Seq2Seq)Config",),
-    "layers": ("VanillaAttention", "VanillaEmbeddings", "VanillaFeedForward", "VanillaLayer", "VanillaRelativePositions"),
-    "modeling": ("Vanilla(Encoder|Decoder|Seq2Seq)(Model|For[A-Za-z]+)", "VanillaPooler", "VanillaLMTransform"),
+    "layers": (
+        "VanillaAttention",
+        "VanillaEmbeddings",
+        "VanillaFeedForward",
+        "VanillaLayer",
+        "VanillaRelativePositions",
+    ),
+    "modeling": (
+        "Vanilla(Encoder|Decoder|Seq2Seq)(Model|For[A-Za-z]+)",
+        "VanillaPooler",
+        "VanillaLMTransform",
+    ),
 }
 EVERYTHING = dict(position_embedding_type="relative", pooler_act="tanh", lm_transform_act="gelu")
 
 
 @over(ALL)
 def test_a_model_that_an_earlier_version_pickled_unpickles(model_class):
-    model = build(model_class, **EVERYTHING if model_class in ENCODERS else dict(position_embedding_type="relative"))
+    model = build(
+        model_class,
+        **EVERYTHING if model_class in ENCODERS else dict(position_embedding_type="relative"),
+    )
     given = inputs(model)
-    stream = pickle.dumps(model, protocol=2)  # which names a class in text: "c", module, line feed, name, line feed
+    # which names a class in text: "c", module, line feed, name, line feed
+    stream = pickle.dumps(model, protocol=2)
     ours = rb"c(vanilla_transformer\.\w+\n)"
     found = len(re.findall(ours, stream))
     replaced = 0
@@ -87,7 +115,9 @@ def test_a_model_that_an_earlier_version_pickled_unpickles(model_class):
         stream, count = re.subn(ours + f"({'|'.join(names)})\n".encode(), address, stream)
         replaced += count
     assert replaced == found > 4
-    torch.testing.assert_close(result(pickle.loads(stream)(**given)), result(model(**given)), rtol=0, atol=0)
+    torch.testing.assert_close(
+        result(pickle.loads(stream)(**given)), result(model(**given)), rtol=0, atol=0
+    )
 
 
 def parts(model):
@@ -97,10 +127,16 @@ def parts(model):
 
 @pytest.mark.parametrize("saved", ALL, ids=name_of)
 def test_every_auto_class_of_a_variant_loads_every_checkpoint_of_the_variant(saved, tmp_path):
-    """What both have comes from the file, and that is the whole body; what only the loaded class has is new."""
+    """What both have comes from the file, and that is the whole body; what only the loaded class
+    has is new."""
     changes = dict(tie_word_embeddings=False)
     if saved in ENCODERS:
-        changes |= dict(pooler_act="tanh", lm_transform_act="gelu", token_transform_act="gelu", type_vocab_size=2)
+        changes |= dict(
+            pooler_act="tanh",
+            lm_transform_act="gelu",
+            token_transform_act="gelu",
+            type_vocab_size=2,
+        )
     model = build(saved, **changes)
     model.save_pretrained(tmp_path)
     variant = next(classes for classes in AUTO_CLASSES.values() if saved in classes.values())
@@ -108,7 +144,11 @@ def test_every_auto_class_of_a_variant_loads_every_checkpoint_of_the_variant(sav
         loaded = getattr(transformers, auto_name).from_pretrained(tmp_path)
         assert type(loaded) is model_class
         theirs, ours = parts(model), parts(loaded)
-        body = {name for name in parts(getattr(loaded, "model", loaded)) if not name.startswith("pooler")}
+        body = {
+            name
+            for name in parts(getattr(loaded, "model", loaded))
+            if not name.startswith("pooler")
+        }
         assert body <= theirs.keys() & ours.keys()
         for name in theirs.keys() & ours.keys():
             assert torch.equal(ours[name], theirs[name]), (auto_name, name)
@@ -116,22 +156,39 @@ def test_every_auto_class_of_a_variant_loads_every_checkpoint_of_the_variant(sav
 
 @over(ENCODERS)
 def test_only_classes_that_read_the_pooler_have_one(model_class):
-    uses = {"Model", "ForPreTraining", "ForNextSentencePrediction", "ForSequenceClassification", "ForMultipleChoice"}
+    uses = {
+        "Model",
+        "ForPreTraining",
+        "ForNextSentencePrediction",
+        "ForSequenceClassification",
+        "ForMultipleChoice",
+    }
     for act in ("tanh", None):
-        names = {name for name, _ in build(model_class, pooler_act=act).named_parameters() if "pooler" in name}
+        names = {
+            name
+            for name, _ in build(model_class, pooler_act=act).named_parameters()
+            if "pooler" in name
+        }
         has = act is not None and name_of(model_class).removeprefix("Encoder") in uses
         prefix = "" if model_class is VanillaEncoderModel else "model."
-        assert names == ({f"{prefix}pooler.dense.weight", f"{prefix}pooler.dense.bias"} if has else set())
+        assert names == (
+            {f"{prefix}pooler.dense.weight", f"{prefix}pooler.dense.bias"} if has else set()
+        )
 
 
 def test_every_model_class_is_covered_here():
     public = [getattr(vanilla_transformer, name) for name in vanilla_transformer.__all__]
     models = {item for item in public if isinstance(item, type) and issubclass(item, nn.Module)}
-    of_images = {model for model in models if model.__name__.startswith("VanillaVision")}  # in test_vision.py
+    # in test_vision.py
+    of_images = {model for model in models if model.__name__.startswith("VanillaVision")}
     assert models - {vanilla_transformer.VanillaPreTrainedModel} - of_images == set(ALL)
 
 
-@pytest.mark.parametrize("head, base", list(zip(LANGUAGE_MODELS, BASE, strict=True)), ids=["encoder", "decoder", "seq2seq"])
+@pytest.mark.parametrize(
+    "head, base",
+    list(zip(LANGUAGE_MODELS, BASE, strict=True)),
+    ids=["encoder", "decoder", "seq2seq"],
+)
 def test_a_base_model_loads_from_the_checkpoint_of_a_head(head, base, tmp_path):
     model = build(head)
     given = inputs(model)
@@ -151,7 +208,7 @@ def test_a_new_head_on_a_loaded_body_starts_as_initialised(tmp_path):
     assert not classifier.classifier.bias.any()
 
 
-# ---------------------------------------------------------------------------------------------------------------- tying
+# -------------------------------------------------------------------------------------------- tying
 
 
 def matrices(model):
@@ -162,7 +219,8 @@ def matrices(model):
 
 def saved_matrices(directory):
     with safe_open(directory / "model.safetensors", "pt") as file:
-        return [name for name in file.keys() if list(file.get_slice(name).get_shape()) == [V, D]]  # noqa: SIM118
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    return [name for name, shape in shapes.items() if list(shape) == [V, D]]
 
 
 @over([*LANGUAGE_MODELS, VanillaEncoderForPreTraining, VanillaSeq2SeqModel])
@@ -181,7 +239,9 @@ def test_untied_matrices_are_separate_and_come_back_as_they_were(model_class, tm
     assert count > 1 and len({id(matrix) for matrix in matrices(model)}) == count
     model.save_pretrained(tmp_path)
     assert len(saved_matrices(tmp_path)) == count
-    for loaded, saved in zip(matrices(model_class.from_pretrained(tmp_path)), matrices(model), strict=True):
+    for loaded, saved in zip(
+        matrices(model_class.from_pretrained(tmp_path)), matrices(model), strict=True
+    ):
         assert torch.equal(loaded, saved)
     assert not torch.equal(*matrices(model)[-2:])
 
@@ -211,7 +271,9 @@ def test_which_matrices_of_a_pair_are_one_and_which_are_saved(model_class, tied,
 @pytest.mark.parametrize("size", [V + 7, V - 7], ids=["larger", "smaller"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @over([VanillaSeq2SeqModel, VanillaSeq2SeqForConditionalGeneration])
-def test_embeddings_that_are_not_shared_are_resized_on_both_sides(model_class, tied, size, tmp_path):
+def test_embeddings_that_are_not_shared_are_resized_on_both_sides(
+    model_class, tied, size, tmp_path
+):
     model = build(model_class, share_encoder_decoder_embeddings=False, tie_word_embeddings=tied)
     given = {name: ids.clamp(max=V - 8) for name, ids in inputs(model).items()}
     old, before = result(model(**given)), [matrix.clone() for matrix in matrices(model)]
@@ -234,12 +296,15 @@ def test_a_source_embedding_learns_from_its_own_side_only_where_it_is_not_shared
     model = build(VanillaSeq2SeqForConditionalGeneration, share_encoder_decoder_embeddings=False)
     source, labels = torch.full((3, LENGTH), 5), torch.full((3, 4), 7)
     model(source, labels=labels).loss.backward()
-    encoder, decoder = (stack.embeddings.embed_tokens.weight.grad for stack in (model.model.encoder, model.model.decoder))
+    encoder, decoder = (
+        stack.embeddings.embed_tokens.weight.grad
+        for stack in (model.model.encoder, model.model.decoder)
+    )
     assert encoder[5].any() and not encoder[[0, 1, 2, 3, 4, *range(6, V)]].any()
     assert decoder[START].any() and decoder[7].any() and decoder is model.lm_head.weight.grad
 
 
-# ------------------------------------------------------------------------------------------------------ new vocabularies
+# --------------------------------------------------------------------------------- new vocabularies
 
 
 @pytest.mark.parametrize("size", [V + 7, V - 7], ids=["larger", "smaller"])
@@ -247,7 +312,9 @@ def test_a_source_embedding_learns_from_its_own_side_only_where_it_is_not_shared
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("changes", [{}, NARROW], ids=["", "narrow"])
 @over(LANGUAGE_MODELS)
-def test_a_resized_vocabulary_keeps_the_old_logits_and_still_generates(model_class, changes, bias, tied, size, tmp_path):
+def test_a_resized_vocabulary_keeps_the_old_logits_and_still_generates(
+    model_class, changes, bias, tied, size, tmp_path
+):
     model = build(model_class, tie_word_embeddings=tied, lm_head_bias=bias, **changes)
     given = {name: ids.clamp(max=V - 8) for name, ids in inputs(model).items()}
     old, common = model(**given).logits, min(size, V)
@@ -277,4 +344,8 @@ def test_a_base_model_with_a_resized_vocabulary(model_class, changes, tied):
     model.resize_token_embeddings(V + 7)
     assert torch.equal(result(model(**given)), expected)
     assert {len(matrix) for matrix in matrices(model)} == {V + 7}
-    assert result(model(**{name: torch.full_like(ids, V + 6) for name, ids in given.items()})).isfinite().all()
+    assert (
+        result(model(**{name: torch.full_like(ids, V + 6) for name, ids in given.items()}))
+        .isfinite()
+        .all()
+    )

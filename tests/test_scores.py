@@ -1,4 +1,5 @@
-"""The scores of what is generated, and what targets begin with, are those of transformers on every target."""
+"""The scores of what is generated, and what targets begin with, are those of transformers on every
+target."""
 
 import numpy as np
 import pytest
@@ -13,7 +14,11 @@ targets = pytest.mark.parametrize("target", TARGETS)
 each_case = pytest.mark.parametrize(
     "name, target",
     [
-        pytest.param(name, target, marks=[pytest.mark.slow] if (name, target) == ("causal-window", "portable") else [])
+        pytest.param(
+            name,
+            target,
+            marks=[pytest.mark.slow] if (name, target) == ("causal-window", "portable") else [],
+        )
         for name in GENERATORS
         for target in TARGETS
     ],
@@ -22,7 +27,13 @@ BEAMS = [
     dict(num_beams=2),
     dict(num_beams=4, num_return_sequences=3, length_penalty=0.4),
     dict(num_beams=3, num_return_sequences=3, length_penalty=-0.5, early_stopping=True),
-    dict(num_beams=3, num_return_sequences=2, length_penalty=2.0, early_stopping="never", no_repeat_ngram_size=2),
+    dict(
+        num_beams=3,
+        num_return_sequences=2,
+        length_penalty=2.0,
+        early_stopping="never",
+        no_repeat_ngram_size=2,
+    ),
 ]
 
 
@@ -38,8 +49,13 @@ def pair(exported_for):
 @torch.no_grad()
 def in_torch(model, ids, mask, **options):
     given = dict(attention_mask=torch.from_numpy(mask), max_new_tokens=10)
-    given |= {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in options.items()}
-    return model.generate(torch.from_numpy(ids), return_dict_in_generate=True, output_scores=True, **given)
+    given |= {
+        name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        for name, value in options.items()
+    }
+    return model.generate(
+        torch.from_numpy(ids), return_dict_in_generate=True, output_scores=True, **given
+    )
 
 
 @each_case
@@ -51,12 +67,18 @@ def test_with_beams_they_are_sequences_scores(pair, name, target):
         expected = in_torch(model, ids, mask, **options)
         np.testing.assert_array_equal(tokens, expected.sequences)
         np.testing.assert_allclose(scores, expected.sequences_scores, rtol=1e-5, atol=1e-5)
-        np.testing.assert_array_equal(tokens, runtime.generate(ids, mask, max_new_tokens=10, **options))
+        np.testing.assert_array_equal(
+            tokens, runtime.generate(ids, mask, max_new_tokens=10, **options)
+        )
 
 
 @each_case
-@pytest.mark.parametrize("options", [{}, dict(length_penalty=0.3, repetition_penalty=1.4, min_new_tokens=4)], ids=str)
-def test_without_beams_they_are_the_sum_of_transition_scores_over_the_length(pair, name, options, target):
+@pytest.mark.parametrize(
+    "options", [{}, dict(length_penalty=0.3, repetition_penalty=1.4, min_new_tokens=4)], ids=str
+)
+def test_without_beams_they_are_the_sum_of_transition_scores_over_the_length(
+    pair, name, options, target
+):
     """Which transformers documents as the score of a sequence."""
     model, runtime = pair(name, target)
     ids, mask = prompts(name, seed=5)
@@ -64,11 +86,17 @@ def test_without_beams_they_are_the_sum_of_transition_scores_over_the_length(pai
     tokens, scores = runtime.generate_with_scores(ids, mask, max_new_tokens=10, **options)
     expected = in_torch(model, ids, mask, **options)
     np.testing.assert_array_equal(tokens, expected.sequences)
-    steps = model.compute_transition_scores(expected.sequences, expected.scores, normalize_logits=True).double().numpy()
+    steps = (
+        model.compute_transition_scores(expected.sequences, expected.scores, normalize_logits=True)
+        .double()
+        .numpy()
+    )
     ends = np.isin(expected.sequences[:, -steps.shape[1] :].numpy(), options["eos_token_id"])
     own = np.cumsum(ends, axis=1) - ends == 0
     assert len(set(own.sum(axis=1))) > 1 or (name == "causal" and "min_new_tokens" in options)
-    wanted = np.where(own, steps, 0).sum(axis=1) / own.sum(axis=1) ** options.get("length_penalty", 1.0)
+    wanted = np.where(own, steps, 0).sum(axis=1) / own.sum(axis=1) ** options.get(
+        "length_penalty", 1.0
+    )
     np.testing.assert_allclose(scores, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -78,7 +106,9 @@ def test_a_sample_s_score_is_what_the_model_says_of_its_tokens(pair):
     model, runtime = pair("causal", "cpu")
     ids, mask = prompts("causal")
     ids, mask = ids[mask.all(axis=1)], mask[mask.all(axis=1)]
-    options = dict(do_sample=True, temperature=2.0, top_k=9, seed=3, num_return_sequences=4, eos_token_id=None)
+    options = dict(
+        do_sample=True, temperature=2.0, top_k=9, seed=3, num_return_sequences=4, eos_token_id=None
+    )
     tokens, scores = runtime.generate_with_scores(ids, mask, max_new_tokens=6, **options)
     log_p = model(torch.from_numpy(tokens)).logits.log_softmax(dim=-1)[:, ids.shape[1] - 1 : -1]
     wanted = log_p.gather(2, torch.from_numpy(tokens[:, ids.shape[1] :, None]))[..., 0].mean(dim=1)
@@ -87,7 +117,9 @@ def test_a_sample_s_score_is_what_the_model_says_of_its_tokens(pair):
 
 
 @targets
-@pytest.mark.parametrize("options", [{}, dict(max_new_tokens=None, max_length=9, min_length=7), *BEAMS[:2]], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, dict(max_new_tokens=None, max_length=9, min_length=7), *BEAMS[:2]], ids=str
+)
 def test_targets_begin_with_what_is_given_as_in_transformers(pair, options, target):
     model, runtime = pair("seq2seq", target)
     ids, mask = prompts("seq2seq", seed=1)
@@ -95,11 +127,15 @@ def test_targets_begin_with_what_is_given_as_in_transformers(pair, options, targ
     for length in (1, 4):
         given = rng.integers(4, 48, (len(ids), length))
         for prefix in (given, np.concatenate([np.full((len(ids), 1), START), given], axis=1)):
-            wanted = dict(max_new_tokens=10, **options) if "max_new_tokens" not in options else options
+            wanted = (
+                dict(max_new_tokens=10, **options) if "max_new_tokens" not in options else options
+            )
             tokens, scores = runtime.generate_with_scores(ids, mask, prefix, **wanted)
             expected = in_torch(model, ids, mask, decoder_input_ids=prefix, **options)
             np.testing.assert_array_equal(tokens, expected.sequences)
-            np.testing.assert_array_equal(tokens[:, 1 : length + 1], np.repeat(given, len(tokens) // len(ids), axis=0))
+            np.testing.assert_array_equal(
+                tokens[:, 1 : length + 1], np.repeat(given, len(tokens) // len(ids), axis=0)
+            )
             if "num_beams" in options:
                 np.testing.assert_allclose(scores, expected.sequences_scores, rtol=1e-5, atol=1e-5)
 
@@ -107,7 +143,9 @@ def test_targets_begin_with_what_is_given_as_in_transformers(pair, options, targ
 def test_what_no_target_can_begin_with_is_refused(pair):
     _, runtime = pair("seq2seq", "portable")
     ids, mask = prompts("seq2seq")
-    with pytest.raises(ValueError, match=r"decoder_input_ids must have shape \(4, target_length\), got shape \(1, "):
+    with pytest.raises(
+        ValueError, match=r"decoder_input_ids must have shape \(4, target_length\), got shape \(1, "
+    ):
         runtime.generate(ids, mask, [[5]])
     with pytest.raises(ValueError, match=r"decoder_input_ids must be in \[0, 47\], got 48 to 48"):
         runtime.generate(ids, mask, [[48]] * 4)

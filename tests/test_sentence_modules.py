@@ -1,4 +1,5 @@
-"""What sentence-transformers keeps beside the weights goes with them: embeddings are the same before and after."""
+"""What sentence-transformers keeps beside the weights goes with them: embeddings are the same
+before and after."""
 
 import json
 import shutil
@@ -11,7 +12,12 @@ from checkpoints import edit_json
 from families import random_config, random_model
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder, SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import (
+    Dense,
+    Normalize,
+    Pooling,
+    Transformer,
+)
 
 from vanilla_transformer.conversion import convert, plan_conversion
 from vanilla_transformer.training.averaging import average
@@ -20,7 +26,11 @@ from vanilla_transformer_export import Runtime, export
 from vanilla_transformer_export.cli import main
 from vanilla_transformer_export.runtime.inputs import pad_sequences
 
-TEXTS = ["the old man sees a red house", "two dogs", "a woman reads the book . a woman reads the book . two dogs"]
+TEXTS = [
+    "the old man sees a red house",
+    "two dogs",
+    "a woman reads the book . a woman reads the book . two dogs",
+]
 PROMPTS = {"query": "the book : ", "document": ""}
 LONGEST = 12  # tokens: the last text has more
 
@@ -45,8 +55,13 @@ def embedder(made, pooling="mean", rest=("dense", "normalize"), **settings):
     """Of what `base` made, in sentence-transformers."""
     directory, width = made
     transformers.set_seed(1)
-    modules = [Transformer(directory, max_seq_length=LONGEST), Pooling(width, pooling_mode=pooling, **settings)]
-    modules += {"dense": [Dense(width, 8)], "normalize": []}["dense" if "dense" in rest else "normalize"]
+    modules = [
+        Transformer(directory, max_seq_length=LONGEST),
+        Pooling(width, pooling_mode=pooling, **settings),
+    ]
+    modules += {"dense": [Dense(width, 8)], "normalize": []}[
+        "dense" if "dense" in rest else "normalize"
+    ]
     modules += [Normalize()] if "normalize" in rest else []
     return SentenceTransformer(modules=modules, prompts=PROMPTS, device="cpu")
 
@@ -64,7 +79,9 @@ def saved(base, tmp_path):
     return tmp_path / "theirs"
 
 
-@pytest.mark.parametrize("rest", [(), ("dense",), ("normalize",), ("dense", "normalize")], ids=" and ".join)
+@pytest.mark.parametrize(
+    "rest", [(), ("dense",), ("normalize",), ("dense", "normalize")], ids=" and ".join
+)
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 def test_embeddings_are_the_same_after_converting(base, pooling, rest, tmp_path):
     model = embedder(base(), pooling, rest)
@@ -89,7 +106,8 @@ def test_embeddings_are_the_same_after_converting(base, pooling, rest, tmp_path)
     ],
 )
 def test_other_families_and_a_pooling_that_leaves_the_prompt_out(base, family, name, tmp_path):
-    model = embedder(base(name, family, pad_token_id=0), include_prompt=False)  # as the tokenizer has it
+    # as the tokenizer has it
+    model = embedder(base(name, family, pad_token_id=0), include_prompt=False)
     model.save(str(tmp_path / "theirs"))
     convert(tmp_path / "theirs", tmp_path / "ours")
     expected = embeddings(tmp_path / "theirs")
@@ -98,35 +116,57 @@ def test_other_families_and_a_pooling_that_leaves_the_prompt_out(base, family, n
 
 
 def test_the_layout_of_older_versions(saved, tmp_path):
-    """As most checkpoints on the Hub have it: other names of classes, of poolings and of the length, Dense as a pickle, no
-    folder for what has no weights."""
+    """As most checkpoints on the Hub have it: other names of classes, of poolings and of the
+    length, Dense as a pickle, no folder for what has no weights."""
     expected = embeddings(saved)
     modules = json.loads((saved / "modules.json").read_text())
     for module in modules:
         module["type"] = "sentence_transformers.models." + module["type"].rpartition(".")[2]
     (saved / "modules.json").write_text(json.dumps(modules))
-    modes = {f"pooling_mode_{name}": name == "mean_tokens" for name in ("cls_token", "mean_tokens", "max_tokens")}
+    modes = {
+        f"pooling_mode_{name}": name == "mean_tokens"
+        for name in ("cls_token", "mean_tokens", "max_tokens")
+    }
     width = json.loads((saved / "config.json").read_text())["hidden_size"]
-    (saved / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": width, **modes}))
-    torch.save(load_file(saved / "2_Dense" / "model.safetensors"), saved / "2_Dense" / "pytorch_model.bin")
+    (saved / "1_Pooling" / "config.json").write_text(
+        json.dumps({"word_embedding_dimension": width, **modes})
+    )
+    torch.save(
+        load_file(saved / "2_Dense" / "model.safetensors"), saved / "2_Dense" / "pytorch_model.bin"
+    )
     (saved / "2_Dense" / "model.safetensors").unlink()
     shutil.rmtree(saved / "3_Normalize")
-    (saved / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": LONGEST, "do_lower_case": False}))
+    (saved / "sentence_bert_config.json").write_text(
+        json.dumps({"max_seq_length": LONGEST, "do_lower_case": False})
+    )
     edit_json(saved / "tokenizer_config.json", model_max_length=512)
     convert(saved, tmp_path / "ours")
     np.testing.assert_allclose(embeddings(saved), expected, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(embeddings(tmp_path / "ours"), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("activation", ["torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh"])
-@pytest.mark.parametrize("place", ["config_sentence_transformers.json", "config.json", "config.json of old"])
+@pytest.mark.parametrize(
+    "activation", ["torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh"]
+)
+@pytest.mark.parametrize(
+    "place", ["config_sentence_transformers.json", "config.json", "config.json of old"]
+)
 def test_a_cross_encoder_keeps_its_activation(base, activation, place, tmp_path):
-    directory, _ = base("BertForSequenceClassification", type_vocab_size=2, id2label={0: "LABEL_0"}, label2id={"LABEL_0": 0})
+    directory, _ = base(
+        "BertForSequenceClassification",
+        type_vocab_size=2,
+        id2label={0: "LABEL_0"},
+        label2id={"LABEL_0": 0},
+    )
     name = activation.rpartition(".")[2]
     model = CrossEncoder(directory, device="cpu", activation_fn=getattr(torch.nn, name)())
     model.save_pretrained(str(tmp_path / "theirs"))
     if place != "config_sentence_transformers.json":
-        for file in ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"):
+        for file in (
+            "modules.json",
+            "config_sentence_transformers.json",
+            "sentence_bert_config.json",
+        ):
             (tmp_path / "theirs" / file).unlink()
         keys = {"sentence_transformers": {"activation_fn": activation}}
         keys = {"sbert_ce_default_activation_function": activation} if "old" in place else keys
@@ -139,7 +179,7 @@ def test_a_cross_encoder_keeps_its_activation(base, activation, place, tmp_path)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-# ----------------------------------------------------------------------------------------------------- export and average
+# ------------------------------------------------------------------------------- export and average
 
 
 def by_manifest(directory, ids, mask):
@@ -156,7 +196,9 @@ def by_manifest(directory, ids, mask):
         elif module["type"] == "Dense":
             weights = load_file(directory / "2_Dense" / "model.safetensors")
             assert module["activation_function"].endswith(".Tanh")
-            found = np.tanh(found @ weights["linear.weight"].numpy().T + weights["linear.bias"].numpy())
+            found = np.tanh(
+                found @ weights["linear.weight"].numpy().T + weights["linear.bias"].numpy()
+            )
         else:
             assert module["type"] == "Normalize"
             found = found / np.linalg.norm(found, axis=1, keepdims=True)
@@ -172,11 +214,22 @@ def test_an_export_says_and_carries_what_follows_its_graph(base, pooling, tmp_pa
     model.save(str(tmp_path / "theirs"))
     convert(tmp_path / "theirs", tmp_path / "ours")
     manifest = export(tmp_path / "ours", tmp_path / "onnx", cases=2)
-    assert [module["type"] for module in manifest["sentence_modules"]] == ["Pooling", "Dense", "Normalize"]
-    for name in ("modules.json", "config_sentence_transformers.json", "1_Pooling/config.json", "2_Dense/model.safetensors"):
+    assert [module["type"] for module in manifest["sentence_modules"]] == [
+        "Pooling",
+        "Dense",
+        "Normalize",
+    ]
+    for name in (
+        "modules.json",
+        "config_sentence_transformers.json",
+        "1_Pooling/config.json",
+        "2_Dense/model.safetensors",
+    ):
         assert (tmp_path / "onnx" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
         assert name in manifest["files"]
-    encoded = [model.tokenizer(text, truncation=True, max_length=LONGEST)["input_ids"] for text in TEXTS]
+    encoded = [
+        model.tokenizer(text, truncation=True, max_length=LONGEST)["input_ids"] for text in TEXTS
+    ]
     found = by_manifest(tmp_path / "onnx", *pad_sequences(encoded, 0))
     np.testing.assert_allclose(found, model.encode(TEXTS), rtol=1e-4, atol=1e-5)
 
@@ -195,7 +248,9 @@ def test_the_weights_of_modules_are_averaged_too(saved, tmp_path):
     average([tmp_path / "first", tmp_path / "second"], tmp_path / "mean")
     found = load_file(tmp_path / "mean" / "2_Dense" / "model.safetensors")
     for name, tensor in dense.items():
-        torch.testing.assert_close(found[name], ((tensor.double() + other[name].double()) / 2).float(), rtol=0, atol=0)
+        torch.testing.assert_close(
+            found[name], ((tensor.double() + other[name].double()) / 2).float(), rtol=0, atol=0
+        )
     assert embeddings(tmp_path / "mean").shape == (2, 3, 8)
     average([tmp_path / "first"], tmp_path / "same")
     np.testing.assert_array_equal(embeddings(tmp_path / "same"), embeddings(tmp_path / "first"))
@@ -204,9 +259,21 @@ def test_the_weights_of_modules_are_averaged_too(saved, tmp_path):
 def test_checkpoints_with_other_modules_have_no_average(saved, tmp_path):
     convert(saved, tmp_path / "first")
     for name, change, said in (
-        ("pooling", lambda path: edit_json(path / "1_Pooling" / "config.json", pooling_mode="cls"), "pooling_mode 'cls'"),
-        ("prompt", lambda path: edit_json(path / "config_sentence_transformers.json", prompts={}), "has prompts"),
-        ("none", lambda path: (path / "modules.json").unlink(), r"has the modules \[\], expected \['Pooling', 'Dense', 'Norm"),
+        (
+            "pooling",
+            lambda path: edit_json(path / "1_Pooling" / "config.json", pooling_mode="cls"),
+            "pooling_mode 'cls'",
+        ),
+        (
+            "prompt",
+            lambda path: edit_json(path / "config_sentence_transformers.json", prompts={}),
+            "has prompts",
+        ),
+        (
+            "none",
+            lambda path: (path / "modules.json").unlink(),
+            r"has the modules \[\], expected \['Pooling', 'Dense', 'Norm",
+        ),
     ):
         shutil.copytree(tmp_path / "first", tmp_path / name)
         change(tmp_path / name)
@@ -215,13 +282,17 @@ def test_checkpoints_with_other_modules_have_no_average(saved, tmp_path):
         assert not (tmp_path / "mean").exists()
 
 
-@pytest.mark.parametrize("tensors", [{"other": (8, 8)}, {"linear.weight": (3, 3), "linear.bias": (8,)}], ids=str)
+@pytest.mark.parametrize(
+    "tensors", [{"other": (8, 8)}, {"linear.weight": (3, 3), "linear.bias": (8,)}], ids=str
+)
 def test_modules_with_other_tensors_have_no_average(saved, tmp_path, tensors):
     convert(saved, tmp_path / "first")
     shutil.copytree(tmp_path / "first", tmp_path / "second")
     weights = tmp_path / "second" / "2_Dense" / "model.safetensors"
     save_file({name: torch.zeros(shape) for name, shape in tensors.items()}, weights)
-    with pytest.raises(ValueError, match="second/2_Dense/model.safetensors has linear.* expected .*first/2_Dense"):
+    with pytest.raises(
+        ValueError, match="second/2_Dense/model.safetensors has linear.* expected .*first/2_Dense"
+    ):
         average([tmp_path / "first", tmp_path / "second"], tmp_path / "mean")
     weights.write_bytes(b"no tensors")
     with pytest.raises(ValueError, match="second/2_Dense/model.safetensors"):
@@ -229,7 +300,7 @@ def test_modules_with_other_tensors_have_no_average(saved, tmp_path, tensors):
     assert not (tmp_path / "mean").exists()
 
 
-# ------------------------------------------------------------------------------------------------- what cannot come along
+# --------------------------------------------------------------------------- what cannot come along
 
 
 @pytest.mark.parametrize("kind", ["sentence_transformers.models.WordWeights", "my_package.Pooling"])
@@ -237,7 +308,10 @@ def test_a_module_that_is_not_known_is_refused_by_its_name(saved, kind, tmp_path
     modules = json.loads((saved / "modules.json").read_text())
     modules[2]["type"] = kind
     (saved / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ValueError, match=f"has modules of type {kind.removeprefix('sentence_transformers.models.')}, expected"):
+    with pytest.raises(
+        ValueError,
+        match=f"has modules of type {kind.removeprefix('sentence_transformers.models.')}, expected",
+    ):
         convert(saved, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
@@ -249,9 +323,18 @@ def test_a_module_that_is_not_known_is_refused_by_its_name(saved, kind, tmp_path
         ("[", "modules.json: "),
         ("[]", "expected a list of modules"),
         ('["a"]', "has the module 'a', expected its type"),
-        ('[{"type": "sentence_transformers.models.Transformer", "path": "0_Transformer"}]', "in '0_Transformer', expected"),
-        ('[{"type": "sentence_transformers.models.Transformer", "path": "../x"}]', "expected its type and the name of its"),
-        ('[{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]', "begins with a Pooling"),
+        (
+            '[{"type": "sentence_transformers.models.Transformer", "path": "0_Transformer"}]',
+            "in '0_Transformer', expected",
+        ),
+        (
+            '[{"type": "sentence_transformers.models.Transformer", "path": "../x"}]',
+            "expected its type and the name of its",
+        ),
+        (
+            '[{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]',
+            "begins with a Pooling",
+        ),
     ],
 )
 def test_a_list_of_modules_that_is_damaged_is_one_line(saved, content, said, tmp_path):
@@ -260,7 +343,9 @@ def test_a_list_of_modules_that_is_damaged_is_one_line(saved, content, said, tmp
         convert(saved, tmp_path / "ours")
 
 
-@pytest.mark.parametrize("name", ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
+)
 def test_a_file_that_a_module_lacks_is_named(saved, name, tmp_path):
     (saved / name).unlink()
     with pytest.raises(FileNotFoundError, match=f"lacks {name}.*, which modules.json asks for"):
@@ -270,9 +355,18 @@ def test_a_file_that_a_module_lacks_is_named(saved, name, tmp_path):
 def test_adapters_and_code_are_said_to_be_left_out(base, tmp_path):
     theirs = tmp_path / "theirs"
     shutil.copytree(base()[0], theirs)
-    for name in ("adapter_config.json", "adapter_model.safetensors", "modeling_other.py", "unrelated.py", "notes.txt"):
+    for name in (
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "modeling_other.py",
+        "unrelated.py",
+        "notes.txt",
+    ):
         (theirs / name).write_text("{}")
-    edit_json(theirs / "config.json", auto_map={"AutoModel": "modeling_other.Model", "AutoConfig": "someone/x--there.Config"})
+    edit_json(
+        theirs / "config.json",
+        auto_map={"AutoModel": "modeling_other.Model", "AutoConfig": "someone/x--there.Config"},
+    )
     expected = ["adapter_config.json", "adapter_model.safetensors", "modeling_other.py"]
     assert "adapter_config.json is left out" in str(plan_conversion(theirs)).splitlines()
     assert convert(theirs, tmp_path / "ours")["left_out"] == expected

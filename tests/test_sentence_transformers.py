@@ -1,4 +1,5 @@
-"""sentence-transformers makes sentence embeddings with our encoder, from a checkpoint and from what it saves itself."""
+"""sentence-transformers makes sentence embeddings with our encoder, from a checkpoint and from what
+it saves itself."""
 
 import os
 import subprocess
@@ -32,7 +33,9 @@ def checkpoint(tmp_path_factory):
 def by_hand(checkpoint, text, pooling):
     """Of one text alone, so there is no padding."""
     model = VanillaEncoderModel.from_pretrained(checkpoint)
-    ids = transformers.AutoTokenizer.from_pretrained(checkpoint)(text, return_tensors="pt")["input_ids"]
+    ids = transformers.AutoTokenizer.from_pretrained(checkpoint)(text, return_tensors="pt")[
+        "input_ids"
+    ]
     with torch.no_grad():
         states = model(ids).last_hidden_state[0]
     return {"mean": states.mean(0), "cls": states[0]}[pooling].numpy()
@@ -40,12 +43,16 @@ def by_hand(checkpoint, text, pooling):
 
 def embedder(checkpoint, pooling):
     encoder = Transformer(checkpoint)
-    return SentenceTransformer(modules=[encoder, Pooling(SIZES["hidden_size"], pooling_mode=pooling)], device="cpu")
+    return SentenceTransformer(
+        modules=[encoder, Pooling(SIZES["hidden_size"], pooling_mode=pooling)], device="cpu"
+    )
 
 
 def test_a_checkpoint_becomes_an_embedder_with_mean_pooling(checkpoint):
     found = SentenceTransformer(checkpoint, device="cpu").encode(TEXTS)
-    np.testing.assert_allclose(found, [by_hand(checkpoint, text, "mean") for text in TEXTS], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        found, [by_hand(checkpoint, text, "mean") for text in TEXTS], rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
@@ -54,7 +61,9 @@ def test_embeddings_are_those_of_each_text_alone(checkpoint, pooling, batch_size
     model = embedder(checkpoint, pooling)
     assert type(model[0].model) is VanillaEncoderModel
     wanted = [by_hand(checkpoint, text, pooling) for text in TEXTS]
-    np.testing.assert_allclose(model.encode(TEXTS, batch_size=batch_size), wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        model.encode(TEXTS, batch_size=batch_size), wanted, rtol=1e-5, atol=1e-5
+    )
     np.testing.assert_allclose(model.encode(TEXTS[0]), wanted[0], rtol=1e-5, atol=1e-5)
 
 
@@ -65,7 +74,9 @@ def test_similarities_are_the_cosines(checkpoint):
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     embeddings = model.encode(TEXTS)
     np.testing.assert_allclose(embeddings, vectors, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(model.similarity(embeddings, embeddings), vectors @ vectors.T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        model.similarity(embeddings, embeddings), vectors @ vectors.T, rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
@@ -79,7 +90,9 @@ def test_a_saved_embedder_loads_again(checkpoint, pooling, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_saved_embedder_loads_without_this_package_where_its_code_is_trusted(checkpoint, tmp_path):
+def test_a_saved_embedder_loads_without_this_package_where_its_code_is_trusted(
+    checkpoint, tmp_path
+):
     model = embedder(checkpoint, "mean")
     model.save(str(tmp_path / "embedder"))
     code = f"""
@@ -91,9 +104,13 @@ model = SentenceTransformer({str(tmp_path / "embedder")!r}, device="cpu", trust_
 numpy.save({str(tmp_path / "found.npy")!r}, model.encode({TEXTS!r}))
 """
     environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, env=environment
+    )
     assert done.returncode == 0, done.stderr
-    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), model.encode(TEXTS), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        np.load(tmp_path / "found.npy"), model.encode(TEXTS), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_an_embedder_trains(checkpoint):

@@ -1,4 +1,5 @@
-"""Heads that read whole sequences: choices, decoders without a language model, bare seq2seq models, and ragged batches."""
+"""Heads that read whole sequences: choices, decoders without a language model, bare seq2seq models,
+and ragged batches."""
 
 import functools
 
@@ -21,37 +22,78 @@ from vanilla_transformer_export.targets.sequences import EXPORTABLE
 VOCABULARY, WIDTH, NARROW = 48, 32, 24
 SIZES = dict(vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=40, num_attention_heads=4)
 MODELS = {
-    "choices": ("VanillaEncoderForMultipleChoice", dict(num_hidden_layers=1, type_vocab_size=2, pooler_act="tanh")),
+    "choices": (
+        "VanillaEncoderForMultipleChoice",
+        dict(num_hidden_layers=1, type_vocab_size=2, pooler_act="tanh"),
+    ),
     "decoder": (
         "VanillaDecoderModel",
-        dict(num_hidden_layers=2, position_embedding_type="relative", value_head_dim=10, embedding_size=NARROW),
+        dict(
+            num_hidden_layers=2,
+            position_embedding_type="relative",
+            value_head_dim=10,
+            embedding_size=NARROW,
+        ),
     ),
     "decoder-labels": (
         "VanillaDecoderForSequenceClassification",
         dict(num_hidden_layers=2, position_embedding_type="rotary", sliding_window=4, num_labels=3),
     ),
-    "decoder-tokens": ("VanillaDecoderForTokenClassification", dict(num_hidden_layers=1, num_labels=5)),
+    "decoder-tokens": (
+        "VanillaDecoderForTokenClassification",
+        dict(num_hidden_layers=1, num_labels=5),
+    ),
     "decoder-answers": (
         "VanillaDecoderForQuestionAnswering",
         dict(num_hidden_layers=1, position_embedding_type="learned", position_ids_from="mask"),
     ),
-    "pair-labels": ("VanillaSeq2SeqForSequenceClassification", dict(encoder_layers=1, decoder_layers=2, num_labels=3)),
+    "pair-labels": (
+        "VanillaSeq2SeqForSequenceClassification",
+        dict(encoder_layers=1, decoder_layers=2, num_labels=3),
+    ),
     "pair-answers": (
         "VanillaSeq2SeqForQuestionAnswering",
         dict(encoder_layers=1, decoder_layers=1, wrap_last_token=True, norm_first=True),
     ),
-    "means": ("VanillaEncoderForSequenceClassification", dict(num_hidden_layers=1, classifier_pooling="mean", num_labels=3)),
-    "pair": ("VanillaSeq2SeqModel", dict(encoder_layers=1, decoder_layers=2, embedding_size=NARROW)),
+    "means": (
+        "VanillaEncoderForSequenceClassification",
+        dict(num_hidden_layers=1, classifier_pooling="mean", num_labels=3),
+    ),
+    "pair": (
+        "VanillaSeq2SeqModel",
+        dict(encoder_layers=1, decoder_layers=2, embedding_size=NARROW),
+    ),
     "encoder": ("VanillaEncoderForMaskedLM", dict(num_hidden_layers=1)),
     "tokens": ("VanillaEncoderForTokenClassification", dict(num_hidden_layers=1, num_labels=5)),
-    "sentences": ("VanillaEncoderForNextSentencePrediction", dict(num_hidden_layers=1, pooler_act="tanh")),
+    "sentences": (
+        "VanillaEncoderForNextSentencePrediction",
+        dict(num_hidden_layers=1, pooler_act="tanh"),
+    ),
     "causal": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=1)),
     "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=1)),
 }
-READERS = ["choices", "decoder", "decoder-labels", "decoder-tokens", "decoder-answers", "means", "pair-labels", "pair-answers"]
+READERS = [
+    "choices",
+    "decoder",
+    "decoder-labels",
+    "decoder-tokens",
+    "decoder-answers",
+    "means",
+    "pair-labels",
+    "pair-answers",
+]
 READERS += ["pair"]
-SLOW = ["decoder", "decoder-tokens", "pair-answers"]  # others have the same graphs but for the last layer
-CHOOSE = {"choices", "means", "decoder-labels", "decoder-tokens", "decoder-answers", "pair-labels", "pair-answers"}
+# others have the same graphs but for the last layer
+SLOW = ["decoder", "decoder-tokens", "pair-answers"]
+CHOOSE = {
+    "choices",
+    "means",
+    "decoder-labels",
+    "decoder-tokens",
+    "decoder-answers",
+    "pair-labels",
+    "pair-answers",
+}
 
 
 def build(name):
@@ -77,15 +119,27 @@ def exported(tmp_path_factory):
 
 
 def axes(values):
-    return {value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}
+    return {
+        value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in values
+    }
 
 
 B, S, T, C = "batch_size", "source_length", "target_length", "num_choices"
 CONTRACT = {
-    "choices": (dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), [B, C, S]), {"logits": [B, C]}),
-    "decoder": (dict.fromkeys(("input_ids", "attention_mask"), [B, S]), {"last_hidden_state": [B, S, NARROW]}),
+    "choices": (
+        dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), [B, C, S]),
+        {"logits": [B, C]},
+    ),
+    "decoder": (
+        dict.fromkeys(("input_ids", "attention_mask"), [B, S]),
+        {"last_hidden_state": [B, S, NARROW]},
+    ),
     "decoder-labels": (dict.fromkeys(("input_ids", "attention_mask"), [B, S]), {"logits": [B, 3]}),
-    "decoder-tokens": (dict.fromkeys(("input_ids", "attention_mask"), [B, S]), {"logits": [B, S, 5]}),
+    "decoder-tokens": (
+        dict.fromkeys(("input_ids", "attention_mask"), [B, S]),
+        {"logits": [B, S, 5]},
+    ),
     "decoder-answers": (
         dict.fromkeys(("input_ids", "attention_mask"), [B, S]),
         {"start_logits": [B, S], "end_logits": [B, S]},
@@ -104,7 +158,9 @@ CONTRACT = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in READERS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in READERS]
+)
 def test_one_graph_takes_whole_sequences_as_optimum_has_it(exported, name):
     graph = onnx.load(exported(name)[1] / "onnx/model.onnx").graph
     assert (axes(graph.input), axes(graph.output)) == CONTRACT[name]
@@ -112,7 +168,9 @@ def test_one_graph_takes_whole_sequences_as_optimum_has_it(exported, name):
 
 
 @pytest.mark.parametrize("target", ["portable", pytest.param("cpu", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in READERS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in READERS]
+)
 def test_40_cases_agree_with_torch(exported, name, target):
     model, directory = exported(name, target)
     report = verify(directory, model, cases=40, seed=1)
@@ -122,34 +180,52 @@ def test_40_cases_agree_with_torch(exported, name, target):
 
 
 @pytest.mark.parametrize(
-    "dtype, operator", [("int8", "MatMulIntegerToFloat"), pytest.param("int4", "MatMulNBits", marks=pytest.mark.slow)]
+    "dtype, operator",
+    [("int8", "MatMulIntegerToFloat"), pytest.param("int4", "MatMulNBits", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize(
-    "name", ["decoder", *(pytest.param(name, marks=pytest.mark.slow) for name in READERS if name != "decoder")]
+    "name",
+    [
+        "decoder",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in READERS if name != "decoder"),
+    ],
 )
 def test_the_cpu_target_quantizes_them(exported, name, dtype, operator):
     model, directory = exported(name, "cpu", dtype)
-    count = sum(node.op_type == operator for node in onnx.load(directory / "onnx/model.onnx").graph.node)
+    count = sum(
+        node.op_type == operator for node in onnx.load(directory / "onnx/model.onnx").graph.node
+    )
     assert count >= 6
     report = verify(directory, model, cases=10, seed=1)
     assert report.failures == [] and 1e-4 < report.mean_error < (0.1 if dtype == "int8" else 0.6)
 
 
-@pytest.mark.parametrize("name", ["pair", *(pytest.param(name, marks=pytest.mark.slow) for name in READERS[:-1])])
+@pytest.mark.parametrize(
+    "name", ["pair", *(pytest.param(name, marks=pytest.mark.slow) for name in READERS[:-1])]
+)
 def test_the_cuda_target_gives_their_values_with_fewer_operators(exported, name):
     model, directory = exported(name, "cuda")
     assert verify(directory, model, cases=9, device="cpu").failures == []
     found = [node.op_type for node in onnx.load(directory / "onnx/model.onnx").graph.node]
-    encoder, decoder = {"pair": (1, 2), "pair-labels": (1, 2), "pair-answers": (1, 1)}.get(name, (0, 0))
+    encoder, decoder = {"pair": (1, 2), "pair-labels": (1, 2), "pair-answers": (1, 1)}.get(
+        name, (0, 0)
+    )
     single = {"decoder": 2, "decoder-labels": 2}.get(name, 1)
-    layers, norms = (encoder + decoder, 2 * encoder + 3 * decoder) if encoder else (single, 2 * single)
+    layers, norms = (
+        (encoder + decoder, 2 * encoder + 3 * decoder) if encoder else (single, 2 * single)
+    )
     # Of a pair also the keys and values of each layer's cross-attention, together.
-    assert (found.count("Split"), found.count("SkipLayerNormalization")) == (layers + (encoder > 0), norms)
+    assert (found.count("Split"), found.count("SkipLayerNormalization")) == (
+        layers + (encoder > 0),
+        norms,
+    )
 
 
 def test_every_model_of_the_family_can_be_exported():
     names = [name for name in vars(vanilla_transformer) if name.startswith("Vanilla")]
-    models = {name for name in names if name.endswith("Model") or "For" in name} - {"VanillaPreTrainedModel"}
+    models = {name for name in names if name.endswith("Model") or "For" in name} - {
+        "VanillaPreTrainedModel"
+    }
     assert models - {name for name in models if name.endswith("Config")} == set(EXPORTABLE)
 
 
@@ -162,11 +238,15 @@ def test_a_decoder_s_rows_may_be_padded_on_either_side(exported):
         np.testing.assert_allclose(found, alone, atol=1e-5)
 
 
-# -------------------------------------------------------------------------------------------------- int8, standard operators
+# ------------------------------------------------------------------------- int8, standard operators
 
 
-@pytest.mark.parametrize("name", ["encoder", "causal", pytest.param("seq2seq", marks=pytest.mark.slow)])
-def test_int8_of_the_portable_target_is_standard_operators_and_nearly_the_same_choices(exported, name):
+@pytest.mark.parametrize(
+    "name", ["encoder", "causal", pytest.param("seq2seq", marks=pytest.mark.slow)]
+)
+def test_int8_of_the_portable_target_is_standard_operators_and_nearly_the_same_choices(
+    exported, name
+):
     model, directory = exported(name, "portable", "int8")
     manifest = Runtime(directory).artifact.manifest
     for file in manifest["graphs"].values():
@@ -177,9 +257,12 @@ def test_int8_of_the_portable_target_is_standard_operators_and_nearly_the_same_c
         assert len(products) >= 6
         weights = {weight.name: weight for weight in graph.initializer}
         assert {weights[node.input[1]].data_type for node in products} == {onnx.TensorProto.INT8}
-        assert not [node for node in graph.node if node.op_type == "MatMul" and node.input[1] in weights]
+        assert not [
+            node for node in graph.node if node.op_type == "MatMul" and node.input[1] in weights
+        ]
         rounded = [node.input[0] for node in graph.node if node.op_type == "DynamicQuantizeLinear"]
-        assert len(rounded) == len(set(rounded)) < len(products)  # what several products read is rounded once
+        # what several products read is rounded once
+        assert len(rounded) == len(set(rounded)) < len(products)
     report = verify(directory, model, cases=20, seed=1)
     assert report.failures == [] and report.tolerance is None
     assert 1e-4 < report.mean_error < 0.1
@@ -187,32 +270,49 @@ def test_int8_of_the_portable_target_is_standard_operators_and_nearly_the_same_c
 
 
 def test_a_product_in_int8_is_that_of_the_rounded_factors():
-    """By the definition: the input in 256 steps between its extremes, each column of weights in 127; more where two weights
-    that a processor adds in 16 bits would overflow them."""
+    """By the definition: the input in 256 steps between its extremes, each column of weights in
+    127; more where two weights that a processor adds in 16 bits would overflow them."""
     rng = np.random.default_rng(0)
-    x, weight = rng.standard_normal((3, 64)).astype(np.float32), rng.standard_normal((64, 40)).astype(np.float32)
+    x, weight = (
+        rng.standard_normal((3, 64)).astype(np.float32),
+        rng.standard_normal((64, 40)).astype(np.float32),
+    )
     weight[:, 7] = 0
-    model = write(lambda g, value: [linear(g, value, "w")], {"w.weight": weight.T.copy()}, {"x": x}, "portable", "int8")
+    model = write(
+        lambda g, value: [linear(g, value, "w")],
+        {"w.weight": weight.T.copy()},
+        {"x": x},
+        "portable",
+        "int8",
+    )
     onnx.checker.check_model(model)
     [found] = run(model, {"x": x})
     step = (max(x.max(), 0) - min(x.min(), 0)) / 255
-    places = np.clip(np.rint(x / step) + np.rint(-x.min() / step), 0, 255) - np.rint(-x.min() / step)
+    places = np.clip(np.rint(x / step) + np.rint(-x.min() / step), 0, 255) - np.rint(
+        -x.min() / step
+    )
     largest = np.maximum(np.abs(weight).max(axis=0), np.abs(weight[::2] + weight[1::2]).max(axis=0))
     scales = np.maximum(largest, 1e-30) / 127
-    np.testing.assert_allclose(found, places * step @ (np.rint(weight / scales) * scales), atol=1e-3)
+    np.testing.assert_allclose(
+        found, places * step @ (np.rint(weight / scales) * scales), atol=1e-3
+    )
     assert 1e-3 < np.abs(found - x @ weight).max() < 0.5 and not found[:, 7].any()
 
 
-# ------------------------------------------------------------------------------------------------------------ wrong input
+# -------------------------------------------------------------------------------------- wrong input
 
 
 def test_choices_come_in_three_axes(exported):
     runtime = Runtime(exported("choices")[1])
-    with pytest.raises(ValueError, match=r"shape \(batch_size, num_choices, source_length\), got shape \(2, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"shape \(batch_size, num_choices, source_length\), got shape \(2, 3\)"
+    ):
         runtime.outputs(np.ones((2, 3), int))
     with pytest.raises(ValueError, match=r"all at least 1, got shape \(2, 0, 3\)"):
         runtime.outputs(np.ones((2, 0, 3), int))
-    with pytest.raises(ValueError, match=r"attention_mask must have shape \(2, 3, 4\), got shape \(2, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"attention_mask must have shape \(2, 3, 4\), got shape \(2, 4\)"
+    ):
         runtime.outputs(np.ones((2, 3, 4), int), np.ones((2, 4), int))
     with pytest.raises(ValueError, match="cannot generate"):
         runtime.generate(np.ones((2, 3, 4), int))
@@ -222,10 +322,15 @@ def test_a_classifier_of_both_stacks_needs_an_end_token_in_each_row(exported):
     model, directory = exported("pair-labels")
     runtime, ids = Runtime(directory), np.array([[5, 2, 6, 2], [5, 2, 7, 8], [4, 9, 2, 2]])
     with torch.no_grad():
-        np.testing.assert_allclose(runtime.encode(ids), model(torch.from_numpy(ids)).logits, atol=1e-5)
+        np.testing.assert_allclose(
+            runtime.encode(ids), model(torch.from_numpy(ids)).logits, atol=1e-5
+        )
     mask = np.array([[1] * 4, [1, 0, 0, 0], [0] * 4])
     for given, message in ((np.full((2, 3), 5), "row 0"), (ids, "row 1")):
-        with pytest.raises(ValueError, match=rf"{message} of input_ids has no end token, expected one of \[2\] in it"):
+        with pytest.raises(
+            ValueError,
+            match=rf"{message} of input_ids has no end token, expected one of \[2\] in it",
+        ):
             runtime.encode(given, mask[: len(given), : given.shape[1]])
 
 
@@ -234,8 +339,14 @@ def test_tokens_of_a_decoder_are_checked_as_all_others(exported):
     with pytest.raises(ValueError, match="VanillaSeq2SeqModel takes decoder_input_ids"):
         runtime.outputs(ids)
     for wrong, message in (
-        ((np.full((3, 3), 5),), r"decoder_input_ids must have shape \(2, target_length\), got shape \(3, 3\)"),
-        ((np.full((2, 0), 5),), r"decoder_input_ids must have shape \(2, target_length\), all at least 1"),
+        (
+            (np.full((3, 3), 5),),
+            r"decoder_input_ids must have shape \(2, target_length\), got shape \(3, 3\)",
+        ),
+        (
+            (np.full((2, 0), 5),),
+            r"decoder_input_ids must have shape \(2, target_length\), all at least 1",
+        ),
         ((np.full((2, 3), VOCABULARY),), r"\[0, 47\]"),
         ((ids, np.ones((2, 4), int)), "decoder_attention_mask must have shape"),
     ):
@@ -245,9 +356,13 @@ def test_tokens_of_a_decoder_are_checked_as_all_others(exported):
         Runtime(exported("encoder")[1]).outputs(ids, decoder_input_ids=ids)
 
 
-def test_a_decoder_that_reads_sequences_has_as_many_learned_positions_as_its_config_says(exported, tmp_path):
+def test_a_decoder_that_reads_sequences_has_as_many_learned_positions_as_its_config_says(
+    exported, tmp_path
+):
     directory = copy_of(exported("pair")[1], tmp_path)
-    edit_json(directory / "config.json", position_embedding_type="learned", max_position_embeddings=6)
+    edit_json(
+        directory / "config.json", position_embedding_type="learned", max_position_embeddings=6
+    )
     seal(directory)
     runtime, ids = Runtime(directory), np.full((2, 6), 5)
     assert runtime.encode(ids, decoder_input_ids=ids).shape == (2, 6, NARROW)
@@ -255,7 +370,7 @@ def test_a_decoder_that_reads_sequences_has_as_many_learned_positions_as_its_con
         runtime.encode(ids, decoder_input_ids=np.full((2, 7), 5))
 
 
-# ---------------------------------------------------------------------------------------------------------- ragged batches
+# ----------------------------------------------------------------------------------- ragged batches
 
 
 def ragged(lengths, seed=0):
@@ -271,7 +386,10 @@ LENGTHS = [40, 3, 17, 9, 38, 2, 21, 5, 30, 12, 7, 33, 0, 25, 4, 19] * 3
     "name, target",
     [
         *((name, "portable") for name in ("encoder", *READERS) if name not in SLOW),
-        *(pytest.param(name, "portable", marks=pytest.mark.slow) for name in ("tokens", "sentences", *SLOW)),
+        *(
+            pytest.param(name, "portable", marks=pytest.mark.slow)
+            for name in ("tokens", "sentences", *SLOW)
+        ),
         pytest.param("encoder", "cpu", marks=pytest.mark.slow),
         pytest.param("seq2seq", "cpu", marks=pytest.mark.slow),
     ],
@@ -303,7 +421,9 @@ def test_a_ragged_batch_gives_the_values_of_one_run(exported, monkeypatch, name,
         assert np.isfinite(got).all()
 
 
-@pytest.mark.parametrize("threads, runs", [(1, [(6, 40), (6, 40), (12, 4)]), (2, [(12, 40), (12, 4)])])
+@pytest.mark.parametrize(
+    "threads, runs", [(1, [(6, 40), (6, 40), (12, 4)]), (2, [(12, 40), (12, 4)])]
+)
 def test_an_encoder_runs_short_rows_apart_from_long_ones(exported, monkeypatch, threads, runs):
     """At most 256 tokens at once for each thread. The session is a spy here."""
     runtime, sizes = Runtime(exported("encoder")[1], threads=threads), []
@@ -335,10 +455,14 @@ def test_rows_of_similar_length_run_together(lengths, groups):
     mask = (np.arange(200) < np.array(lengths)[:, None]).astype(np.int64)
     found = bucket_by_length(mask, 512)
     assert [sorted(rows.tolist()) for rows, _ in found] == groups
-    assert [longest for _, longest in found] == [max(1, *(lengths[row] for row in rows)) for rows in groups]
+    assert [longest for _, longest in found] == [
+        max(1, *(lengths[row] for row in rows)) for rows in groups
+    ]
 
 
-def test_padding_is_a_small_part_of_what_runs_and_rows_padded_on_the_left_stay_together(monkeypatch):
+def test_padding_is_a_small_part_of_what_runs_and_rows_padded_on_the_left_stay_together(
+    monkeypatch,
+):
     monkeypatch.setattr(inputs_module, "MIN_TOKENS", 1)
     mask = ragged([length for length in LENGTHS * 8 if length])[1]
     groups = bucket_by_length(mask, 10**9)

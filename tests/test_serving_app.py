@@ -1,4 +1,5 @@
-"""The application without a model: what a wrong request is told, in the format of each protocol, and never a 500."""
+"""The application without a model: what a wrong request is told, in the format of each protocol,
+and never a 500."""
 
 import asyncio
 import functools
@@ -76,10 +77,16 @@ def test_a_body_that_is_no_json_object_is_an_error_of_the_protocol(client, name,
         ({"q": ["a", 5]}, "q is ['a', 5], expected a valid string"),
         ({"q": {"a": "b" * 500}}, "q is {'a': 'bbb"),
         ({"q": "a", "n": 0}, "n is 0, expected a number greater than or equal to 1"),
-        ({"q": "a", "n": "x"}, "n is 'x', expected a valid integer, unable to parse string as an integer"),
+        (
+            {"q": "a", "n": "x"},
+            "n is 'x', expected a valid integer, unable to parse string as an integer",
+        ),
         ({"q": "a", "n": 10**400}, "n is 1000"),
         ({"q": "a", "x": 10**400}, "x is 1000"),
-        ({"q": "a", "x": [], "n": 11}, "n is 11, expected a number less than or equal to 10 (and 1 more are wrong)"),
+        (
+            {"q": "a", "x": [], "n": 11},
+            "n is 11, expected a number less than or equal to 10 (and 1 more are wrong)",
+        ),
     ],
     ids=lambda value: json.dumps(value)[:30] if isinstance(value, dict) else "",
 )
@@ -89,8 +96,12 @@ def test_a_wrong_value_is_named_with_what_is_expected(client, body, message):
     assert len(said) < 300
 
 
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ";;"])
-def test_a_body_of_another_content_type_is_an_error_that_says_which_one_is_expected(client, content_type):
+@pytest.mark.parametrize(
+    "content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ";;"]
+)
+def test_a_body_of_another_content_type_is_an_error_that_says_which_one_is_expected(
+    client, content_type
+):
     answer = client.post("/stub", content=b'{"q": "a"}', headers={"Content-Type": content_type})
     assert answer.status_code == 422
     assert message_of(answer) == "the body has another Content-Type, expected application/json"
@@ -110,10 +121,15 @@ def test_texts_that_only_look_like_what_json_has_not_are_taken(client):
         ("long", 413, "9 tokens, expected at most 8"),
         ("deep", 422, "the body is nested too deeply, expected fewer brackets"),
         ("value", 422, "a b is \\ud800, expected c"),
-        *((name, 500, "the server made a mistake, which its log describes") for name in ("mistake", "nan", "half")),
+        *(
+            (name, 500, "the server made a mistake, which its log describes")
+            for name in ("mistake", "nan", "half")
+        ),
     ],
 )
-def test_what_a_handler_raises_is_an_answer_in_the_format_of_its_protocol(client, name, status, message):
+def test_what_a_handler_raises_is_an_answer_in_the_format_of_its_protocol(
+    client, name, status, message
+):
     answer = client.get(f"/raise/{name}")
     said = message_of(answer)
     assert (answer.status_code, said.startswith(message), "secret" in said) == (status, True, False)
@@ -123,11 +139,36 @@ def test_what_a_handler_raises_is_an_answer_in_the_format_of_its_protocol(client
 @pytest.mark.parametrize(
     "method, path, status, body",
     [
-        ("GET", "/nowhere", 404, {"error": "nothing is at this path, expected one of those in /openapi.json"}),
-        ("GET", "/", 404, {"error": "nothing is at this path, expected one of those in /openapi.json"}),
-        ("GET", "//", 404, {"error": "nothing is at this path, expected one of those in /openapi.json"}),
-        ("GET", "/docs", 404, {"error": "nothing is at this path, expected one of those in /openapi.json"}),
-        ("POST", "/health", 405, {"error": "this method does not go with this path, expected GET, HEAD"}),
+        (
+            "GET",
+            "/nowhere",
+            404,
+            {"error": "nothing is at this path, expected one of those in /openapi.json"},
+        ),
+        (
+            "GET",
+            "/",
+            404,
+            {"error": "nothing is at this path, expected one of those in /openapi.json"},
+        ),
+        (
+            "GET",
+            "//",
+            404,
+            {"error": "nothing is at this path, expected one of those in /openapi.json"},
+        ),
+        (
+            "GET",
+            "/docs",
+            404,
+            {"error": "nothing is at this path, expected one of those in /openapi.json"},
+        ),
+        (
+            "POST",
+            "/health",
+            405,
+            {"error": "this method does not go with this path, expected GET, HEAD"},
+        ),
     ],
 )
 def test_a_path_of_no_protocol_has_a_plain_error(client, method, path, status, body):
@@ -137,9 +178,16 @@ def test_a_path_of_no_protocol_has_a_plain_error(client, method, path, status, b
 
 @pytest.mark.parametrize(
     "method, path, status",
-    [("GET", "/stub", 405), ("PUT", "/models/a/stub", 405), ("GET", "/raise/a/b", 404), ("GET", "/models/a/raise/a/b", 404)],
+    [
+        ("GET", "/stub", 405),
+        ("PUT", "/models/a/stub", 405),
+        ("GET", "/raise/a/b", 404),
+        ("GET", "/models/a/raise/a/b", 404),
+    ],
 )
-def test_a_wrong_method_and_a_path_below_one_of_a_protocol_have_its_format(client, method, path, status):
+def test_a_wrong_method_and_a_path_below_one_of_a_protocol_have_its_format(
+    client, method, path, status
+):
     answer = client.request(method, path)
     assert (answer.status_code, message_of(answer) != "") == (status, True)
     assert answer.headers.get("Allow") == ("POST" if status == 405 else None)
@@ -156,13 +204,20 @@ def test_the_document_of_the_interface_has_every_route_and_its_body(client):
         assert example["stub"].keys() == {"status", "message"}
 
 
-# ------------------------------------------------------------------------------------------------ the protocols there are
+# -------------------------------------------------------------------------- the protocols there are
 
 
 def posts():
     """The routes of all protocols that take a body."""
-    found = [(protocol, route.path) for protocol in PROTOCOLS for route in protocol.router.routes if "POST" in route.methods]
-    return [pytest.param(protocol, re.sub(r"{\w+}", "x", path), id=path) for protocol, path in found]
+    found = [
+        (protocol, route.path)
+        for protocol in PROTOCOLS
+        for route in protocol.router.routes
+        if "POST" in route.methods
+    ]
+    return [
+        pytest.param(protocol, re.sub(r"{\w+}", "x", path), id=path) for protocol, path in found
+    ]
 
 
 @pytest.mark.parametrize("protocol, path", posts())
@@ -185,7 +240,8 @@ ENCODINGS = ("utf-8-sig", "utf-16", "utf-16-le", "utf-32")
 
 @pytest.mark.parametrize("protocol, path", posts())
 def test_json_of_any_encoding_is_read_as_that_of_utf8(protocol, path):
-    """PowerShell and .NET begin theirs with a byte order mark; `json.loads` of bytes reads all of these."""
+    """PowerShell and .NET begin theirs with a byte order mark; `json.loads` of bytes reads all of
+    these."""
     body = json.dumps(dict.fromkeys(FIELDS, "x"))
 
     async def answer(content):
@@ -195,16 +251,22 @@ def test_json_of_any_encoding_is_read_as_that_of_utf8(protocol, path):
 
     expected = asyncio.run(answer(body.encode()))
     assert "JSON" not in expected[1]
-    assert [asyncio.run(answer(body.encode(encoding))) for encoding in ENCODINGS] == [expected] * len(ENCODINGS)
+    assert [asyncio.run(answer(body.encode(encoding))) for encoding in ENCODINGS] == [
+        expected
+    ] * len(ENCODINGS)
 
 
 @functools.cache
 def app_of(name):
-    return create_app(ServedModels({}), tuple(protocol for protocol in PROTOCOLS if protocol.name == name))
+    return create_app(
+        ServedModels({}), tuple(protocol for protocol in PROTOCOLS if protocol.name == name)
+    )
 
 
 def client_of(app):
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://x")
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://x"
+    )
 
 
 FIELDS = (
@@ -225,7 +287,9 @@ FIELDS = (
 )
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 

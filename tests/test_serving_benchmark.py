@@ -1,4 +1,5 @@
-"""benchmarks/serving.py: a client beside a server, for a second; what its figures are made of, and what its tables say."""
+"""benchmarks/serving.py: a client beside a server, for a second; what its figures are made of, and
+what its tables say."""
 
 import asyncio
 import json
@@ -84,11 +85,20 @@ def test_quantiles_are_nearest_ranks():
 def test_a_run_fills_the_tables(exported_for, tmp_path):
     (tmp_path / "tiny").mkdir()
     with_words(exported_for("seq2seq", "cpu")[1], tmp_path).rename(tmp_path / "tiny/int8")
-    run = Run(tmp_path, ["w5 w6 w7", "w8"], seconds=0.5, repeats=1, minutes=0.01, servers=["ours-int8"])
+    run = Run(
+        tmp_path, ["w5 w6 w7", "w8"], seconds=0.5, repeats=1, minutes=0.01, servers=["ours-int8"]
+    )
     found = saturation(run, "tiny")["ours-int8"]
     [load] = found["rounds"]
-    assert load["statuses"].keys() == {"200"} and load["per_second"] > 10 and found["ready_seconds"] > 0.1
-    assert 0 < load["latency"]["p50"] <= load["latency"]["p99"] and load["cpu_per_request"]["server"] > 0
+    assert (
+        load["statuses"].keys() == {"200"}
+        and load["per_second"] > 10
+        and found["ready_seconds"] > 0.1
+    )
+    assert (
+        0 < load["latency"]["p50"] <= load["latency"]["p99"]
+        and load["cpu_per_request"]["server"] > 0
+    )
     entry = {"hardware": hardware(), "versions": versions(["numpy"]), "quick": True, "found": {}}
     part = {"tiny": entry | {"found": {"ours-calibrated": found, "transformers-2x1": found}}}
     text = serving_report.tables({"saturation": part})
@@ -97,7 +107,11 @@ def test_a_run_fills_the_tables(exported_for, tmp_path):
     assert "| over HTTP / transformers, tiny int8 | 1 | at least 50 | no |" in text
     assert "tiny models, which measure nothing" in text and "Of saturation tiny." not in text
     other = {
-        "tiny": entry | {"hardware": {**hardware(), "cpu": "Another"}, "found": {"seconds": {"median": 1, "min": 1, "max": 1}}}
+        "tiny": entry
+        | {
+            "hardware": {**hardware(), "cpu": "Another"},
+            "found": {"seconds": {"median": 1, "min": 1, "max": 1}},
+        }
     }
     text = serving_report.tables({"saturation": part, "start": other})
     assert "Of saturation tiny." in text and "Another, " in text and "Of start tiny." in text
@@ -111,14 +125,28 @@ def test_the_figures_of_scaling_follow_from_the_results():
         found = results["saturation"][model]["found"][BEST]
         rate = found["per_second"]["median"]
         offline = results["offline"][model]["found"]["calibrated"]
-        at_once = max(each["per_second"]["median"] for name, each in offline.items() if not name.startswith("ctranslate2"))
+        at_once = max(
+            each["per_second"]["median"]
+            for name, each in offline.items()
+            if not name.startswith("ctranslate2")
+        )
         cpu, memory = (median(pick(run) for run in found["rounds"]) for pick in (cpu_of, memory_of))
         hours = 1e6 / 3600
         wanted[model] = [
-            *(f"{value:,.0f}" for value in (1 / cpu, rate, 8 * rate, 10 * rate, at_once, memory, 4 * memory)),
-            *(f"{value:.2f}" for value in (hours / rate, hours / at_once, 2 * hours / rate, 2 * hours / at_once)),
+            *(
+                f"{value:,.0f}"
+                for value in (1 / cpu, rate, 8 * rate, 10 * rate, at_once, memory, 4 * memory)
+            ),
+            *(
+                f"{value:.2f}"
+                for value in (hours / rate, hours / at_once, 2 * hours / rate, 2 * hours / at_once)
+            ),
         ]
-    rows = re.findall(r"^\|.*?\| ([\d,.]+) [md] \| ([\d,.]+) [md] \|", (ROOT / "docs/scaling.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\|.*?\| ([\d,.]+) [md] \| ([\d,.]+) [md] \|",
+        (ROOT / "docs/scaling.md").read_text(),
+        re.MULTILINE,
+    )
     assert [list(column) for column in zip(*rows)] == [wanted["tiny"], wanted["base"]]
 
 

@@ -1,4 +1,5 @@
-"""Continuous batching: whatever runs beside it, a job has the tokens of `Runtime.generate` alone, and the same bits."""
+"""Continuous batching: whatever runs beside it, a job has the tokens of `Runtime.generate` alone,
+and the same bits."""
 
 import asyncio
 import functools
@@ -16,7 +17,13 @@ from vanilla_transformer_export.engine.batch import Room, SlotBatch
 from vanilla_transformer_export.engine.engine import Engine
 from vanilla_transformer_export.engine.jobs import LENGTH, STOP
 from vanilla_transformer_export.engine.queue import Queue, Ticket
-from vanilla_transformer_export.engine.sizing import Arrangement, arrangement, chunk_length, rows_of_lane, sources_length
+from vanilla_transformer_export.engine.sizing import (
+    Arrangement,
+    arrangement,
+    chunk_length,
+    rows_of_lane,
+    sources_length,
+)
 from vanilla_transformer_export.engine.whole_batch import WholeBatch
 from vanilla_transformer_export.errors import RequestError, TooLong, UsageError
 from vanilla_transformer_export.runtime.decoder import GenerationRequest
@@ -30,9 +37,20 @@ OPTIONS = [
     dict(do_sample=True, seed=3),
     dict(do_sample=True, seed=4, temperature=0.7, top_k=5, top_p=0.9, min_p=0.02),
     dict(num_beams=3),
-    dict(num_beams=4, num_return_sequences=2, length_penalty=0.4, early_stopping=True, renormalize_logits=True),
+    dict(
+        num_beams=4,
+        num_return_sequences=2,
+        length_penalty=0.4,
+        early_stopping=True,
+        renormalize_logits=True,
+    ),
     dict(repetition_penalty=1.4, no_repeat_ngram_size=2, min_new_tokens=4),
-    dict(bad_words_ids=[[7], [8, 9]], suppress_tokens=[11], begin_suppress_tokens=[12], forced_eos_token_id=2),
+    dict(
+        bad_words_ids=[[7], [8, 9]],
+        suppress_tokens=[11],
+        begin_suppress_tokens=[12],
+        forced_eos_token_id=2,
+    ),
     dict(forced_bos_token_id=13, max_new_tokens=1),
 ]
 SEQ2SEQ, DECODER = "seq2seq", "causal"
@@ -60,50 +78,65 @@ def started():
 def inputs(name, count=10, seed=0):
     """Sources, or prompts, and for seq2seq sometimes what the target begins with."""
     rng = np.random.default_rng(seed)
-    rows = [rng.integers(4, SIZES["vocab_size"], rng.integers(1, 18)).tolist() for _ in range(count)]
+    rows = [
+        rng.integers(4, SIZES["vocab_size"], rng.integers(1, 18)).tolist() for _ in range(count)
+    ]
     return [
-        (row, rng.integers(4, 40, 3).tolist() if name == SEQ2SEQ and number % 3 == 2 else []) for number, row in enumerate(rows)
+        (row, rng.integers(4, 40, 3).tolist() if name == SEQ2SEQ and number % 3 == 2 else [])
+        for number, row in enumerate(rows)
     ]
 
 
 def expected(runtime, ids, prefix, options):
     """By `Runtime.generate`, without padding."""
     start = np.array([prefix]) if prefix else None
-    rows = runtime.generate(np.array([ids]), np.ones((1, len(ids)), int), start, **{"max_new_tokens": MOST, **options})
+    rows = runtime.generate(
+        np.array([ids]), np.ones((1, len(ids)), int), start, **{"max_new_tokens": MOST, **options}
+    )
     rows = rows[:, 1 + len(prefix) if "encoder" in runtime.specs else len(ids) :].tolist()
     return [row[: row.index(2) + 1] if 2 in row else row for row in rows]
 
 
 def jobs_of(engine, name, options=OPTIONS, **others):
     return [
-        engine.job(ids, {"max_new_tokens": MOST, **each}, prefix, **others) for ids, prefix in inputs(name) for each in options
+        engine.job(ids, {"max_new_tokens": MOST, **each}, prefix, **others)
+        for ids, prefix in inputs(name)
+        for each in options
     ]
 
 
 @pytest.mark.parametrize(
     "name, target, dtype",
-    [(SEQ2SEQ, "cpu", "fp32"), (DECODER, "cpu", "fp32"), ("causal-window", "cpu", "fp32"), (SEQ2SEQ, "portable", "fp32"),
-     (DECODER, "portable", "fp32"), ("seq2seq-t5", "cpu", "fp32")],
+    [
+        (SEQ2SEQ, "cpu", "fp32"), (DECODER, "cpu", "fp32"), ("causal-window", "cpu", "fp32"),
+        (SEQ2SEQ, "portable", "fp32"), (DECODER, "portable", "fp32"), ("seq2seq-t5", "cpu", "fp32")
+    ],
 )  # fmt: skip
 def test_each_job_has_the_tokens_that_it_has_alone(exported_for, started, name, target, dtype):
     _, directory = exported_for(name, target, dtype)
     engine = started(directory, lanes=2)
     is_continuous = target == "cpu" and name != "seq2seq-t5"  # whose heads are 12 wide
     assert isinstance(engine.lanes.all[0].batch, SlotBatch if is_continuous else WholeBatch)
-    assert engine.describe().startswith("continuous batching, " if is_continuous else "whole batches ")
+    assert engine.describe().startswith(
+        "continuous batching, " if is_continuous else "whole batches "
+    )
     jobs = jobs_of(engine, name)
     shuffled = random.Random(0).sample(jobs, len(jobs))
     answers = dict(zip(shuffled, engine.generate(shuffled), strict=True))
     runtime = Runtime(directory, threads=1)
-    wanted = [expected(runtime, ids, prefix, each) for ids, prefix in inputs(name) for each in OPTIONS]
+    wanted = [
+        expected(runtime, ids, prefix, each) for ids, prefix in inputs(name) for each in OPTIONS
+    ]
     for job, rows in zip(jobs, wanted, strict=True):
         found = answers[job]
         assert [each.tokens for each in found] == rows
-        assert [each.finish_reason for each in found] == [STOP if row[-1] == 2 else LENGTH for row in rows]
+        assert [each.finish_reason for each in found] == [
+            STOP if row[-1] == 2 else LENGTH for row in rows
+        ]
         assert [each.score is None for each in found] == [job.options.num_beams == 1] * len(found)
 
 
-# ------------------------------------------------------------------------------------------------------------------ bits
+# --------------------------------------------------------------------------------------------- bits
 
 
 class Recorded(SlotBatch):
@@ -118,10 +151,15 @@ class Recorded(SlotBatch):
         places = [(run, run.slots.index(slot)) for slot, run in enumerate(self.rows)]
         super().step()
         for slot, (run, row) in enumerate(places):
-            self.found.setdefault((run.place, run.index, row), []).append(self.logits[slot].tobytes())
+            self.found.setdefault((run.place, run.index, row), []).append(
+                self.logits[slot].tobytes()
+            )
 
 
-IN_FULL = [pytest.param(*each, marks=pytest.mark.slow) for each in ((SEQ2SEQ, "int8"), (SEQ2SEQ, "int4"), (DECODER, "int4"))]
+IN_FULL = [
+    pytest.param(*each, marks=pytest.mark.slow)
+    for each in ((SEQ2SEQ, "int8"), (SEQ2SEQ, "int4"), (DECODER, "int4"))
+]
 
 
 def recorded(engine, name, order, slots, most_joining):
@@ -133,7 +171,11 @@ def recorded(engine, name, order, slots, most_joining):
     rng = random.Random(len(order))
     while waiting or batch.running or batch.unread:
         joining = []
-        while waiting and len(joining) < rng.randint(0, most_joining) and batch.takes(waiting[0], joining):
+        while (
+            waiting
+            and len(joining) < rng.randint(0, most_joining)
+            and batch.takes(waiting[0], joining)
+        ):
             joining.append(waiting.pop(0))
         batch.join(joining)
         batch.step()
@@ -155,7 +197,9 @@ def test_the_bits_of_a_row_do_not_depend_on_its_neighbours(exported_for, name, d
             alone |= recorded(engine, name, [place], slots=4, most_joining=1)
         for mix in range(mixes):
             order = random.Random(mix).sample(range(count), count)
-            together = recorded(engine, name, order, slots=4 + 9 * mix % 61, most_joining=1 + mix % 7)
+            together = recorded(
+                engine, name, order, slots=4 + 9 * mix % 61, most_joining=1 + mix % 7
+            )
             assert together.keys() == alone.keys()
             assert all(together[row] == alone[row] for row in alone)
 
@@ -165,7 +209,10 @@ def test_a_prompt_is_read_in_chunks_of_its_own_while_other_rows_go_on(exported_f
     engine = engine_of(directory)
     batch = engine.batch()
     batch.chunk = 4
-    short, long = engine.job([5], {"max_new_tokens": 30}), engine.job(list(range(4, 22)), {"max_new_tokens": MOST})
+    short, long = (
+        engine.job([5], {"max_new_tokens": 30}),
+        engine.job(list(range(4, 22)), {"max_new_tokens": MOST}),
+    )
     ticket = Ticket([short, long], lambda *news: None)
     first, second = ticket.waiting
     batch.join([first])
@@ -182,7 +229,7 @@ def test_a_prompt_is_read_in_chunks_of_its_own_while_other_rows_go_on(exported_f
     assert [second.tokens] == expected(Runtime(directory, threads=1), long.prompt, [], {})
 
 
-# ------------------------------------------------------------------------------------------------------------ probabilities
+# ------------------------------------------------------------------------------------ probabilities
 
 
 def test_probabilities_of_new_and_given_tokens_are_those_of_torch(exported_for, started):
@@ -190,7 +237,9 @@ def test_probabilities_of_new_and_given_tokens_are_those_of_torch(exported_for, 
     engine = started(directory)
     prompt = [5, 9, 31, 7, 22]
     for options in ({}, dict(do_sample=True, seed=1, temperature=0.5)):
-        job = engine.job(prompt, {"max_new_tokens": MOST, **options}, top_logprobs=3, scores_prompt=True)
+        job = engine.job(
+            prompt, {"max_new_tokens": MOST, **options}, top_logprobs=3, scores_prompt=True
+        )
         [[found]] = engine.generate([job])
         with torch.no_grad():
             logits = model(torch.tensor([prompt + found.tokens])).logits[0].double()
@@ -220,13 +269,17 @@ def test_samples_draw_with_the_seed_and_their_number(exported_for, started, targ
     assert len({tuple(answer.tokens) for answer in found}) > 1
 
 
-# ------------------------------------------------------------------------------------------------------------ the requests
+# ------------------------------------------------------------------------------------- the requests
 
 
-def test_a_stream_has_the_tokens_of_the_answer_one_by_one_and_frees_its_rows_when_it_is_closed(exported_for, started):
+def test_a_stream_has_the_tokens_of_the_answer_one_by_one_and_frees_its_rows_when_it_is_closed(
+    exported_for, started
+):
     _, directory = exported_for(DECODER, "cpu")
     engine = started(directory)
-    job = engine.job([5, 6], dict(do_sample=True, seed=2, num_return_sequences=3, max_new_tokens=30))
+    job = engine.job(
+        [5, 6], dict(do_sample=True, seed=2, num_return_sequences=3, max_new_tokens=30)
+    )
 
     async def read(most):
         stream = engine.stream(job)
@@ -244,7 +297,9 @@ def test_a_stream_has_the_tokens_of_the_answer_one_by_one_and_frees_its_rows_whe
         for index, answer in enumerate(answers):
             own = [event for event in events if event.index == index]
             assert [event.token for event in own] == answer.tokens
-            assert [event.finish_reason for event in own] == [None] * (len(own) - 1) + [answer.finish_reason]
+            assert [event.finish_reason for event in own] == [None] * (len(own) - 1) + [
+                answer.finish_reason
+            ]
         await read(2)
         waiting = asyncio.create_task(engine.answers([job] * 20))
         await asyncio.sleep(0.01)
@@ -255,7 +310,9 @@ def test_a_stream_has_the_tokens_of_the_answer_one_by_one_and_frees_its_rows_whe
                 break
         assert engine.running == 0
         assert await engine.answers([job]) == [answers]
-        with pytest.raises(UsageError, match="num_beams is 2, which cannot stream: expected num_beams=1"):
+        with pytest.raises(
+            UsageError, match="num_beams is 2, which cannot stream: expected num_beams=1"
+        ):
             await anext(engine.stream(engine.job([5], dict(num_beams=2))))
 
     asyncio.run(check())
@@ -283,7 +340,9 @@ def test_what_does_not_fit_is_refused_with_both_numbers(exported_for):
 
 def test_slots_are_no_longer_than_learned_positions(exported_for):
     """Which no position of another kind limits."""
-    learned, other = (engine_of(exported_for(name, "cpu")[1], max_length=2000) for name in (DECODER, SEQ2SEQ))
+    learned, other = (
+        engine_of(exported_for(name, "cpu")[1], max_length=2000) for name in (DECODER, SEQ2SEQ)
+    )
     assert (learned.room.length, other.room.length) == (60, 2000)
     assert learned.runtime.config["position_embedding_type"] == "learned"
 
@@ -293,7 +352,9 @@ def test_slots_that_there_is_no_memory_for_are_wrong_usage(exported_for, monkeyp
         raise MemoryError
 
     monkeypatch.setattr(SlotBatch, "stacked", full)
-    with pytest.raises(UsageError, match=r"no memory for 8 slots of 30 tokens, \d+ MB: expected fewer slots"):
+    with pytest.raises(
+        UsageError, match=r"no memory for 8 slots of 30 tokens, \d+ MB: expected fewer slots"
+    ):
         engine_of(exported_for(DECODER, "cpu")[1], max_length=30)
 
 
@@ -319,14 +380,17 @@ def test_a_list_of_texts_holds_up_no_short_request_and_a_full_queue_refuses(expo
             for run in [run for run in batch.running if run.finished]:
                 batch.leave(run)
     assert order[:3] == [bulk, single, bulk] and order.count(bulk) == 20
-    queue.put(Ticket([job() for _ in range(40)], lambda *news: None))  # more than may wait, where nothing does
+    # more than may wait, where nothing does
+    queue.put(Ticket([job() for _ in range(40)], lambda *news: None))
     queue.close()
     with pytest.raises(RequestError, match="shutting down") as refused:
         queue.put(single)
     assert refused.value.status == 503
 
 
-def test_requests_whose_clients_have_gone_take_no_room_in_the_queue_and_a_full_batch_takes_nothing(exported_for):
+def test_requests_whose_clients_have_gone_take_no_room_in_the_queue_and_a_full_batch_takes_nothing(
+    exported_for,
+):
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=1)
     job = engine.job([5], dict(max_new_tokens=3))
     queue, batch = Queue(most=4), engine.batch()
@@ -402,18 +466,24 @@ def test_a_run_of_many_rows_is_not_overtaken_for_ever(exported_for, monkeypatch)
 
 def test_what_fails_fails_alone(exported_for, started, monkeypatch):
     engine = started(exported_for(DECODER, "cpu")[1])
-    suppressed = engine.job([5], dict(do_sample=True, suppress_tokens=list(range(SIZES["vocab_size"]))))
+    suppressed = engine.job(
+        [5], dict(do_sample=True, suppress_tokens=list(range(SIZES["vocab_size"])))
+    )
     fine = engine.job([5, 6], dict(max_new_tokens=MOST))
 
     async def check():
-        return await asyncio.gather(engine.answers([suppressed]), engine.answers([fine]), return_exceptions=True)
+        return await asyncio.gather(
+            engine.answers([suppressed]), engine.answers([fine]), return_exceptions=True
+        )
 
     error, answers = asyncio.run(check())
     assert isinstance(error, ValueError) and "no token may follow" in str(error)
     assert answers == engine.generate([fine])
     run = engine.lanes.all[0].batch.session.run_bound
     monkeypatch.setattr(
-        engine.lanes.all[0].batch.session, "run_bound", lambda *args: (_ for _ in ()).throw(ValueError("no memory"))
+        engine.lanes.all[0].batch.session,
+        "run_bound",
+        lambda *args: (_ for _ in ()).throw(ValueError("no memory")),
     )
     with pytest.raises(RuntimeError, match="the engine failed: no memory"):
         engine.generate([fine])
@@ -429,7 +499,11 @@ def test_closing_finishes_what_was_taken_in_or_gives_up_at_the_limit(exported_fo
 
         def ask(engine=engine, results=results):
             try:
-                results.append(engine.generate([engine.job([5], dict(max_new_tokens=50, min_new_tokens=50))] * 30))
+                results.append(
+                    engine.generate(
+                        [engine.job([5], dict(max_new_tokens=50, min_new_tokens=50))] * 30
+                    )
+                )
             except RequestError as refusal:
                 results.append(refusal.status)
 
@@ -445,14 +519,33 @@ def test_closing_finishes_what_was_taken_in_or_gives_up_at_the_limit(exported_fo
             engine.generate([engine.job([5], {})])
 
 
-# ------------------------------------------------------------------------------------------------------------------ sizes
+# -------------------------------------------------------------------------------------------- sizes
 
 
 def test_small_models_run_in_lanes_and_large_ones_with_all_threads():
-    tiny = dict(decoder_layers=4, hidden_size=128, num_attention_heads=4, head_dim=32, intermediate_size=256, vocab_size=6000)
-    base = dict(decoder_layers=6, hidden_size=512, num_attention_heads=8, head_dim=64, intermediate_size=2048, vocab_size=37000)
+    tiny = dict(
+        decoder_layers=4,
+        hidden_size=128,
+        num_attention_heads=4,
+        head_dim=32,
+        intermediate_size=256,
+        vocab_size=6000,
+    )
+    base = dict(
+        decoder_layers=6,
+        hidden_size=512,
+        num_attention_heads=8,
+        head_dim=64,
+        intermediate_size=2048,
+        vocab_size=37000,
+    )
     gpt2 = dict(
-        num_hidden_layers=12, hidden_size=768, num_attention_heads=12, head_dim=64, intermediate_size=3072, vocab_size=50257
+        num_hidden_layers=12,
+        hidden_size=768,
+        num_attention_heads=12,
+        head_dim=64,
+        intermediate_size=3072,
+        vocab_size=50257,
     )
     assert arrangement(tiny, 2) == arrangement(base, 2) == Arrangement(2, 1)
     assert arrangement(gpt2, 2) == Arrangement(1, 2)
@@ -461,7 +554,11 @@ def test_small_models_run_in_lanes_and_large_ones_with_all_threads():
     assert arrangement(tiny, 4, lanes=1, threads=3) == Arrangement(1, 3)
     assert [chunk_length(config) for config in (tiny, base, gpt2)] == [256, 32, 16]
     assert [sources_length(config) for config in (tiny, base)] == [512, 122]
-    assert rows_of_lane(2, 4_000_000) == 32 and rows_of_lane(1, 100_000_000) == 10 and rows_of_lane(4, 2**31) == 1
+    assert (
+        rows_of_lane(2, 4_000_000) == 32
+        and rows_of_lane(1, 100_000_000) == 10
+        and rows_of_lane(4, 2**31) == 1
+    )
 
 
 def test_options_of_each_request_are_its_own(exported_for, started):
@@ -473,7 +570,9 @@ def test_options_of_each_request_are_its_own(exported_for, started):
     assert engine.generate(jobs[::-1]) == alone[::-1]
 
 
-def test_what_is_remembered_of_options_is_checked_for_other_types_and_tokens_all_the_same(exported_for):
+def test_what_is_remembered_of_options_is_checked_for_other_types_and_tokens_all_the_same(
+    exported_for,
+):
     engine = engine_of(exported_for(SEQ2SEQ, "cpu")[1])
     first = engine.job([5, 6], dict(num_beams=1, do_sample=False, suppress_tokens=[7]))
     assert engine.job([5, 6, 7], dict(num_beams=1, do_sample=False)).options != first.options
@@ -495,7 +594,13 @@ def test_what_is_remembered_of_options_is_checked_for_other_types_and_tokens_all
 def test_a_request_of_the_whole_runtime_is_what_a_job_is_made_of(exported_for):
     engine = engine_of(exported_for(SEQ2SEQ, "cpu")[1])
     job = engine.job([5, 6, 7], dict(max_new_tokens=MOST), prefix=[8])
-    request = engine.runtime.request(np.array([[5, 6, 7]]), np.ones((1, 3), int), np.array([[8]]), dict(max_new_tokens=MOST))
+    request = engine.runtime.request(
+        np.array([[5, 6, 7]]), np.ones((1, 3), int), np.array([[8]]), dict(max_new_tokens=MOST)
+    )
     assert isinstance(request, GenerationRequest) and isinstance(job.options, Options)
-    assert (job.options, list(job.prompt), list(job.source)) == (request.options, request.input_ids[0].tolist(), [5, 6, 7])
+    assert (job.options, list(job.prompt), list(job.source)) == (
+        request.options,
+        request.input_ids[0].tolist(),
+        [5, 6, 7],
+    )
     assert isinstance(request.prompt, Prompt)

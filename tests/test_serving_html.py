@@ -26,21 +26,46 @@ def shouted(html):
         ("<p class=\"x>y\" title='a'>a dog</P >\n", "<p class=\"x>y\" title='a'>A DOG</P >\n"),
         ("<p>a <b>big</b> dog</p>", "<p>A <b>BIG</b> DOG</p>"),
         ("<p>\n  a dog\n  runs\t</p>", "<p>\n  A DOG RUNS\t</p>"),  # a line break is white space
-        ("<!DOCTYPE html><!-- a --><!--><p>b<![CDATA[c]]><?d?>", "<!DOCTYPE html><!-- a --><!--><p>B<![CDATA[c]]><?d?>"),
-        ("<script>if (a<b) '</p>'</scripts></SCRIPT >a", "<script>if (a<b) '</p>'</scripts></SCRIPT >A"),
-        ("<style>p{}</style><textarea>a<p>b</textarea>c", "<style>p{}</style><textarea>a<p>b</textarea>C"),
-        ("<pre>a</pre><code>b <i>c</i></code>d<kbd>e</kbd>", "<pre>a</pre><code>b <i>c</i></code>D<kbd>e</kbd>"),
+        (
+            "<!DOCTYPE html><!-- a --><!--><p>b<![CDATA[c]]><?d?>",
+            "<!DOCTYPE html><!-- a --><!--><p>B<![CDATA[c]]><?d?>",
+        ),
+        (
+            "<script>if (a<b) '</p>'</scripts></SCRIPT >a",
+            "<script>if (a<b) '</p>'</scripts></SCRIPT >A",
+        ),
+        (
+            "<style>p{}</style><textarea>a<p>b</textarea>c",
+            "<style>p{}</style><textarea>a<p>b</textarea>C",
+        ),
+        (
+            "<pre>a</pre><code>b <i>c</i></code>d<kbd>e</kbd>",
+            "<pre>a</pre><code>b <i>c</i></code>D<kbd>e</kbd>",
+        ),
         ("a<br>b<img alt=c>d<hr/>e", "A<br>B<img alt=c>D<hr/>E"),
         ("<i translate=no>a <b>b</b></i>c", "<i translate=no>a <b>b</b></i>C"),
-        ("<i TRANSLATE='No'>a<b translate=yes>b</b>c</i>", "<i TRANSLATE='No'>a<b translate=yes>B</b>c</i>"),
-        ('<i class="x notranslate">a</i><i class=translate>b</i>', '<i class="x notranslate">a</i><i class=translate>B</i>'),
-        ("<i data-translate=no>a</i><i title='translate=no'>b</i>", "<i data-translate=no>A</i><i title='translate=no'>B</i>"),
+        (
+            "<i TRANSLATE='No'>a<b translate=yes>b</b>c</i>",
+            "<i TRANSLATE='No'>a<b translate=yes>B</b>c</i>",
+        ),
+        (
+            '<i class="x notranslate">a</i><i class=translate>b</i>',
+            '<i class="x notranslate">a</i><i class=translate>B</i>',
+        ),
+        (
+            "<i data-translate=no>a</i><i title='translate=no'>b</i>",
+            "<i data-translate=no>A</i><i title='translate=no'>B</i>",
+        ),
         ("<ul><li translate=no>a<li>b</ul>", "<ul><li translate=no>a<li>B</ul>"),
-        ("<p translate=no>a<p>b<div translate=no>c<p>d</div>e", "<p translate=no>a<p>B<div translate=no>c<p>d</div>E"),
+        (
+            "<p translate=no>a<p>b<div translate=no>c<p>d</div>e",
+            "<p translate=no>a<p>B<div translate=no>c<p>d</div>E",
+        ),
         ("<div translate=no><p>a</div>b</p></i>c", "<div translate=no><p>a</div>B</p></i>C"),
         ("<svg/>a<svg><text>b</text></svg>c", "<svg/>A<svg><text>b</text></svg>C"),
         ("3 < 4 a <5 b<", "3 &lt; 4 A &lt;5 B&lt;"),
-        ("<p>3 < 4</p> 12 &ndash; &#8364;", "<p>3 < 4</p> 12 &ndash; &#8364;"),  # nothing with letters
+        # nothing with letters
+        ("<p>3 < 4</p> 12 &ndash; &#8364;", "<p>3 < 4</p> 12 &ndash; &#8364;"),
         ("a &amp; b &lt;i&gt; c &quot;d&quot;", "A &amp; B &lt;I&gt; C &quot;D&quot;"),
         ("a&nbsp;b &eacute; é &Eacute;", "A&nbsp;B &Eacute; &Eacute; &Eacute;"),
         ("a & b &amp c &unknown; &copy 5", "A &amp; B &amp; C &amp;UNKNOWN; © 5"),
@@ -49,7 +74,7 @@ def shouted(html):
         ("a </ b", "A </ b"),
         ("<title>a</title><noscript>b</noscript>", "<title>A</title><noscript>B</noscript>"),
     ],
-)  # fmt: skip
+)
 def test_text_between_tags_is_replaced(html, expected):
     assert shouted(html) == expected
     runs = text_runs(html)
@@ -58,7 +83,10 @@ def test_text_between_tags_is_replaced(html, expected):
 
 def test_what_is_put_in_is_escaped():
     html = "<p>a &quot; b</p>"
-    assert replaced(html, text_runs(html), ["""<script> & "'"""]) == "<p>&lt;script&gt; &amp; &quot;'</p>"
+    assert (
+        replaced(html, text_runs(html), ["""<script> & "'"""])
+        == "<p>&lt;script&gt; &amp; &quot;'</p>"
+    )
 
 
 TAGS = st.sampled_from(["p", "b", "span", "div", "li", "td", "a"])
@@ -81,9 +109,40 @@ DOCUMENTS = st.recursive(st.one_of(TEXT, NO_TEXT), elements)
 BROKEN = st.lists(
     st.one_of(
         st.sampled_from(
-            ["<", ">", "</", "/>", "<!--", "-->", "--!>", "<!", "<?", "&", "&#", ";", "'", '"', "=", " ", "\n", "\x00"]
+            [
+                "<",
+                ">",
+                "</",
+                "/>",
+                "<!--",
+                "-->",
+                "--!>",
+                "<!",
+                "<?",
+                "&",
+                "&#",
+                ";",
+                "'",
+                '"',
+                "=",
+                " ",
+                "\n",
+                "\x00",
+            ]
         ),
-        st.sampled_from(["<p>", "</p>", "<code>", "<script>", "</script", "<a b='", "<i translate=no>", "<svg/>", "</i>"]),
+        st.sampled_from(
+            [
+                "<p>",
+                "</p>",
+                "<code>",
+                "<script>",
+                "</script",
+                "<a b='",
+                "<i translate=no>",
+                "<svg/>",
+                "</i>",
+            ]
+        ),
         st.text(max_size=4),
     )
 ).map("".join)
@@ -100,7 +159,9 @@ def test_other_text_leaves_the_markup_as_it_is(html):
     """And is found again, in the same places."""
     runs = text_runs(html)
     changed = replaced(html, runs, [f"<{number}> & é" for number in range(len(runs))])
-    assert [run.text for run in text_runs(changed)] == [f"<{number}> & é" for number in range(len(runs))]
+    assert [run.text for run in text_runs(changed)] == [
+        f"<{number}> & é" for number in range(len(runs))
+    ]
     rest = [html[run.end : after.start] for run, after in zip(runs, runs[1:])]
     found = text_runs(changed)
     assert [changed[run.end : after.start] for run, after in zip(found, found[1:])] == rest
@@ -117,7 +178,12 @@ class Texts(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.found.append("")
-        self.kept += bool(self.kept) and tag != "br" or tag in ("script", "code") or dict(attributes).get("translate") == "no"
+        self.kept += (
+            bool(self.kept)
+            and tag != "br"
+            or tag in ("script", "code")
+            or dict(attributes).get("translate") == "no"
+        )
 
     def handle_endtag(self, tag):
         self.found.append("")
@@ -158,7 +224,16 @@ def test_the_text_is_what_a_parser_finds(html):
             "&",
             "&a",
         ),
-        *("<p>", "</p>", "<li><p>", "<i><b></i></b>", "<p translate=no>a", "<script>", "<style></style", "a < b > c & d; "),
+        *(
+            "<p>",
+            "</p>",
+            "<li><p>",
+            "<i><b></i></b>",
+            "<p translate=no>a",
+            "<script>",
+            "<style></style",
+            "a < b > c & d; ",
+        ),
     ],
 )
 def test_time_does_not_grow_with_the_square_of_the_length(unit):

@@ -1,4 +1,5 @@
-"""LibreTranslate's endpoints with its own client: what they answer is what `TextRuntime.translate` gives alone."""
+"""LibreTranslate's endpoints with its own client: what they answer is what `TextRuntime.translate`
+gives alone."""
 
 import asyncio
 import contextlib
@@ -44,10 +45,13 @@ ENGLISH = dict(source="en", target="de")
 
 @pytest.fixture(scope="module")
 def directory(exported_for, tmp_path_factory):
-    """An export with a tokenizer of the words w0 to w39, of languages and "."; and a card that says which it translates."""
+    """An export with a tokenizer of the words w0 to w39, of languages and "."; and a card that says
+    which it translates."""
     found = copy_of(exported_for("seq2seq", "cpu")[1], tmp_path_factory.mktemp("translator"))
     words = [*WORDS, *(f"v{number}" for number in range(4)), ">>deu<<", ">>fra<<", "unknown", "."]
-    tokenizer = Tokenizer(models.WordLevel({word: id for id, word in enumerate(words)}, unk_token="unknown"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: id for id, word in enumerate(words)}, unk_token="unknown")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(["w0", f"w{EOS}", "unknown", ">>deu<<", ">>fra<<"])
     tokenizer.save(str(found / "tokenizer.json"))
@@ -120,7 +124,7 @@ def message(found, status=400):
     return found.json()["error"]
 
 
-# ----------------------------------------------------------------------------------------------------------------- the client
+# --------------------------------------------------------------------------------------- the client
 
 
 def test_libretranslate_s_client_gets_what_translate_gives(url, alone):
@@ -139,23 +143,40 @@ def test_libretranslate_s_client_gets_what_translate_gives(url, alone):
 
 def test_the_api_key_is_the_token_of_the_server(model, alone):
     with serving(model, token=b"secret") as url:
-        assert LibreTranslateAPI(url, "secret").translate("w5", "en", "de") == alone.translate(["w5"])[0]
+        assert (
+            LibreTranslateAPI(url, "secret").translate("w5", "en", "de")
+            == alone.translate(["w5"])[0]
+        )
         for key in ("wrong", None):
             with pytest.raises(HTTPError, match="401"):
                 LibreTranslateAPI(url, key).translate("w5", "en", "de")
 
 
 def test_what_libretranslate_tells_without_a_key_needs_no_token(model):
-    """Its clients read `keyRequired` before they have a key, and Mastodon sends none for /languages."""
+    """Its clients read `keyRequired` before they have a key, and Mastodon sends none for
+    /languages."""
     with serving(model, token=b"secret") as url:
         assert LibreTranslateAPI(url).languages()[0]["code"] == "en"
-        assert [httpx.get(f"{url}/models/tiny{path}").status_code for path in PUBLIC_PATHS] == [200, 200]
+        assert [httpx.get(f"{url}/models/tiny{path}").status_code for path in PUBLIC_PATHS] == [
+            200,
+            200,
+        ]
         settings = httpx.get(f"{url}/frontend/settings").json()
         assert settings["apiKeys"] is settings["keyRequired"] is True
-        assert httpx.post(f"{url}/languages").status_code == httpx.get(f"{url}/translate").status_code == 401
+        assert (
+            httpx.post(f"{url}/languages").status_code
+            == httpx.get(f"{url}/translate").status_code
+            == 401
+        )
 
 
-@given(st.lists(st.sampled_from([*WORDS, ".", "!", "7", "\n", "\n\n", "?", " ", "Å", "W9", "。"]), min_size=1, max_size=12))
+@given(
+    st.lists(
+        st.sampled_from([*WORDS, ".", "!", "7", "\n", "\n\n", "?", " ", "Å", "W9", "。"]),
+        min_size=1,
+        max_size=12,
+    )
+)
 def test_any_text_is_translated_as_alone(model, alone, words):
     text = " ".join(["w3", *words])
     [[found]] = asyncio.run(translate(model, [text]))
@@ -174,14 +195,26 @@ def test_json_with_a_byte_order_mark_is_translated_as_without(client, encoding):
 def test_texts_in_forms_are_those_in_json(client, alone):
     text = "w5 ü . W6\nw7"
     expected = {"translatedText": alone.translate([text])[0]}
-    fields = {"q": text.replace("\n", "\r\n"), **ENGLISH, "format": "", "alternatives": "0"}  # as browsers send them
+    # as browsers send them
+    fields = {"q": text.replace("\n", "\r\n"), **ENGLISH, "format": "", "alternatives": "0"}
     assert client.post("/translate", data=fields).json() == expected
-    assert client.post("/translate", files={name: (None, value) for name, value in fields.items()}).json() == expected
-    raw = "&".join(f"{name}={value}" for name, value in fields.items()).encode()  # as `curl -d` sends it
     assert (
-        client.post("/translate", content=raw, headers={"Content-Type": "application/x-www-form-urlencoded"}).json() == expected
+        client.post(
+            "/translate", files={name: (None, value) for name, value in fields.items()}
+        ).json()
+        == expected
     )
-    assert answer(client, {"q": text, "format": None, "alternatives": None, "secret": "x"}) == expected
+    # as `curl -d` sends it
+    raw = "&".join(f"{name}={value}" for name, value in fields.items()).encode()
+    assert (
+        client.post(
+            "/translate", content=raw, headers={"Content-Type": "application/x-www-form-urlencoded"}
+        ).json()
+        == expected
+    )
+    assert (
+        answer(client, {"q": text, "format": None, "alternatives": None, "secret": "x"}) == expected
+    )
     several = client.post("/translate", data={"q": ["w5", "w6"], **ENGLISH}).json()
     assert several == {"translatedText": alone.translate(["w5", "w6"])}
 
@@ -198,7 +231,9 @@ def test_a_list_has_a_list_and_texts_without_letters_stay(client, alone):
     assert "12345" in alone.translate([text])[0].split("\n")
     for copies in (True, False):
         expected = alone.translate([text], copy_letterless=copies)
-        assert answer(client, {"q": [text], "copy_letterless": copies}) == {"translatedText": expected}
+        assert answer(client, {"q": [text], "copy_letterless": copies}) == {
+            "translatedText": expected
+        }
     assert answer(client, {"q": html, "format": "html"}) == {"translatedText": f"<p>{parts[0]}</p>"}
     several = answer(client, {"q": ["12345", "1\n2"], "alternatives": 2})
     assert several == {"translatedText": ["12345", "1\n2"], "alternatives": [[], []]}
@@ -207,7 +242,9 @@ def test_a_list_has_a_list_and_texts_without_letters_stay(client, alone):
 def test_alternatives_are_the_next_best_of_as_many_beams(client, alone):
     """Of several sentences the second of each makes the second."""
     sentences = ["w5 w6 w30 .", "W7 w9 ."]
-    best = [alone.generate([sentence], num_beams=4, num_return_sequences=4) for sentence in sentences]
+    best = [
+        alone.generate([sentence], num_beams=4, num_return_sequences=4) for sentence in sentences
+    ]
     joined = [" ".join(own) for own in zip(*best)]
     expected = [other for other in dict.fromkeys(joined[1:]) if other != joined[0]]
     assert len(expected) > 1
@@ -225,7 +262,10 @@ def test_html_is_translated_between_its_tags(client, alone):
     expected = '<p class="a">{} <b>{}</b> {}\n <code>w8</code><!-- w9 --></p>'.format(
         *(each.replace("&", "&amp;") for each in parts)
     )
-    assert answer(client, {"q": html, "format": "html", "alternatives": 2}) == {"translatedText": expected, "alternatives": []}
+    assert answer(client, {"q": html, "format": "html", "alternatives": 2}) == {
+        "translatedText": expected,
+        "alternatives": [],
+    }
     found = answer(client, {"q": [html, "<br>", ""], "format": "html", "alternatives": 1})
     assert found == {"translatedText": [expected, "<br>", ""], "alternatives": [[], [], []]}
 
@@ -247,7 +287,10 @@ def test_other_requests(client):
         "filesTranslation": False,
         "frontendTimeout": 500,
         "keyRequired": False,
-        "language": {"source": {"code": "en", "name": "English"}, "target": {"code": "de", "name": "German"}},
+        "language": {
+            "source": {"code": "en", "name": "English"},
+            "target": {"code": "de", "name": "German"},
+        },
         "suggestions": False,
         "supportedFilesFormat": [],
     }
@@ -260,22 +303,34 @@ def test_the_openapi_document_has_the_body_in_all_its_forms(client):
     document = client.get("/openapi.json").json()
     operation = document["paths"]["/translate"]["post"]
     content = operation["requestBody"]["content"]
-    assert set(content) == {"application/json", "application/x-www-form-urlencoded", "multipart/form-data"}
-    assert {tuple(each["schema"]["required"]) for each in content.values()} == {("q", "source", "target")}
+    assert set(content) == {
+        "application/json",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data",
+    }
+    assert {tuple(each["schema"]["required"]) for each in content.values()} == {
+        ("q", "source", "target")
+    }
     assert {"200", "400", "413", "429", "503"} <= set(operation["responses"])
     [error] = {
-        each["content"]["application/json"]["schema"]["$ref"] for each in map(operation["responses"].get, ("400", "503"))
+        each["content"]["application/json"]["schema"]["$ref"]
+        for each in map(operation["responses"].get, ("400", "503"))
     }
-    assert list(document["components"]["schemas"][error.rpartition("/")[2]]["properties"]) == ["error"]
+    assert list(document["components"]["schemas"][error.rpartition("/")[2]]["properties"]) == [
+        "error"
+    ]
 
 
-# ------------------------------------------------------------------------------------------------------------------ languages
+# ---------------------------------------------------------------------------------------- languages
 
 
 def test_the_source_may_be_auto_where_there_is_one(client, alone):
     [expected] = alone.translate(["w5"])
     detected = {"confidence": 0, "language": "en"}
-    assert answer(client, {"q": "w5", "source": "auto"}) == {"translatedText": expected, "detectedLanguage": detected}
+    assert answer(client, {"q": "w5", "source": "auto"}) == {
+        "translatedText": expected,
+        "detectedLanguage": detected,
+    }
     assert answer(client, {"q": ["w5"], "source": "auto"})["detectedLanguage"] == [detected]
 
 
@@ -285,21 +340,33 @@ def test_the_model_is_that_of_the_path_or_of_the_languages(model, load, alone):
     [expected] = alone.translate(["w5"])
     with serving(model, back, twin) as url, httpx.Client(base_url=url) as client:
         french = {"q": "w5", "source": "EN", "target": "Fr"}
-        assert answer(client, french) == answer(client, {"q": "w5"}, "/models/tiny/translate") == {"translatedText": expected}
+        assert (
+            answer(client, french)
+            == answer(client, {"q": "w5"}, "/models/tiny/translate")
+            == {"translatedText": expected}
+        )
         assert answer(client, {"q": "w5", "model": "twin"}) == {"translatedText": expected}
         assert {each["code"]: each["targets"] for each in client.get("/languages").json()} == {
             "en": ["de", "fr"],
             "de": ["en"],
             "fr": [],
         }
-        assert [each["code"] for each in client.get("/models/back/languages").json()] == ["en", "de"]
+        assert [each["code"] for each in client.get("/models/back/languages").json()] == [
+            "en",
+            "de",
+        ]
         said = message(client.post("/translate", json={"q": "w5", **ENGLISH}))
         assert said == "2 models translate, expected the name of one of them: tiny, twin"
         said = message(client.post("/models/back/translate", json={"q": "w5", **ENGLISH}))
         assert said == "'en' to 'de' is not supported, expected one of: de to en"
         said = message(client.post("/translate", json={"q": "w5", **ENGLISH, "source": "auto"}))
-        assert said == "source is auto, which works where one source language is served, expected one of: de, en"
-        assert "no model 'x', expected one of tiny, back, twin" in message(client.get("/models/x/languages"), 404)
+        assert said == (
+            "source is auto, which works where one source language is served, expected one "
+            "of: de, en"
+        )
+        assert "no model 'x', expected one of tiny, back, twin" in message(
+            client.get("/models/x/languages"), 404
+        )
 
 
 TOKENS = {"eng_Latn": 40, "deu_Latn": 41, "zho_Hans": 42, "zho_Hant": 43}
@@ -324,7 +391,9 @@ def test_languages_of_the_tokenizer_have_their_own_names_and_those_of_iso(load, 
             ("ZH_hant", "ENG_latn", ("zho_Hant", "eng_Latn")),
         ):
             [expected] = alone.translate(["w5 w6. W7."], src_lang=own[0], tgt_lang=own[1])
-            assert answer(client, {"q": "w5 w6. W7.", "source": source, "target": target}) == {"translatedText": expected}
+            assert answer(client, {"q": "w5 w6. W7.", "source": source, "target": target}) == {
+                "translatedText": expected
+            }
             found.add(expected)
         assert len(found) == 3
         assert "expected one of: en to de, en to zh-Hans, " in message(
@@ -340,15 +409,22 @@ def test_languages_that_are_words_stand_in_front_of_each_text(load, alone, monke
     with serving(model) as url, httpx.Client(base_url=url) as client:
         for target, word in (("de", ">>deu<<"), ("fra", ">>fra<<")):
             [expected] = alone.translate([f"{word} w5 w6. W7."])
-            assert answer(client, {"q": "w5 w6. W7.", "target": target}) == {"translatedText": expected}
+            assert answer(client, {"q": "w5 w6. W7.", "target": target}) == {
+                "translatedText": expected
+            }
 
 
 def test_where_nothing_is_known_of_the_languages_any_are_taken_but_auto(model, alone):
     unknown = dataclasses.replace(model, languages=[])
     with serving(unknown) as url, httpx.Client(base_url=url) as client:
-        assert answer(client, {"q": "w5", "target": "xx"}) == {"translatedText": alone.translate(["w5"])[0]}
+        assert answer(client, {"q": "w5", "target": "xx"}) == {
+            "translatedText": alone.translate(["w5"])[0]
+        }
         assert client.get("/languages").json() == []
-        assert client.get("/frontend/settings").json()["language"]["source"] == {"code": "", "name": ""}
+        assert client.get("/frontend/settings").json()["language"]["source"] == {
+            "code": "",
+            "name": "",
+        }
         said = message(client.post("/translate", json={"q": "w5", **ENGLISH, "source": "auto"}))
         assert said.endswith("expected one of: the code of a language")
 
@@ -356,7 +432,14 @@ def test_where_nothing_is_known_of_the_languages_any_are_taken_but_auto(model, a
 def test_codes_have_two_letters_where_a_language_is_the_only_one():
     codes = names_by_code(NLLB)
     assert len(codes) == len(NLLB) and sorted(codes.values()) == sorted(NLLB)
-    chosen = {"en": "eng_Latn", "ar": "arb_Arab", "zh-Hant": "zho_Hant", "lv": "lvs_Latn", "no": None, "ace_Latn": "ace_Latn"}
+    chosen = {
+        "en": "eng_Latn",
+        "ar": "arb_Arab",
+        "zh-Hant": "zho_Hant",
+        "lv": "lvs_Latn",
+        "no": None,
+        "ace_Latn": "ace_Latn",
+    }
     assert {code: codes.get(code) for code in chosen} == chosen
     mbart = names_by_code(["en_XX", "de_DE", "pt_XX"])
     assert mbart == {"en": "en_XX", "de": "de_DE", "pt": "pt_XX"}
@@ -370,27 +453,50 @@ def test_codes_have_two_letters_where_a_language_is_the_only_one():
         "xyz": ">>xyz<<",
     }
     assert words == expected
-    assert [language_name(code) for code in ("sw", "zh-Hant", "ace_Latn")] == ["Swahili", "Chinese (Hant)", "ace_Latn"]
+    assert [language_name(code) for code in ("sw", "zh-Hant", "ace_Latn")] == [
+        "Swahili",
+        "Chinese (Hant)",
+        "ace_Latn",
+    ]
 
 
 def test_a_macrolanguage_is_the_only_one_of_its_languages_that_a_model_has():
-    """By SIL's tables of ISO 639-3. NLLB-200 has one Pashto, Quechua and Fula, and two Norwegians, which have codes."""
+    """By SIL's tables of ISO 639-3. NLLB-200 has one Pashto, Quechua and Fula, and two Norwegians,
+    which have codes."""
     codes = names_by_code(NLLB)
-    expected = {"ps": "pbt_Arab", "qu": "quy_Latn", "ff": "fuv_Latn", "mg": "plt_Latn", "sq": "als_Latn", "nb": "nob_Latn"}
-    expected |= {"ckb_Arab": "ckb_Arab", "prs_Arab": "prs_Arab", "ltg_Latn": "ltg_Latn", "id": "ind_Latn", "tw": "twi_Latn"}
+    expected = {
+        "ps": "pbt_Arab",
+        "qu": "quy_Latn",
+        "ff": "fuv_Latn",
+        "mg": "plt_Latn",
+        "sq": "als_Latn",
+        "nb": "nob_Latn",
+    }
+    expected |= {
+        "ckb_Arab": "ckb_Arab",
+        "prs_Arab": "prs_Arab",
+        "ltg_Latn": "ltg_Latn",
+        "id": "ind_Latn",
+        "tw": "twi_Latn",
+    }
     assert {code: codes.get(code) for code in expected} == expected
     assert names_by_code(["azb_Arab", "deu_Latn"]) == {"az": "azb_Arab", "de": "deu_Latn"}
     both = ["pbt_Arab", "pst_Arab"]
     assert names_by_code(both) == {name: name for name in both}
     assert names_by_code(["pbt_Arab", "pus_Arab"]) == {"pbt_Arab": "pbt_Arab", "ps": "pus_Arab"}
-    assert names_by_code(["ind_Latn", "min_Latn"]) == {"id": "ind_Latn", "min_Latn": "min_Latn"}  # both are Malay
+    # both are Malay
+    assert names_by_code(["ind_Latn", "min_Latn"]) == {"id": "ind_Latn", "min_Latn": "min_Latn"}
     assert names_by_code(["fuv_Latn", "fuv_Adlm"]) == {"ff-Latn": "fuv_Latn", "ff-Adlm": "fuv_Adlm"}
     assert len(set(MACROLANGUAGES.values())) == 34 and len(MACROLANGUAGES) == 238
 
 
 def test_the_macrolanguages_agree_with_the_individual_languages_that_cldr_prefers():
     standard = {row.split(" ")[1].split("/")[0] for row in map(str.strip, TABLE.split(";"))}
-    preferred = {code: TWO_LETTERS[code] for code in MACROLANGUAGES if code in TWO_LETTERS and code not in standard}
+    preferred = {
+        code: TWO_LETTERS[code]
+        for code in MACROLANGUAGES
+        if code in TWO_LETTERS and code not in standard
+    }
     assert len(preferred) > 25
     assert preferred == {code: MACROLANGUAGES[code] for code in preferred}
 
@@ -398,7 +504,15 @@ def test_the_macrolanguages_agree_with_the_individual_languages_that_cldr_prefer
 def test_the_language_in_an_unambiguous_name_is_a_code_too():
     names = names_by_code(NLLB)
     codes = Directions([(code, code) for code in names], names, False).codes
-    expected = {"ceb": "ceb_Latn", "ckb": "ckb_Arab", "pbt": "ps", "eng": "en", "ps": "ps", "zh": "zh-Hans", "ace": None}
+    expected = {
+        "ceb": "ceb_Latn",
+        "ckb": "ckb_Arab",
+        "pbt": "ps",
+        "eng": "en",
+        "ps": "ps",
+        "zh": "zh-Hans",
+        "ace": None,
+    }
     assert {sent: codes.get(sent) for sent in expected} == expected
 
 
@@ -422,7 +536,10 @@ def card(*lines, name="x"):
 def test_the_card_says_what_is_translated_if_its_name_does(directory, tmp_path, text, expected):
     artifact = SimpleNamespace(directory=tmp_path)
     runtime = SimpleNamespace(
-        runtime=SimpleNamespace(artifact=artifact, architecture="VanillaSeq2SeqForConditionalGeneration"), languages=Languages()
+        runtime=SimpleNamespace(
+            artifact=artifact, architecture="VanillaSeq2SeqForConditionalGeneration"
+        ),
+        languages=Languages(),
     )
     if text is not None:
         (tmp_path / "README.md").write_text(text)
@@ -434,13 +551,18 @@ def test_the_card_says_what_is_translated_if_its_name_does(directory, tmp_path, 
 
 
 def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
-    languages = Languages({"eng_Latn": 40, "spa_Latn": 41}, "eng_Latn", [None], [EOS], "forced_bos_token_id")
+    languages = Languages(
+        {"eng_Latn": 40, "spa_Latn": 41}, "eng_Latn", [None], [EOS], "forced_bos_token_id"
+    )
     monkeypatch.setattr(alone, "languages", languages)
     monkeypatch.setattr(alone, "sentence_languages", sentence_languages(alone))
     text = "w1 Gov. W2"  # an abbreviation in English, not in Spanish
 
     def count(splitting, src_lang):
-        return sum(part.is_sentence for part in parts_of(alone, text, splitting.in_language(alone, src_lang)))
+        return sum(
+            part.is_sentence
+            for part in parts_of(alone, text, splitting.in_language(alone, src_lang))
+        )
 
     assert [count(Splitting(), name) for name in (None, "eng_Latn", "spa_Latn")] == [1, 1, 2]
     assert count(Splitting(language="es"), "eng_Latn") == 2
@@ -448,8 +570,14 @@ def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
 
 def test_languages_that_are_given_must_be_those_of_the_model(alone, monkeypatch):
     monkeypatch.setattr(alone, "languages", MULTILINGUAL)
-    assert languages_of_model(alone, [("EN", "zho_Hant"), ("deu-latn", "en")]) == [("en", "zh-Hant"), ("de", "en")]
-    with pytest.raises(UsageError, match="^languages en-fr: 'fr' is no language of the model, expected one of .*'de', 'en'"):
+    assert languages_of_model(alone, [("EN", "zho_Hant"), ("deu-latn", "en")]) == [
+        ("en", "zh-Hant"),
+        ("de", "en"),
+    ]
+    with pytest.raises(
+        UsageError,
+        match="^languages en-fr: 'fr' is no language of the model, expected one of .*'de', 'en'",
+    ):
         languages_of_model(alone, [("en", "fr")])
     monkeypatch.setattr(alone, "languages", Languages(words=[">>deu<<"]))
     assert languages_of_model(alone, [("fr", "deu")]) == [("fr", "de")]
@@ -457,7 +585,7 @@ def test_languages_that_are_given_must_be_those_of_the_model(alone, monkeypatch)
         languages_of_model(alone, [("de", "fr")])
 
 
-# ------------------------------------------------------------------------------------------------------------------ bad input
+# ---------------------------------------------------------------------------------------- bad input
 
 
 @pytest.mark.parametrize(
@@ -486,7 +614,7 @@ def test_languages_that_are_given_must_be_those_of_the_model(alone, monkeypatch)
         ({"api_key": 5}, "api_key is 5, expected a valid string"),
     ],
     ids=ascii,
-)  # fmt: skip
+)
 def test_a_wrong_value_is_named(client, changes, said):
     assert said in message(client.post("/translate", json={"q": "w5", **ENGLISH, **changes}))
 
@@ -505,20 +633,34 @@ def test_a_missing_field_is_named(client, field):
         ("application/json", b"", "the body is not JSON: EOF"),
         ("application/json", b'{"q": "w5",', "the body is not JSON: EOF"),
         ("application/json", b'{"q": "\xff"}', "the body is not JSON: "),
-        ("application/json", b'{"q": "\\ud83d", "source": "en", "target": "de"}', "half of a character"),
+        (
+            "application/json",
+            b'{"q": "\\ud83d", "source": "en", "target": "de"}',
+            "half of a character",
+        ),
         ("application/json", b"[" * 100_000, "the body is not JSON: recursion limit exceeded"),
         ("application/json", b"[1]", "the body is [1], expected"),
         ("text/plain", b"w5", "the body is not JSON: "),
-        ("application/x-www-form-urlencoded", b"q=%ff&source=en&target=de", "the body is no form in UTF-8"),
-        ("application/x-www-form-urlencoded", b"q=\xff&source=en&target=de", "the body is no form in UTF-8"),
+        (
+            "application/x-www-form-urlencoded",
+            b"q=%ff&source=en&target=de",
+            "the body is no form in UTF-8",
+        ),
+        (
+            "application/x-www-form-urlencoded",
+            b"q=\xff&source=en&target=de",
+            "the body is no form in UTF-8",
+        ),
         ("application/x-www-form-urlencoded", b"", "q is missing"),
         ("multipart/form-data", b"w5", "boundary"),
         ("multipart/form-data; boundary=x", b"w5", ""),
     ],
     ids=ascii,
-)  # fmt: skip
+)
 def test_a_body_that_is_none_is_an_error(client, kind, content, said):
-    assert said in message(client.post("/translate", content=content, headers={"Content-Type": kind}))
+    assert said in message(
+        client.post("/translate", content=content, headers={"Content-Type": kind})
+    )
 
 
 def test_a_file_in_a_form_is_an_error(client):
@@ -529,7 +671,10 @@ def test_a_file_in_a_form_is_an_error(client):
 def test_more_sentences_than_a_request_may_have_are_too_many(client):
     for body, said in (
         ({"q": "w5\n" * 4097}, "the texts have 4097 sentences together, expected at most 4096"),
-        ({"q": "w5<p>" * 4097, "format": "html"}, "the html has 4097 pieces of text, expected at most 4096"),
+        (
+            {"q": "w5<p>" * 4097, "format": "html"},
+            "the html has 4097 pieces of text, expected at most 4096",
+        ),
         ({"q": "w5 " * 4097}, "a sentence has 12290 characters, expected at most 640"),
     ):
         assert message(client.post("/translate", json={**ENGLISH, **body}), 413) == said

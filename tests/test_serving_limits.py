@@ -1,4 +1,5 @@
-"""Limits of a running server: clients that are slow, vanish, send too much or come in crowds, tokens, and how it ends."""
+"""Limits of a running server: clients that are slow, vanish, send too much or come in crowds,
+tokens, and how it ends."""
 
 import contextlib
 import json
@@ -44,10 +45,12 @@ def is_closed(connection):
         return True
 
 
-# ------------------------------------------------------------------------------------------------------- time and sizes
+# ----------------------------------------------------------------------------------- time and sizes
 
 
-@pytest.mark.parametrize("beginning", [b"", b"POST /stub HTTP/1.1\r\nHost: x\r\nConte"], ids=["nothing", "half a header"])
+@pytest.mark.parametrize(
+    "beginning", [b"", b"POST /stub HTTP/1.1\r\nHost: x\r\nConte"], ids=["nothing", "half a header"]
+)
 def test_a_connection_without_a_whole_header_is_closed(beginning):
     with served(header_timeout=0.2) as server:
         connection = server.send(beginning)
@@ -82,7 +85,9 @@ def test_a_connection_that_asks_again_and_again_stays_open():
             time.sleep(0.1)
 
 
-@pytest.mark.parametrize("piece", [b"a" * 10_000, b"X: 1234\r\n" * 1111 + b"X"], ids=["one", "many"])
+@pytest.mark.parametrize(
+    "piece", [b"a" * 10_000, b"X: 1234\r\n" * 1111 + b"X"], ids=["one", "many"]
+)
 def test_a_header_without_end_is_431(piece):
     with served() as server:
         connection = server.send(request("/stub", {"q": "a"}))
@@ -101,7 +106,9 @@ def test_a_header_without_end_is_431(piece):
 )
 def test_what_is_around_a_body_has_an_end_too(beginning, piece):
     with served() as server:
-        connection = server.send(b"POST /stub HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n" + beginning)
+        connection = server.send(
+            b"POST /stub HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n" + beginning
+        )
         wait_for(lambda: server.server.service.frame.running)
         connection.sendall(piece)
         assert connection.recv(1000).startswith(b"HTTP/1.1 431 ") and is_closed(connection)
@@ -110,24 +117,36 @@ def test_what_is_around_a_body_has_an_end_too(beginning, piece):
 def test_a_body_in_many_small_chunks_is_taken_and_its_trailers_are_passed_over():
     content = json.dumps({"q": "a" * 70_000}).encode()
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in content)
-    head = b"POST /stub HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = (
+        b"POST /stub HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: "
+        b"chunked\r\n\r\n"
+    )
     with served() as server:
         connection = server.send(head + chunks + b"0\r\nX-Request-ID: trailer\r\n\r\n")
         status, answer = answer_of(connection)
         assert (status, len(answer["q"])) == (200, 70_000)
 
 
-UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQBAAAAAAIAAAAA\r\n"
+UPGRADE = (
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: "
+    b"AAMAAABkAAQBAAAAAAIAAAAA\r\n"
+)
 
 
 @pytest.mark.parametrize("is_at_once", [True, False])
 def test_a_request_that_asks_for_http_2_is_answered_with_its_body(is_at_once):
     """As Java's client asks at first, and curl with --http2."""
-    first, second = (request("/stub", {"q": text}).replace(b"\r\n", b"\r\n" + UPGRADE, 1) for text in "ab")
+    first, second = (
+        request("/stub", {"q": text}).replace(b"\r\n", b"\r\n" + UPGRADE, 1) for text in "ab"
+    )
     health = b"GET /health HTTP/1.1\r\n" + UPGRADE + b"\r\n"
     with served() as server:
         content = first + health + second
-        pieces = [content] if is_at_once else [content[place : place + 50] for place in range(0, len(content), 50)]
+        pieces = (
+            [content]
+            if is_at_once
+            else [content[place : place + 50] for place in range(0, len(content), 50)]
+        )
         connection = server.send(b"")
         for piece in pieces:
             connection.sendall(piece)
@@ -136,7 +155,9 @@ def test_a_request_that_asks_for_http_2_is_answered_with_its_body(is_at_once):
         found = []
         for _ in range(3):
             assert file.readline() == b"HTTP/1.1 200 OK\r\n"
-            headers = dict(line.strip().lower().split(b": ", 1) for line in iter(file.readline, b"\r\n"))
+            headers = dict(
+                line.strip().lower().split(b": ", 1) for line in iter(file.readline, b"\r\n")
+            )
             found.append(json.loads(file.read(int(headers[b"content-length"]))))
         assert [found[0]["q"], found[1], found[2]["q"]] == ["a", {"status": "ok"}, "b"]
 
@@ -152,7 +173,10 @@ def test_a_body_that_does_not_come_is_408():
     with served(body_timeout=0.1) as server:
         connection = server.send(request("/stub", {"q": "a"})[:-3])
         status, body = answer_of(connection)
-        assert (status, body["stub"]["message"]) == (408, "no whole body after 0.1 seconds, the limit of this server")
+        assert (status, body["stub"]["message"]) == (
+            408,
+            "no whole body after 0.1 seconds, the limit of this server",
+        )
         assert is_closed(connection)
 
 
@@ -164,9 +188,14 @@ def test_a_body_that_is_too_large_is_413_before_it_is_there(is_announced):
             content = request("/stub", body)[:-1500]
         else:
             chunk = b"%x\r\n%s\r\n" % (len(body), body)
-            content = b"POST /stub HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk
+            content = (
+                b"POST /stub HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk
+            )
         status, said = answer_of(server.send(content))
-        assert (status, said["stub"]["message"]) == (413, "a body of at least 2009 bytes, expected at most 1000")
+        assert (status, said["stub"]["message"]) == (
+            413,
+            "a body of at least 2009 bytes, expected at most 1000",
+        )
 
 
 def test_a_body_of_the_largest_size_is_taken_and_the_connection_goes_on_after_one_that_is_larger():
@@ -181,18 +210,24 @@ def test_an_answer_that_takes_too_long_is_503_and_nothing_goes_on():
     with served(timeout=0.1) as server:
         answer = httpx.post(f"{server.url}/slow", json={"q": "a", "x": 60})
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
-        assert answer.json()["stub"]["message"] == "the request took longer than 0.1 seconds, the limit of this server"
+        assert (
+            answer.json()["stub"]["message"]
+            == "the request took longer than 0.1 seconds, the limit of this server"
+        )
         assert SEEN == ["begun", "cancelled"]
 
 
 def test_a_stream_that_takes_too_long_has_no_end():
     """Which clients take for an error."""
-    with served(timeout=0.2) as server, pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
+    with (
+        served(timeout=0.2) as server,
+        pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"),
+    ):
         httpx.post(f"{server.url}/stream", json={"q": "a", "x": 0.01})
     assert SEEN[-1] == "closed" and SEEN.count("event") > 2
 
 
-# ---------------------------------------------------------------------------------------------- clients that go away
+# ----------------------------------------------------------------------------- clients that go away
 
 
 @pytest.mark.parametrize("path, seen", [("/slow", "cancelled"), ("/stream", "closed")])
@@ -205,7 +240,9 @@ def test_the_work_for_a_client_that_vanished_ends(path, seen):
         assert not server.server.service.frame.running
         metrics = httpx.get(f"{server.url}/metrics").text
         status = 499 if path == "/slow" else 200
-        assert f'vanilla_transformer_requests_total{{route="{path}",status="{status}"}} 1.0' in metrics
+        assert (
+            f'vanilla_transformer_requests_total{{route="{path}",status="{status}"}} 1.0' in metrics
+        )
 
 
 def test_a_client_that_vanishes_while_it_sends_leaves_nothing():
@@ -233,11 +270,13 @@ def test_a_client_that_does_not_read_its_stream_stops_it_and_is_closed_in_the_en
 
 def test_requests_of_one_connection_that_wait_for_each_other_are_bounded():
     with served() as server:
-        connection = server.send(request("/slow", {"q": "a", "x": 1.5}) + request("/stub", {"q": "a"}) * 200)
+        connection = server.send(
+            request("/slow", {"q": "a", "x": 1.5}) + request("/stub", {"q": "a"}) * 200
+        )
         assert is_closed(connection)
 
 
-# ---------------------------------------------------------------------------------------------------------------- crowds
+# ------------------------------------------------------------------------------------------- crowds
 
 
 def test_requests_beyond_the_limit_are_refused_and_health_and_metrics_are_not():
@@ -246,8 +285,13 @@ def test_requests_beyond_the_limit_are_refused_and_health_and_metrics_are_not():
         wait_for(lambda: len(SEEN) == 2)
         answer = client.post("/stub", json={"q": "a"})
         assert (answer.status_code, answer.headers["Retry-After"]) == (429, "1")
-        assert answer.json()["stub"]["message"] == "2 requests are running, expected at most so many: try again later"
-        assert [client.get(path).status_code for path in ("/health", "/health/live", "/health/ready")] == [200] * 3
+        assert (
+            answer.json()["stub"]["message"]
+            == "2 requests are running, expected at most so many: try again later"
+        )
+        assert [
+            client.get(path).status_code for path in ("/health", "/health/live", "/health/ready")
+        ] == [200] * 3
         assert "vanilla_transformer_requests_in_flight 2.0" in client.get("/metrics").text
         for connection in busy:
             connection.close()
@@ -264,7 +308,8 @@ def test_where_too_many_connections_are_open_new_ones_are_closed():
             assert is_closed(connection)
         assert len(server.server.uvicorn.server_state.connections) == 40
         assert answer_of(working)[0] == 200
-        wait_for(lambda: len(server.server.uvicorn.server_state.connections) < 40)  # the idle ones are closed in time
+        # the idle ones are closed in time
+        wait_for(lambda: len(server.server.uvicorn.server_state.connections) < 40)
         assert httpx.get(f"{server.url}/health").status_code == 200
         for connection in crowd:
             connection.close()
@@ -330,7 +375,7 @@ def test_the_connections_that_were_idle_for_longest_are_known():
     assert unread.transport.is_aborted
 
 
-# ---------------------------------------------------------------------------------------------------------------- tokens
+# ------------------------------------------------------------------------------------------- tokens
 
 
 @pytest.mark.parametrize(
@@ -352,7 +397,9 @@ def test_the_connections_that_were_idle_for_longest_are_known():
     ids=str,
 )
 def test_a_token_is_asked_for(token_server, headers, body, status):
-    answer = token_server.post("/stub", content=json.dumps(body), headers={"Content-Type": "application/json", **headers})
+    answer = token_server.post(
+        "/stub", content=json.dumps(body), headers={"Content-Type": "application/json", **headers}
+    )
     assert answer.status_code == status
     if status == 401:
         assert answer.headers["WWW-Authenticate"] == "Bearer"
@@ -367,11 +414,16 @@ def token_server():
 
 @pytest.mark.parametrize("kind", ["data", "files"])
 def test_the_token_may_be_in_a_form(token_server, kind):
-    """As LibreTranslate's clients send it. The stub takes no forms: what matters is that the token is looked at first."""
+    """As LibreTranslate's clients send it. The stub takes no forms: what matters is that the token
+    is looked at first."""
     found = {}
     for key in ("not-a-secret", "wrong"):
         form = {"q": "a", "api_key": key}
-        sent = {"data": form} if kind == "data" else {"files": {name: (None, value) for name, value in form.items()}}
+        sent = (
+            {"data": form}
+            if kind == "data"
+            else {"files": {name: (None, value) for name, value in form.items()}}
+        )
         found[key] = token_server.post("/stub", **sent).status_code
     assert found == {"not-a-secret": 422, "wrong": 401}
 
@@ -379,11 +431,23 @@ def test_the_token_may_be_in_a_form(token_server, kind):
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_the_token_may_be_in_json_of_any_encoding(token_server, encoding):
     body = json.dumps({"q": "a", "api_key": "not-a-secret"}).encode(encoding)
-    assert token_server.post("/stub", content=body, headers={"Content-Type": "application/json"}).status_code == 200
+    assert (
+        token_server.post(
+            "/stub", content=body, headers={"Content-Type": "application/json"}
+        ).status_code
+        == 200
+    )
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"a":' * 100_000, b"\xff", b"--x\r\n", b"[1]", b'{"api_key": NaN}'], ids=str)
-@pytest.mark.parametrize("content_type", ["application/json", "multipart/form-data; boundary=x", "multipart/form-data", ";"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b'{"a":' * 100_000, b"\xff", b"--x\r\n", b"[1]", b'{"api_key": NaN}'],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "content_type",
+    ["application/json", "multipart/form-data; boundary=x", "multipart/form-data", ";"],
+)
 def test_a_body_that_cannot_be_read_has_no_token(token_server, content, content_type):
     answer = token_server.post("/stub", content=content, headers={"Content-Type": content_type})
     assert (answer.status_code, answer.json()["stub"]["message"][:8]) == (401, "no token")
@@ -397,16 +461,27 @@ def test_health_and_metrics_need_no_token(token_server):
 
 def bytes_of_answer(server, method, path):
     """Return what the server sends on a connection that it then closes."""
-    with server.send(
-        f"{method} {path} HTTP/1.1\r\nHost: x\r\nX-Request-ID: x\r\nConnection: close\r\n\r\n".encode()
-    ) as connection:
+    request = f"{method} {path} HTTP/1.1\r\nHost: x\r\nX-Request-ID: x\r\nConnection: close"
+    with server.send(f"{request}\r\n\r\n".encode()) as connection:
         return connection.makefile("rb").read()
 
 
 def test_head_is_answered_as_get_without_the_body():
-    """Monitors and `wget --spider` send it. RFC 9110 wants it wherever GET is, with the headers of GET."""
-    routes = [route for router in (health.router, *(each.router for each in PROTOCOLS)) for route in router.routes]
-    paths = ["/openapi.json", *(route.path.format(name="x", id="x", version="1") for route in routes if "GET" in route.methods)]
+    """Monitors and `wget --spider` send it. RFC 9110 wants it wherever GET is, with the headers of
+    GET."""
+    routes = [
+        route
+        for router in (health.router, *(each.router for each in PROTOCOLS))
+        for route in router.routes
+    ]
+    paths = [
+        "/openapi.json",
+        *(
+            route.path.format(name="x", id="x", version="1")
+            for route in routes
+            if "GET" in route.methods
+        ),
+    ]
     assert {"/", "/health", "/v1/models", "/v2/models/x", "/metrics", "/info"} <= set(paths)
     with served(None, PROTOCOLS) as server:
         for path in [*paths, "/models/x/v1/models", "/nowhere", "/translate"]:
@@ -415,33 +490,51 @@ def test_head_is_answered_as_get_without_the_body():
                 head = re.sub(rb"content-length: \d+", b"", head)
             found = bytes_of_answer(server, "HEAD", path)
             found = re.sub(rb"content-length: \d+", b"", found) if path == "/metrics" else found
-            assert (body != b"", DATE.sub(b"", found)) == (True, DATE.sub(b"", head + b"\r\n\r\n")), path
+            assert (body != b"", DATE.sub(b"", found)) == (
+                True,
+                DATE.sub(b"", head + b"\r\n\r\n"),
+            ), path
 
 
 def test_the_page_and_the_embeddings_share_the_root():
     with served(TOKEN, PROTOCOLS) as server:
-        assert httpx.get(server.url).headers["content-type"].startswith("text/html")  # the page needs no token
-        assert [httpx.post(server.url, json={}).status_code, httpx.delete(server.url).status_code] == [401, 401]
+        # the page needs no token
+        assert httpx.get(server.url).headers["content-type"].startswith("text/html")
+        assert [
+            httpx.post(server.url, json={}).status_code,
+            httpx.delete(server.url).status_code,
+        ] == [401, 401]
         found = httpx.delete(server.url, headers={"Authorization": "Bearer not-a-secret"})
         assert (found.status_code, found.headers["allow"]) == (405, "GET, HEAD, POST")
 
 
 def test_head_needs_the_token_where_get_does(token_server):
-    assert [token_server.head(path).status_code for path in ("/health", "/openapi.json")] == [200, 401]
+    assert [token_server.head(path).status_code for path in ("/health", "/openapi.json")] == [
+        200,
+        401,
+    ]
 
 
 def test_pages_of_the_allowed_origin_may_ask_and_read_errors():
-    with served(TOKEN, cors_origin=("https://example.org",)) as server, httpx.Client(base_url=server.url) as client:
-        asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    with (
+        served(TOKEN, cors_origin=("https://example.org",)) as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
+        asked = {
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization,content-type",
+        }
         for origin, allowed in (("https://example.org", True), ("https://example.com", False)):
             preflight = client.options("/stub", headers={"Origin": origin, **asked})
             answer = client.post("/stub", json={"q": "a"}, headers={"Origin": origin})
             assert (preflight.status_code == 200, answer.status_code) == (allowed, 401)
-            found = [each.headers.get("Access-Control-Allow-Origin") for each in (preflight, answer)]
+            found = [
+                each.headers.get("Access-Control-Allow-Origin") for each in (preflight, answer)
+            ]
             assert found == ([origin] * 2 if allowed else [None] * 2)
 
 
-# --------------------------------------------------------------------------------------------------- ids, log and metrics
+# ----------------------------------------------------------------------------- ids, log and metrics
 
 
 @contextlib.contextmanager
@@ -458,15 +551,37 @@ def logged(monkeypatch):
 
 def test_each_request_is_a_line_of_json_with_its_id(monkeypatch):
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-    with logged(monkeypatch) as lines, served(log_level="info") as server, httpx.Client(base_url=server.url) as client:
-        given = client.post("/stub", json={"q": "a"}, headers={"X-Request-ID": "of-the-client", "traceparent": trace})
+    with (
+        logged(monkeypatch) as lines,
+        served(log_level="info") as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
+        given = client.post(
+            "/stub",
+            json={"q": "a"},
+            headers={"X-Request-ID": "of-the-client", "traceparent": trace},
+        )
         made = client.get("/nowhere?key=secret")
         bad = client.get("/nowhere", headers={"X-Request-ID": "two words"})
         assert client.get("/health").status_code == 200
         failed = client.get("/raise/mistake")
     assert given.headers["X-Request-ID"] == "of-the-client" != made.headers["X-Request-ID"]
-    assert len({made.headers["X-Request-ID"], bad.headers["X-Request-ID"], failed.headers["X-Request-ID"], "two words"}) == 4
-    found = [(line["method"], line["path"], line["status"], line["id"]) for line in lines if line["message"] == "request"]
+    assert (
+        len(
+            {
+                made.headers["X-Request-ID"],
+                bad.headers["X-Request-ID"],
+                failed.headers["X-Request-ID"],
+                "two words",
+            }
+        )
+        == 4
+    )
+    found = [
+        (line["method"], line["path"], line["status"], line["id"])
+        for line in lines
+        if line["message"] == "request"
+    ]
     assert found == [
         ("POST", "/stub", 200, "of-the-client"),
         ("GET", "/nowhere", 404, made.headers["X-Request-ID"]),
@@ -475,7 +590,9 @@ def test_each_request_is_a_line_of_json_with_its_id(monkeypatch):
     ]
     assert [line["traceparent"] for line in lines if "traceparent" in line] == [trace]
     [mistake] = [line for line in lines if "error" in line]
-    assert mistake["id"] == failed.headers["X-Request-ID"] and "KeyError: 'secret'" in mistake["error"]
+    assert (
+        mistake["id"] == failed.headers["X-Request-ID"] and "KeyError: 'secret'" in mistake["error"]
+    )
     assert all(line["time"].endswith("Z") and line["level"] in ("info", "error") for line in lines)
 
 
@@ -517,7 +634,9 @@ def test_what_is_counted(monkeypatch):
         server.server.service.metrics.watch_rows("a-model", lambda: 7, lambda: 5)
         server.server.service.metrics.watch_slots("a-model", 8, lambda: 5)
         answer = client.get("/metrics")
-    found = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
+    found = dict(
+        line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#")
+    )
     assert answer.headers["content-type"].startswith("text/plain; version=")
     prefix, model = "vanilla_transformer_", '{model="a-model"}'
     expected = {
@@ -536,10 +655,13 @@ def test_what_is_counted(monkeypatch):
         f"slots_used_ratio{model}": 0.625,
     }
     assert {name: float(found[prefix + name]) for name in expected} == expected
-    assert float(found["process_resident_memory_bytes"]) > 1e6 and float(found["process_cpu_seconds_total"]) > 0
+    assert (
+        float(found["process_resident_memory_bytes"]) > 1e6
+        and float(found["process_cpu_seconds_total"]) > 0
+    )
 
 
-# --------------------------------------------------------------------------------------------------------------- the end
+# ------------------------------------------------------------------------------------------ the end
 
 
 def test_a_server_that_is_told_to_stop_answers_what_it_accepted_and_refuses_what_comes_then():
@@ -548,7 +670,8 @@ def test_a_server_that_is_told_to_stop_answers_what_it_accepted_and_refuses_what
         wait_for(lambda: SEEN)
         server.stop()
         wait_for(lambda: client.get("/health/ready").status_code == 503)
-        assert client.get("/health/live").status_code == 200  # it is alive, and takes requests until the balancers know
+        # it is alive, and takes requests until the balancers know
+        assert client.get("/health/live").status_code == 200
         assert client.post("/stub", json={"q": "a"}).status_code == 200
         wait_for(lambda: client.post("/stub", json={"q": "a"}).status_code == 503)
         refused = client.post("/stub", json={"q": "a"})
@@ -568,7 +691,10 @@ def test_what_is_not_done_within_the_limit_is_refused_in_the_end():
         wait_for(lambda: SEEN)
         server.stop()
         status, body = answer_of(waiting)
-        assert (status, body["stub"]["message"]) == (503, "the server is shutting down: ask another one")
+        assert (status, body["stub"]["message"]) == (
+            503,
+            "the server is shutting down: ask another one",
+        )
         server.thread.join(5)
         assert not server.thread.is_alive() and SEEN == ["begun", "cancelled"]
 
@@ -584,13 +710,20 @@ async def stuck():
     await asyncio.to_thread(time.sleep, 60)
 
 server.PROTOCOLS = (PROTOCOL,)
-server.serve([], Settings(port=0, grace=0.01, drain=0.1), None, lambda line: print(line, flush=True))
+settings = Settings(port=0, grace=0.01, drain=0.1)
+server.serve([], settings, None, lambda line: print(line, flush=True))
 """
 
 
 def test_a_thread_that_does_not_end_does_not_keep_the_process():
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
-    process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True, env=environment)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        )
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True, env=environment
+    )
     with process:
         try:
             check_that_it_ends(process)
@@ -599,7 +732,9 @@ def test_a_thread_that_does_not_end_does_not_keep_the_process():
 
 
 def check_that_it_ends(process):
-    with socket.create_connection(("127.0.0.1", int(process.stdout.readline().rpartition(":")[2]))) as connection:
+    with socket.create_connection(
+        ("127.0.0.1", int(process.stdout.readline().rpartition(":")[2]))
+    ) as connection:
         assert process.stdout.readline() == "ready\n"
         connection.sendall(request("/stuck"))
         connection.settimeout(0.2)
@@ -617,6 +752,10 @@ def test_everything_but_health_is_refused_while_the_models_are_loaded():
         answer = client.post("/stub", json={"q": "a"})
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
         assert answer.json()["stub"]["message"] == "the models are being loaded: try again later"
-        assert [client.get(f"/health{path}").status_code for path in ("", "/ready", "/live")] == [503, 503, 200]
+        assert [client.get(f"/health{path}").status_code for path in ("", "/ready", "/live")] == [
+            503,
+            503,
+            200,
+        ]
         server.server.service.lifecycle.loading = False
         assert client.get("/health/ready").status_code == 200

@@ -1,4 +1,5 @@
-"""The endpoints of the Open Inference Protocol, asked by Triton's client: what the checkpoint gives in torch."""
+"""The endpoints of the Open Inference Protocol, asked by Triton's client: what the checkpoint gives
+in torch."""
 
 import itertools
 import json
@@ -28,7 +29,8 @@ from vanilla_transformer_export.serving.tensors import TEXTS, inputs_of, outputs
 from vanilla_transformer_export.targets.spec import TensorSpec
 
 READERS, GENERATORS = ("encoder", "classification", "pretraining"), ("seq2seq", "causal")
-ROWS = [[5, 9, 30, 7, 41], [8, 33], [6, 44, 7]]  # no w1.. nor w2..: w1 and w2 are special, also inside of words
+# no w1.. nor w2..: w1 and w2 are special, also inside of words
+ROWS = [[5, 9, 30, 7, 41], [8, 33], [6, 44, 7]]
 WORDS = [" ".join(f"w{token}" for token in row) for row in ROWS]
 BOTH_WAYS = list(itertools.product((True, False), repeat=2))
 GREEDY = {"max_new_tokens": 6, "min_new_tokens": 4, "no_repeat_ngram_size": 1, "num_beams": 1}
@@ -37,12 +39,17 @@ GREEDY = {"max_new_tokens": 6, "min_new_tokens": 4, "no_repeat_ngram_size": 1, "
 @pytest.fixture(scope="module")
 def server(exported, tmp_path_factory):
     """One of all models."""
-    made = {name: with_words(exported(name).directory, tmp_path_factory.mktemp(name)) for name in READERS + GENERATORS}
+    made = {
+        name: with_words(exported(name).directory, tmp_path_factory.mktemp(name))
+        for name in READERS + GENERATORS
+    }
     generators = {}
     for name in GENERATORS:
         runtime = TextRuntime(made[name], threads=1, continuous=True)
         generators[name] = ServedModel(name, runtime, Engine(runtime.runtime).start())
-    with serving({name: TextRuntime(made[name], threads=1) for name in READERS}, max_batch=8) as found:
+    with serving(
+        {name: TextRuntime(made[name], threads=1) for name in READERS}, max_batch=8
+    ) as found:
         found.server.service.models.models.update(generators)
         found.exports = made
         yield found
@@ -76,7 +83,10 @@ def texts(values=WORDS, in_binary=True):
 
 def tokens(in_binary=True, **more):
     ids, mask = batch()
-    return [tensor(name, own, in_binary) for name, own in {"input_ids": ids, "attention_mask": mask, **more}.items()]
+    return [
+        tensor(name, own, in_binary)
+        for name, own in {"input_ids": ids, "attention_mask": mask, **more}.items()
+    ]
 
 
 def asked(client, model, inputs, *names, in_binary=True, **options):
@@ -94,10 +104,12 @@ def states_of(exported, name, **more):
 
 def post(server, model, body, **headers):
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return httpx.post(f"{server.url}/v2/models/{model}/infer", content=content, headers=headers, timeout=60)
+    return httpx.post(
+        f"{server.url}/v2/models/{model}/infer", content=content, headers=headers, timeout=60
+    )
 
 
-# -------------------------------------------------------------------------------------------------------- server and models
+# -------------------------------------------------------------------------------- server and models
 
 
 def test_what_serves_and_what_it_serves(server, client):
@@ -106,7 +118,10 @@ def test_what_serves_and_what_it_serves(server, client):
     assert not client.is_model_ready("another")
     assert client.is_model_ready("encoder", "1") and not client.is_model_ready("encoder", "2")
     text = {"name": "text", "datatype": "BYTES", "shape": [-1]}
-    ids, mask = ({"name": name, "datatype": "INT64", "shape": [-1, -1]} for name in ("input_ids", "attention_mask"))
+    ids, mask = (
+        {"name": name, "datatype": "INT64", "shape": [-1, -1]}
+        for name in ("input_ids", "attention_mask")
+    )
     found = client.get_model_metadata("encoder")
     assert found["name"] == "encoder" and found["inputs"] == [text, ids, mask]
     assert found["outputs"] == [
@@ -114,17 +129,29 @@ def test_what_serves_and_what_it_serves(server, client):
         {"name": "embedding", "datatype": "FP32", "shape": [-1, -1]},
     ]
     assert found["versions"] == ["1"] and client.get_model_metadata("encoder", "1") == found
-    assert client.get_model_metadata("pretraining")["inputs"] == [text, ids, mask, {**ids, "name": "token_type_ids"}]
+    assert client.get_model_metadata("pretraining")["inputs"] == [
+        text,
+        ids,
+        mask,
+        {**ids, "name": "token_type_ids"},
+    ]
     logits = {"name": "logits", "datatype": "FP32", "shape": [-1, 3]}
     assert client.get_model_metadata("classification")["outputs"] == [logits]
     found = client.get_model_metadata("causal")
-    assert (found["inputs"], found["outputs"]) == ([text, ids, mask], [{**text, "name": "generated_text"}])
+    assert (found["inputs"], found["outputs"]) == (
+        [text, ids, mask],
+        [{**text, "name": "generated_text"}],
+    )
 
 
 def test_a_server_that_is_loading_lives_and_is_not_ready(server, client):
     server.server.service.lifecycle.loading = True
     try:
-        assert client.is_server_live() and not client.is_server_ready() and not client.is_model_ready("encoder")
+        assert (
+            client.is_server_live()
+            and not client.is_server_ready()
+            and not client.is_model_ready("encoder")
+        )
     finally:
         server.server.service.lifecycle.loading = False
 
@@ -132,7 +159,9 @@ def test_a_server_that_is_loading_lives_and_is_not_ready(server, client):
 def test_the_token_is_sent_as_a_header_and_health_needs_none(server, client):
     server.server.service.frame.token = b"secret"
     try:
-        with pytest.raises(InferenceServerException, match="no token, expected the header Authorization"):
+        with pytest.raises(
+            InferenceServerException, match="no token, expected the header Authorization"
+        ):
             asked(client, "encoder", tokens())
         assert asked(client, "encoder", tokens(), headers={"Authorization": "Bearer secret"})
         assert client.is_server_live() and client.is_server_ready()
@@ -140,41 +169,73 @@ def test_the_token_is_sent_as_a_header_and_health_needs_none(server, client):
         server.server.service.frame.token = None
 
 
-# --------------------------------------------------------------------------------------------------- models that only read
+# ---------------------------------------------------------------------------- models that only read
 
 
 @pytest.mark.parametrize("sends, receives", BOTH_WAYS)
 def test_tokens_in_binary_and_in_json(server, client, exported, sends, receives):
     mask = batch()[1] == 1
     wanted = states_of(exported, "encoder").last_hidden_state.numpy()
-    found = asked(client, "encoder", tokens(sends), "last_hidden_state", "embedding", in_binary=receives)
+    found = asked(
+        client, "encoder", tokens(sends), "last_hidden_state", "embedding", in_binary=receives
+    )
     np.testing.assert_allclose(found["last_hidden_state"][mask], wanted[mask], atol=1e-5)
     means = [own[ones].mean(axis=0) for own, ones in zip(wanted, mask)]
     np.testing.assert_allclose(found["embedding"], means, atol=1e-5)
     found = asked(client, "classification", tokens(sends), "logits", in_binary=receives)
-    np.testing.assert_allclose(found["logits"], states_of(exported, "classification").logits, atol=1e-5)
+    np.testing.assert_allclose(
+        found["logits"], states_of(exported, "classification").logits, atol=1e-5
+    )
     types = np.array([[0, 0, 1, 1, 1], [0, 1, 0, 0, 0], [1, 1, 0, 0, 0]])
-    found = asked(client, "pretraining", tokens(sends, token_type_ids=types), "seq_relationship_logits", in_binary=receives)
-    wanted = states_of(exported, "pretraining", token_type_ids=torch.from_numpy(types)).seq_relationship_logits
+    found = asked(
+        client,
+        "pretraining",
+        tokens(sends, token_type_ids=types),
+        "seq_relationship_logits",
+        in_binary=receives,
+    )
+    wanted = states_of(
+        exported, "pretraining", token_type_ids=torch.from_numpy(types)
+    ).seq_relationship_logits
     np.testing.assert_allclose(found["seq_relationship_logits"], wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("sends, receives", BOTH_WAYS)
-def test_texts_are_the_tokens_that_the_export_makes_of_them(server, client, exported, sends, receives):
+def test_texts_are_the_tokens_that_the_export_makes_of_them(
+    server, client, exported, sends, receives
+):
     ones = batch()[1] == 1
     wanted = states_of(exported, "encoder").last_hidden_state.numpy()
-    found = asked(client, "encoder", texts(in_binary=sends), "last_hidden_state", "embedding", in_binary=receives)
+    found = asked(
+        client,
+        "encoder",
+        texts(in_binary=sends),
+        "last_hidden_state",
+        "embedding",
+        in_binary=receives,
+    )
     assert found["last_hidden_state"].shape == wanted.shape
-    np.testing.assert_allclose(found["last_hidden_state"], np.where(ones[..., None], wanted, 0), atol=1e-5)
-    np.testing.assert_allclose(found["embedding"], [own[row].mean(axis=0) for own, row in zip(wanted, ones)], atol=1e-5)
+    np.testing.assert_allclose(
+        found["last_hidden_state"], np.where(ones[..., None], wanted, 0), atol=1e-5
+    )
+    np.testing.assert_allclose(
+        found["embedding"], [own[row].mean(axis=0) for own, row in zip(wanted, ones)], atol=1e-5
+    )
     found = asked(client, "classification", texts(in_binary=sends), in_binary=receives)
-    np.testing.assert_allclose(found["logits"], states_of(exported, "classification").logits, atol=1e-5)
+    np.testing.assert_allclose(
+        found["logits"], states_of(exported, "classification").logits, atol=1e-5
+    )
 
 
 def test_a_model_has_version_1(server, client):
     wanted = asked(client, "classification", texts())["logits"]
-    np.testing.assert_array_equal(asked(client, "classification", texts(), model_version="1")["logits"], wanted)
-    assert client.infer("classification", texts(), model_version="1").get_response()["model_version"] == "1"
+    np.testing.assert_array_equal(
+        asked(client, "classification", texts(), model_version="1")["logits"], wanted
+    )
+    assert (
+        client.infer("classification", texts(), model_version="1").get_response()["model_version"]
+        == "1"
+    )
     with pytest.raises(InferenceServerException, match="no version '2', expected 1") as refused:
         asked(client, "classification", texts(), model_version="2")
     assert refused.value.status() == "404"
@@ -195,34 +256,49 @@ def test_data_may_be_nested_and_outputs_are_all_unless_chosen(server, exported):
     assert (answer["id"], answer["model_name"]) == ("42", "encoder")
     states, embedding = answer["outputs"]
     wanted = states_of(exported, "encoder").last_hidden_state.numpy()
-    assert (states["name"], states["shape"]) == ("last_hidden_state", [3, 5, WIDTH]) and len(states["data"]) == wanted.size
+    assert (states["name"], states["shape"]) == ("last_hidden_state", [3, 5, WIDTH]) and len(
+        states["data"]
+    ) == wanted.size
     found = np.reshape(states["data"], wanted.shape)
     np.testing.assert_allclose(found[0], wanted[0], atol=1e-5)
     assert (embedding["name"], embedding["shape"]) == ("embedding", [3, WIDTH])
-    [only] = post(server, "encoder", {"inputs": inputs, "outputs": [{"name": "embedding"}]}).json()["outputs"]
+    [only] = post(server, "encoder", {"inputs": inputs, "outputs": [{"name": "embedding"}]}).json()[
+        "outputs"
+    ]
     assert only == embedding
     whole = [{**inputs[0], "data": ids[:1], "shape": [1, 5]}]  # the mask has a default
-    [only] = post(server, "encoder", {"inputs": whole, "outputs": [{"name": "embedding"}]}).json()["outputs"]
+    [only] = post(server, "encoder", {"inputs": whole, "outputs": [{"name": "embedding"}]}).json()[
+        "outputs"
+    ]
     np.testing.assert_allclose(only["data"], embedding["data"][:WIDTH], atol=1e-5)
 
 
 def test_a_text_that_is_too_long_is_cut_if_that_is_asked_for(server, client):
     longest = server.server.service.models.models["encoder"].reader.longest
     long = " ".join(f"w{30 + number % 15}" for number in range(longest + 1))
-    with pytest.raises(InferenceServerException, match=f"{longest + 1} tokens, expected at most {longest}") as refused:
+    with pytest.raises(
+        InferenceServerException, match=f"{longest + 1} tokens, expected at most {longest}"
+    ) as refused:
         asked(client, "encoder", texts([long]))
     assert refused.value.status() == "413"
     cut = asked(client, "encoder", texts([long]), "embedding", parameters={"truncate": True})
     whole = asked(client, "encoder", texts([long.rpartition(" ")[0]]), "embedding")
     np.testing.assert_allclose(cut["embedding"], whole["embedding"], atol=1e-6)
-    with pytest.raises(InferenceServerException, match=f"rows of {longest + 1} tokens, expected at most {longest}"):
+    with pytest.raises(
+        InferenceServerException, match=f"rows of {longest + 1} tokens, expected at most {longest}"
+    ):
         asked(client, "encoder", [tensor("input_ids", np.ones((1, longest + 1), np.int64))])
 
 
 @pytest.mark.slow
 def test_images_and_several_choices(tmp_path):
     vision = export_for_images(tmp_path / "vision", num_labels=3)
-    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "num_hidden_layers": 1}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 1,
+    }
     choices = perturbed("VanillaEncoderForMultipleChoice", {**sizes, "vocab_size": VOCABULARY})
     choices.save_pretrained(tmp_path / "choices")
     export(tmp_path / "choices", tmp_path / "choices-export", cases=1)
@@ -234,21 +310,38 @@ def test_images_and_several_choices(tmp_path):
         "vision": {"pixel_values": rng.standard_normal((3, 3, 16, 16)).astype(np.float32)},
         "choices": {"input_ids": rng.integers(3, VOCABULARY, (2, 4, 5))},
     }
-    with serving(runtimes, max_batch=8) as server, triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+    with (
+        serving(runtimes, max_batch=8) as server,
+        triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client,
+    ):
         for name, model in (("vision", vision), ("choices", choices)):
             with torch.no_grad():
-                wanted = model(**{key: torch.from_numpy(values) for key, values in inputs[name].items()}).logits
-            assert "text" not in {each["name"] for each in client.get_model_metadata(name)["inputs"]}
+                wanted = model(
+                    **{key: torch.from_numpy(values) for key, values in inputs[name].items()}
+                ).logits
+            assert "text" not in {
+                each["name"] for each in client.get_model_metadata(name)["inputs"]
+            }
             for in_binary in (True, False):
                 given = [tensor(*each, in_binary) for each in inputs[name].items()]
                 np.testing.assert_allclose(asked(client, name, given)["logits"], wanted, atol=1e-5)
-        with pytest.raises(InferenceServerException, match="input_ids has 9 rows, expected at most 8"):
+        with pytest.raises(
+            InferenceServerException, match="input_ids has 9 rows, expected at most 8"
+        ):
             asked(client, "choices", [tensor("input_ids", np.full((1, 9, 2), 5))])
-        pixels = {"name": "pixel_values", "shape": [1, 3, 16, 16], "datatype": "FP32", "data": [1e39] * 768}
-        assert "pixel_values must be finite numbers, got inf" in post(server, "vision", {"inputs": [pixels]}).json()["error"]
+        pixels = {
+            "name": "pixel_values",
+            "shape": [1, 3, 16, 16],
+            "datatype": "FP32",
+            "data": [1e39] * 768,
+        }
+        assert (
+            "pixel_values must be finite numbers, got inf"
+            in post(server, "vision", {"inputs": [pixels]}).json()["error"]
+        )
 
 
-# --------------------------------------------------------------------------------------------------- models that generate
+# ----------------------------------------------------------------------------- models that generate
 
 
 def generated(server, exported, name, **options):
@@ -268,12 +361,14 @@ def test_texts_and_tokens_are_gone_on_from(server, client, exported, name):
         assert len(set(wanted)) == len(wanted)
         for inputs in (texts(), texts(in_binary=False), tokens(), tokens(in_binary=False)):
             for in_binary in (True, False):
-                found = asked(client, name, inputs, "generated_text", in_binary=in_binary, parameters=options)
+                found = asked(
+                    client, name, inputs, "generated_text", in_binary=in_binary, parameters=options
+                )
                 found = found["generated_text"].tolist()
                 assert [each.decode() if in_binary else each for each in found] == wanted
 
 
-# ------------------------------------------------------------------------------------------------------------- what is wrong
+# ------------------------------------------------------------------------------------ what is wrong
 
 INPUT = {"name": "input_ids", "shape": [1, 2], "datatype": "INT64", "data": [5, 6]}
 TEXT = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["w5"]}
@@ -288,11 +383,21 @@ def one(**changes):
 
 WRONG = {
     "no inputs": ({}, 400, "inputs is missing"),
-    "another model": ({"model_name": "causal", "inputs": [TEXT]}, 400, "model_name is 'causal', expected 'encoder', as in"),
+    "another model": (
+        {"model_name": "causal", "inputs": [TEXT]},
+        400,
+        "model_name is 'causal', expected 'encoder', as in",
+    ),
     "empty": ({"inputs": []}, 400, "inputs is []"),
-    "a name": (one(name="input_id"), 400, "no input 'input_id', expected some of text, input_ids, attention_mask; did"),
+    "a name": (
+        one(name="input_id"),
+        400,
+        "no input 'input_id', expected some of text, input_ids, attention_mask; did",
+    ),
     "twice": ({"inputs": [INPUT, INPUT]}, 400, "two inputs input_ids, expected one"),
-    "both": ({"inputs": [TEXT, INPUT]}, 400, "inputs are text, input_ids, expected text or the others"),
+    "both": (
+        {"inputs": [TEXT, INPUT]}, 400, "inputs are text, input_ids, expected text or the others"
+    ),
     "datatype": (one(datatype="INT32"), 400, "input_ids has datatype 'INT32', expected INT64"),
     "no data": (one(data=None), 400, "data of input_ids is None, expected a list of values"),
     "a text": (one(data=[5, "6"]), 400, "data of input_ids has '6', expected values of INT64"),
@@ -300,28 +405,70 @@ WRONG = {
     "a flag": (one(data=[5, True]), 400, "data of input_ids has True, expected values of INT64"),
     "large": (one(data=[5, 2**64]), 400, "data of input_ids has a number that INT64 cannot hold"),
     "few": (one(data=[5]), 400, "data of input_ids has shape [1], expected [1, 2] or [2]"),
-    "ragged": (one(data=[[5], [6, 7]], shape=[2, 2]), 400, "data of input_ids has shape [2], expected [2, 2] or [4]"),
-    "turned": (one(data=[[5], [6]]), 400, "data of input_ids has shape [2, 1], expected [1, 2] or [2]"),
-    "zero": (one(data=[], shape=[0, 2]), 400, "input_ids has shape [0, 2], expected sizes of at least 1"),
-    "axes": (one(shape=[2]), 400, "input_ids must have shape (batch_size, source_length), got shape (2,)"),
-    "vocabulary": (one(data=[5, VOCABULARY]), 400, f"input_ids must be in [0, {VOCABULARY - 1}], got 5 to {VOCABULARY}"),
-    "only a mask": (one(name="attention_mask", data=[1, 1]), 400, "takes input_ids, which was not given"),
+    "ragged": (
+        one(data=[[5], [6, 7]], shape=[2, 2]),
+        400,
+        "data of input_ids has shape [2], expected [2, 2] or [4]",
+    ),
+    "turned": (
+        one(data=[[5], [6]]), 400, "data of input_ids has shape [2, 1], expected [1, 2] or [2]"
+    ),
+    "zero": (
+        one(data=[], shape=[0, 2]), 400, "input_ids has shape [0, 2], expected sizes of at least 1"
+    ),
+    "axes": (
+        one(shape=[2]), 400, "input_ids must have shape (batch_size, source_length), got shape (2,)"
+    ),
+    "vocabulary": (
+        one(data=[5, VOCABULARY]),
+        400,
+        f"input_ids must be in [0, {VOCABULARY - 1}], got 5 to {VOCABULARY}",
+    ),
+    "only a mask": (
+        one(name="attention_mask", data=[1, 1]), 400, "takes input_ids, which was not given"
+    ),
     "no tokens": ({"inputs": EMPTY}, 400, "row 0 of attention_mask is all 0"),
     "rows": (one(data=[5] * 9, shape=[9, 1]), 413, "input_ids has 9 rows, expected at most 8"),
-    "an output": ({**one(), "outputs": [{"name": "embeding"}]}, 400, "no output 'embeding', expected some of"),
-    "outputs": ({**one(), "outputs": [{"name": "embedding"}] * 2}, 400, "two outputs embedding, expected one"),
-    "a parameter": ({**one(), "parameters": {"truncat": True}}, 400, "parameters has 'truncat', expected some of truncate"),
+    "an output": (
+        {**one(), "outputs": [{"name": "embeding"}]}, 400, "no output 'embeding', expected some of"
+    ),
+    "outputs": (
+        {**one(), "outputs": [{"name": "embedding"}] * 2},
+        400,
+        "two outputs embedding, expected one",
+    ),
+    "a parameter": (
+        {**one(), "parameters": {"truncat": True}},
+        400,
+        "parameters has 'truncat', expected some of truncate",
+    ),
     "a cut": ({**one(), "parameters": {"truncate": True}}, 400, "truncate is true without text"),
-    "truncate": ({"inputs": [TEXT], "parameters": {"truncate": 1}}, 400, "truncate is 1, expected true or false"),
-    "binary output": ({**one(), "parameters": {"binary_data_output": "no"}}, 400, "binary_data_output is 'no'"),
+    "truncate": (
+        {"inputs": [TEXT], "parameters": {"truncate": 1}},
+        400,
+        "truncate is 1, expected true or false",
+    ),
+    "binary output": (
+        {**one(), "parameters": {"binary_data_output": "no"}}, 400, "binary_data_output is 'no'"
+    ),
     "classification": (
         {**one(), "outputs": [{"name": "embedding", "parameters": {"classification": 3}}]},
         400,
         "classification of embedding is not supported",
     ),
-    "memory": (one(data=None, parameters={"shared_memory_region": "x"}), 400, "input_ids is in shared memory"),
-    "binary size": (one(data=None, parameters={"binary_data_size": 8}), 400, "of input_ids is 8, expected at most 0"),
-    "axes of text": ({"inputs": [{**TEXT, "shape": [1, 1]}]}, 400, "text has shape [1, 1], expected [n]"),
+    "memory": (
+        one(data=None, parameters={"shared_memory_region": "x"}),
+        400,
+        "input_ids is in shared memory",
+    ),
+    "binary size": (
+        one(data=None, parameters={"binary_data_size": 8}),
+        400,
+        "of input_ids is 8, expected at most 0",
+    ),
+    "axes of text": (
+        {"inputs": [{**TEXT, "shape": [1, 1]}]}, 400, "text has shape [1, 1], expected [n]"
+    ),
     "a field": ({**one(), "input": 1}, 400, "input is 1, expected no such field"),
     "list": ([], 400, "the body is [], expected an object with inputs"),
     "nothing": (b"", 400, "the body is not JSON"),
@@ -363,18 +510,32 @@ def test_what_is_wrong_with_bytes_and_headers_is_said(server):
     assert "binary_data_size of input_ids is 8, expected 16 for INT64" in said(None, ids, b"\0" * 8)
     assert "is '-1', expected a number of at most" in said(-1, one())
     assert "is '1000', expected a number of at most" in said(1000, one())
-    assert "Content-Encoding is 'gzip', expected none" in said(None, one(), **{"Content-Encoding": "gzip"})
+    assert "Content-Encoding is 'gzip', expected none" in said(
+        None, one(), **{"Content-Encoding": "gzip"}
+    )
 
 
 @pytest.mark.parametrize(
     "inputs, options, message",
     [
-        (texts, {"num_return_sequences": 2, "num_beams": 2}, "num_return_sequences is 2, expected 1"),
+        (
+            texts,
+            {"num_return_sequences": 2, "num_beams": 2},
+            "num_return_sequences is 2, expected 1",
+        ),
         (texts, {"max_new_tokn": 3}, "max_new_tokn"),
         (texts, {"src_lang": 5}, "src_lang is 5, expected the name of a language"),
         (tokens, {"src_lang": "de"}, "src_lang is 'de' without text"),
-        (lambda: tokens(attention_mask=np.array([[1, 0, 1, 0, 0]] * 3)), {}, "row 0 of attention_mask has ones again"),
-        (lambda: tokens(attention_mask=np.zeros((3, 5), np.int64)), {}, "row 0 of attention_mask is all 0"),
+        (
+            lambda: tokens(attention_mask=np.array([[1, 0, 1, 0, 0]] * 3)),
+            {},
+            "row 0 of attention_mask has ones again",
+        ),
+        (
+            lambda: tokens(attention_mask=np.zeros((3, 5), np.int64)),
+            {},
+            "row 0 of attention_mask is all 0",
+        ),
     ],
 )
 def test_what_does_not_generate_is_said(client, inputs, options, message):
@@ -383,17 +544,28 @@ def test_what_does_not_generate_is_said(client, inputs, options, message):
 
 
 def test_errors_of_other_paths_have_the_form_of_the_protocol_and_their_route_in_the_metrics(server):
-    for path, status in (("/v2/models/another/infer", 404), ("/v2/models/encoder/infr", 404), ("/v2/repository", 404)):
+    for path, status in (
+        ("/v2/models/another/infer", 404),
+        ("/v2/models/encoder/infr", 404),
+        ("/v2/repository", 404),
+    ):
         answer = httpx.post(server.url + path, json=one())
         assert (answer.status_code, answer.json().keys()) == (status, {"error"})
-    assert httpx.post(f"{server.url}/v2/models/encoder/infer", content=b"x" * 5_000_000).status_code == 413
+    assert (
+        httpx.post(f"{server.url}/v2/models/encoder/infer", content=b"x" * 5_000_000).status_code
+        == 413
+    )
     counted = 'route="/v2/models/{name}/infer",status="413"'
     wait_for(lambda: counted in httpx.get(f"{server.url}/metrics").text)
 
 
-# ---------------------------------------------------------------------------------------------------------- any request
+# -------------------------------------------------------------------------------------- any request
 
-KNOWN = [TensorSpec("t", TEXTS, ("n",)), TensorSpec("i", "int64", ("n", "s")), TensorSpec("f", "float32", ("n", 2))]
+KNOWN = [
+    TensorSpec("t", TEXTS, ("n",)),
+    TensorSpec("i", "int64", ("n", "s")),
+    TensorSpec("f", "float32", ("n", 2)),
+]
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
 VALUES = st.recursive(LEAVES, lambda own: st.lists(own, max_size=3), max_leaves=9)
 NAMES = st.sampled_from(["binary_data_size", "binary_data", "binary_data_output", "x"])
@@ -408,7 +580,10 @@ INPUTS = st.fixed_dictionaries(
 )
 REQUESTS = st.fixed_dictionaries(
     {"inputs": st.lists(INPUTS, max_size=3)},
-    optional={"outputs": st.lists(st.fixed_dictionaries({"name": st.sampled_from("tif")})), "parameters": PARAMETERS},
+    optional={
+        "outputs": st.lists(st.fixed_dictionaries({"name": st.sampled_from("tif")})),
+        "parameters": PARAMETERS,
+    },
 )
 
 
@@ -416,11 +591,15 @@ REQUESTS = st.fixed_dictionaries(
 def test_a_request_is_read_or_refused(request, binary, shift):
     content = json.dumps(request).encode()
     try:
-        body, rest = read_request(content + binary, None if shift is None else str(len(content) + shift))
+        body, rest = read_request(
+            content + binary, None if shift is None else str(len(content) + shift)
+        )
         found, outputs = inputs_of(body.inputs, rest, KNOWN), outputs_of(body, KNOWN)
     except (UsageError, RequestValidationError):
         return
-    assert outputs and [list(values.shape) for values in found.values()] == [tensor.shape for tensor in body.inputs]
+    assert outputs and [list(values.shape) for values in found.values()] == [
+        tensor.shape for tensor in body.inputs
+    ]
 
 
 @given(st.lists(st.text(max_size=9), min_size=1, max_size=4))

@@ -1,4 +1,5 @@
-"""The page at `/`: what it is made of, what it asks the server for, and the stream that it shows."""
+"""The page at `/`: what it is made of, what it asks the server for, and the stream that it
+shows."""
 
 import asyncio
 import base64
@@ -30,12 +31,21 @@ TEXT = "w5 w6 w30. W7 w9 w21!\n\n w20 w21 w22"
 def served(exported_for, tmp_path_factory):
     """A translator, a decoder and a classifier, as a server has them."""
     found = {}
-    for name, kind, languages in (("pair", "seq2seq", [("en", "de"), ("de", "en")]), ("poet", "causal", [])):
+    for name, kind, languages in (
+        ("pair", "seq2seq", [("en", "de"), ("de", "en")]),
+        ("poet", "causal", []),
+    ):
         runtime = TextRuntime(
-            with_words(exported_for(kind, "cpu")[1], tmp_path_factory.mktemp(name)), threads=1, continuous=True
+            with_words(exported_for(kind, "cpu")[1], tmp_path_factory.mktemp(name)),
+            threads=1,
+            continuous=True,
         )
-        found[name] = ServedModel(name, runtime, Engine(runtime.runtime, slots=4).start(), languages)
-    reader = TextRuntime(with_words(exported_for("encoder", "cpu")[1], tmp_path_factory.mktemp("reader")), threads=1)
+        found[name] = ServedModel(
+            name, runtime, Engine(runtime.runtime, slots=4).start(), languages
+        )
+    reader = TextRuntime(
+        with_words(exported_for("encoder", "cpu")[1], tmp_path_factory.mktemp("reader")), threads=1
+    )
     yield ServedModels({**found, "reader": ServedModel("reader", reader)})
     for model in found.values():
         model.engine.close()
@@ -78,7 +88,11 @@ class Elements(HTMLParser):
         attributes = dict(attributes)
         self.found.append((tag, attributes))
         self.labels += tag == "label"
-        if tag in ("textarea", "input", "select") and not self.labels and "hidden" not in attributes:
+        if (
+            tag in ("textarea", "input", "select")
+            and not self.labels
+            and "hidden" not in attributes
+        ):
             self.unlabelled.append((tag, attributes))
 
     def handle_endtag(self, tag):
@@ -88,8 +102,12 @@ class Elements(HTMLParser):
 @pytest.mark.parametrize("path", ["/", "/models/pair/"])
 def test_a_browser_may_run_nothing_but_what_the_page_has(app, path):
     answer = ask(app, "GET", path)
-    assert answer.status_code == 200 and answer.headers["content-type"] == "text/html; charset=utf-8"
-    policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
+    assert (
+        answer.status_code == 200 and answer.headers["content-type"] == "text/html; charset=utf-8"
+    )
+    policy = dict(
+        part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";")
+    )
     for element, directive in (("script", "script-src"), ("style", "style-src")):
         [content] = re.findall(f"<{element}>(.*?)</{element}>", answer.text, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
@@ -103,9 +121,14 @@ def test_the_page_is_small_and_takes_nothing_from_elsewhere():
     elements = Elements(page.PAGE)
     for tag, attributes in elements.found:
         places = [attributes.get(name, "") for name in ("src", "href", "action")]
-        assert not any(place and not place.startswith(("data:", "openapi.json")) for place in places), (tag, attributes)
-        assert not any(name.startswith("on") or name == "style" for name in attributes)  # which the policy stops
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|url\(|@import", page.PAGE)
+        assert not any(
+            place and not place.startswith(("data:", "openapi.json")) for place in places
+        ), (tag, attributes)
+        # which the policy stops
+        assert not any(name.startswith("on") or name == "style" for name in attributes)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|url\(|@import", page.PAGE
+    )
 
 
 def test_every_field_has_a_label():
@@ -123,7 +146,9 @@ def test_the_page_learns_what_is_served(app):
 
 def test_every_task_that_is_served_has_its_fields(app):
     """A task of the page is a template, what it asks is under the same name."""
-    templates = {attributes["id"] for tag, attributes in Elements(page.PAGE).found if tag == "template"}
+    templates = {
+        attributes["id"] for tag, attributes in Elements(page.PAGE).found if tag == "template"
+    }
     assert {each["task"] for each in ask(app, "GET", "/page/models").json()} <= templates
     named = re.findall(r"^  '?([\w-]+)'?: \{$", page.PAGE, re.MULTILINE)
     assert set(named) == templates
@@ -133,7 +158,8 @@ def test_the_page_comes_without_the_token_and_says_that_one_is_needed():
     with in_thread(token=b"secret", protocols=(page.PROTOCOL,)) as server:
         assert httpx.get(f"{server.url}/").text == page.PAGE
         answers = [
-            httpx.get(f"{server.url}/page/models", headers=headers) for headers in ({}, {"Authorization": "Bearer secret"})
+            httpx.get(f"{server.url}/page/models", headers=headers)
+            for headers in ({}, {"Authorization": "Bearer secret"})
         ]
     assert [answer.status_code for answer in answers] == [401, 200]
     assert "token" in answers[0].json()["error"]
@@ -150,14 +176,19 @@ def test_the_pieces_of_a_translation_joined_are_what_is_answered_alone(app, serv
 
 
 def test_the_pieces_of_a_continuation_joined_are_what_is_answered_alone(app, served):
-    *pieces, _ = events(ask(app, "POST", "/models/poet/page/stream", text="w5 w9", max_new_tokens=9))
+    *pieces, _ = events(
+        ask(app, "POST", "/models/poet/page/stream", text="w5 w9", max_new_tokens=9)
+    )
     expected = alone(served, "poet").generate(["w5 w9"], max_new_tokens=9)
     assert ["".join(piece["text"] for piece in pieces)] == expected
 
 
 def test_a_temperature_samples(app):
     asked = dict(text="w5 w9", max_new_tokens=12, model="poet")
-    texts = {ask(app, "POST", "/page/stream", **asked, temperature=temperature).text for temperature in (0, 0, 5, 5, 5)}
+    texts = {
+        ask(app, "POST", "/page/stream", **asked, temperature=temperature).text
+        for temperature in (0, 0, 5, 5, 5)
+    }
     assert len(texts) == 4
 
 
@@ -196,7 +227,9 @@ class Failing:
 
 def test_an_error_after_the_first_piece_is_an_event(served):
     poet = served.models["poet"]
-    failing = create_app(ServedModels({"poet": ServedModel("poet", poet.runtime, Failing(poet))}), (page.PROTOCOL,))
+    failing = create_app(
+        ServedModels({"poet": ServedModel("poet", poet.runtime, Failing(poet))}), (page.PROTOCOL,)
+    )
     found = events(ask(failing, "POST", "/page/stream", text="w5"))
     assert found == [{"text": "w5"}, {"text": " w6"}, {"error": draining().message}]
 

@@ -1,4 +1,5 @@
-"""`/predict/{task}`, asked by huggingface_hub's client: what transformers' pipelines give on the checkpoint."""
+"""`/predict/{task}`, asked by huggingface_hub's client: what transformers' pipelines give on the
+checkpoint."""
 
 import base64
 import contextlib
@@ -37,7 +38,9 @@ def made(tmp_path_factory):
         if name not in found:
             architecture, kind, fields = HEADS[name]
             folder = tmp_path_factory.mktemp("head")
-            checkpoint = save_head(architecture, tokenizer_for(kind, architecture), folder / "checkpoint", **fields)
+            checkpoint = save_head(
+                architecture, tokenizer_for(kind, architecture), folder / "checkpoint", **fields
+            )
             export(checkpoint, folder / "export", cases=1)
             found[name] = checkpoint, folder / "export"
         return found[name]
@@ -54,7 +57,9 @@ def asked(made):
         def ask(name, task):
             checkpoint, directory = made(name)
             if name not in urls:
-                urls[name] = stack.enter_context(serving({"it": TextRuntime(directory, threads=1)})).url
+                urls[name] = stack.enter_context(
+                    serving({"it": TextRuntime(directory, threads=1)})
+                ).url
             pipe = None if task is None else pipeline(task, model=checkpoint)
             return pipe, urls[name]
 
@@ -62,11 +67,15 @@ def asked(made):
 
 
 def client(url, task, name=None):
-    return InferenceClient(model=f"{url}{f'/models/{name}' if name else ''}/predict/{task}", timeout=60)
+    return InferenceClient(
+        model=f"{url}{f'/models/{name}' if name else ''}/predict/{task}", timeout=60
+    )
 
 
 def post(url, task, inputs, **parameters):
-    return httpx.post(f"{url}/predict/{task}", json={"inputs": inputs, "parameters": parameters}, timeout=60)
+    return httpx.post(
+        f"{url}/predict/{task}", json={"inputs": inputs, "parameters": parameters}, timeout=60
+    )
 
 
 def same(found, wanted):
@@ -91,20 +100,33 @@ def test_labels_of_texts(asked):
     for place in (None, "it"):
         found = client(url, "text-classification", place).text_classification(MANY[0])
         same(items(found, "label", "score"), pipe(MANY[0], top_k=None))
-    found = client(url, "text-classification").text_classification(MANY[0], top_k=2, function_to_apply="sigmoid")
+    found = client(url, "text-classification").text_classification(
+        MANY[0], top_k=2, function_to_apply="sigmoid"
+    )
     same(items(found, "label", "score"), pipe(MANY[0], top_k=2, function_to_apply="sigmoid"))
     close(post(url, "text-classification", MANY).json(), pipe(MANY, top_k=None), absolute=1e-4)
-    close(post(url, "text-classification", MANY[0], top_k=1).json(), pipe([MANY[0]], top_k=1), absolute=1e-4)
+    close(
+        post(url, "text-classification", MANY[0], top_k=1).json(),
+        pipe([MANY[0]], top_k=1),
+        absolute=1e-4,
+    )
     pairs = [{"text": text, "text_pair": pair} for text, pair in PAIRS]
-    close(post(url, "text-classification", pairs, top_k=1).json(), pipe(pairs, top_k=1), absolute=1e-4)
+    close(
+        post(url, "text-classification", pairs, top_k=1).json(), pipe(pairs, top_k=1), absolute=1e-4
+    )
 
 
 def test_zero_shot_labels(asked):
     pipe, url = asked("classify", "zero-shot-classification")
     for options in ({}, {"multi_label": True}, {"hypothesis_template": "the {} runs"}):
-        found = client(url, "zero-shot-classification").zero_shot_classification(MANY[1], ["a man", "the river"], **options)
+        found = client(url, "zero-shot-classification").zero_shot_classification(
+            MANY[1], ["a man", "the river"], **options
+        )
         wanted = pipe(MANY[1], ["a man", "the river"], **options)
-        same(items(found, "label", "score"), [{"label": a, "score": b} for a, b in zip(wanted["labels"], wanted["scores"])])
+        same(
+            items(found, "label", "score"),
+            [{"label": a, "score": b} for a, b in zip(wanted["labels"], wanted["scores"])],
+        )
 
 
 WRONG = {
@@ -113,11 +135,26 @@ WRONG = {
     "no inputs": (b"{}", "inputs is missing"),
     "an empty list": (b'{"inputs": []}', "inputs is empty, expected at least one"),
     "a number": (b'{"inputs": 5}', "text 0 of 1 is 5, expected two texts"),
-    "an unknown option": (b'{"inputs": "a", "parameters": {"topk": 1}}', "'topk', expected some of .*did you mean 'top_k'"),
-    "another type": (b'{"inputs": "a", "parameters": {"top_k": "3"}}', "parameters.top_k is '3', expected a valid integer"),
-    "a wrong value": (b'{"inputs": "a", "parameters": {"top_k": 0}}', "top_k must be a whole number of at least 1, got 0"),
-    "parameters of another type": (b'{"inputs": "a", "parameters": []}', "parameters is .., expected"),
-    "a stream": (b'{"inputs": "a", "stream": true}', "stream is true, expected false: /v1/completions streams"),
+    "an unknown option": (
+        b'{"inputs": "a", "parameters": {"topk": 1}}',
+        "'topk', expected some of .*did you mean 'top_k'",
+    ),
+    "another type": (
+        b'{"inputs": "a", "parameters": {"top_k": "3"}}',
+        "parameters.top_k is '3', expected a valid integer",
+    ),
+    "a wrong value": (
+        b'{"inputs": "a", "parameters": {"top_k": 0}}',
+        "top_k must be a whole number of at least 1, got 0",
+    ),
+    "parameters of another type": (
+        b'{"inputs": "a", "parameters": []}',
+        "parameters is .., expected",
+    ),
+    "a stream": (
+        b'{"inputs": "a", "stream": true}',
+        "stream is true, expected false: /v1/completions streams",
+    ),
 }
 
 
@@ -125,7 +162,11 @@ WRONG = {
 def test_what_is_wrong_is_told(asked, name):
     _, url = asked("classify", None)
     body, said = WRONG[name]
-    found = httpx.post(f"{url}/predict/text-classification", content=body, headers={"content-type": "application/json"})
+    found = httpx.post(
+        f"{url}/predict/text-classification",
+        content=body,
+        headers={"content-type": "application/json"},
+    )
     assert found.status_code == 400, found.text
     assert re.search(said, found.json()["error"]), found.text
 
@@ -155,7 +196,9 @@ def test_entities(asked):
     fields = {"none": ("entity", "score", "index", "word", "start", "end")}
     for strategy in ("none", "simple", "average"):
         names = fields.get(strategy, ("entity_group", "score", "word", "start", "end"))
-        found = client(url, "token-classification").token_classification(MANY[3], aggregation_strategy=strategy)
+        found = client(url, "token-classification").token_classification(
+            MANY[3], aggregation_strategy=strategy
+        )
         same(items(found, *names), pipe(MANY[3], aggregation_strategy=strategy))
     close(post(url, "token-classification", MANY).json(), plain(pipe(MANY)), absolute=1e-4)
     assert post(url, "token-classification", "a", ignore_labels=5).status_code == 400
@@ -166,7 +209,11 @@ def test_answers_to_questions(asked):
     pipe, url = asked("answer", "question-answering")
     ask = client(url, "question-answering").question_answering
     names = ("score", "start", "end", "answer")
-    for options in ({}, {"max_answer_len": 3, "align_to_words": False}, {"max_seq_len": 40, "doc_stride": 6}):
+    for options in (
+        {},
+        {"max_answer_len": 3, "align_to_words": False},
+        {"max_seq_len": 40, "doc_stride": 6},
+    ):
         found = ask(question=TEXTS[0], context=MANY[5], **options)
         same(items([found], *names), [pipe(question=TEXTS[0], context=MANY[5], **options)])
     found = ask(question=TEXTS[0], context=MANY[5], top_k=3, handle_impossible_answer=True)
@@ -174,7 +221,9 @@ def test_answers_to_questions(asked):
     same(items(found, *names), wanted)
     hostile = {"question": "a " * 100, "context": "b " * 50_000}
     refused = post(url, "question-answering", hostile, max_seq_len=384, doc_stride=275)
-    assert refused.status_code == 413 and "windows, expected at most 2000" in refused.json()["error"]
+    assert (
+        refused.status_code == 413 and "windows, expected at most 2000" in refused.json()["error"]
+    )
     assert post(url, "question-answering", {"question": 5, "context": 6}).status_code == 400
 
 
@@ -185,7 +234,8 @@ def test_masks(asked):
     names = ("score", "token", "token_str", "sequence")
     same(items(fill("the <mask> man"), *names), pipe("the <mask> man"))
     same(
-        items(fill("the <mask>", targets=["▁the", "▁a"], top_k=2), *names), pipe("the <mask>", targets=["▁the", "▁a"], top_k=2)
+        items(fill("the <mask>", targets=["▁the", "▁a"], top_k=2), *names),
+        pipe("the <mask>", targets=["▁the", "▁a"], top_k=2),
     )
     many = ["the <mask> man", "<mask> and <mask>"]
     close(post(url, "fill-mask", many).json(), pipe(many), absolute=1e-4)
@@ -199,8 +249,14 @@ def test_choices_and_next_sentences(made):
         found = post(server.url, "multiple-choice", {"text": TEXTS[0], "choices": MANY}).json()
         scores = plain_ones["choose"].choose([TEXTS[0]], [MANY])[0]
         powers = np.exp(np.float64(scores))
-        assert [each["label"] for each in found] == [MANY[place] for place in np.argsort(-scores, kind="stable")]
-        np.testing.assert_allclose([each["score"] for each in found], sorted(powers / powers.sum(), reverse=True), atol=1e-4)
+        assert [each["label"] for each in found] == [
+            MANY[place] for place in np.argsort(-scores, kind="stable")
+        ]
+        np.testing.assert_allclose(
+            [each["score"] for each in found],
+            sorted(powers / powers.sum(), reverse=True),
+            atol=1e-4,
+        )
         found = post(server.url, "next-sentence", [list(pair) for pair in PAIRS]).json()
         powers = np.exp(np.float64(plain_ones["next_sentence"].next_sentence(PAIRS)))
         for own, row in zip(found, powers / powers.sum(axis=1, keepdims=True), strict=True):
@@ -212,7 +268,9 @@ def test_choices_and_next_sentences(made):
 def test_images(tmp_path):
     export_for_images(tmp_path / "labels", num_labels=3)
     export_for_images(tmp_path / "states", "VanillaVisionModel")
-    runtimes = {name: ImageRuntime(tmp_path / name / "export", threads=1) for name in ("labels", "states")}
+    runtimes = {
+        name: ImageRuntime(tmp_path / name / "export", threads=1) for name in ("labels", "states")
+    }
     file = io.BytesIO()
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8))
     picture.save(file, "PNG")
@@ -221,14 +279,19 @@ def test_images(tmp_path):
     with serving(runtimes) as server:
         ask = client(server.url, "image-classification").image_classification
         for options in ({}, {"top_k": 2}):  # as bytes, and as base64
-            same(items(ask(file.getvalue(), **options), "label", "score"), classify(picture, **options))
+            same(
+                items(ask(file.getvalue(), **options), "label", "score"),
+                classify(picture, **options),
+            )
         text = base64.b64encode(file.getvalue()).decode()
-        np.testing.assert_allclose(post(server.url, "image-feature-extraction", text).json(), states, atol=1e-4)
+        np.testing.assert_allclose(
+            post(server.url, "image-feature-extraction", text).json(), states, atol=1e-4
+        )
         for wrong in ("not base64!", base64.b64encode(b"no image").decode(), 5):
             assert post(server.url, "image-classification", wrong).status_code == 400
 
 
-# --------------------------------------------------------------------------------------------------------------- generation
+# --------------------------------------------------------------------------------------- generation
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +303,9 @@ def generators(tmp_path_factory):
         ("seq2seq", "VanillaSeq2SeqForConditionalGeneration"),
     ):
         folder = tmp_path_factory.mktemp(name)
-        checkpoint = save_head(architecture, tokenizer_for("bpe", architecture), folder / "checkpoint")
+        checkpoint = save_head(
+            architecture, tokenizer_for("bpe", architecture), folder / "checkpoint"
+        )
         export(checkpoint, folder / "export", cases=1)
         made[name] = TextRuntime(folder / "export", threads=1)
         served_runtime = TextRuntime(folder / "export", threads=1, continuous=True)
@@ -264,13 +329,25 @@ def test_texts_that_are_gone_on_from(generators):
     [sampled] = generate([TEXTS[0]], max_new_tokens=12, **sampling)
     assert ask(TEXTS[0], max_new_tokens=12, return_full_text=False, **sampling) == sampled
     with pytest.warns(UserWarning, match="Ignoring following parameters: stop, watermark"):
-        assert ask(TEXTS[0], max_new_tokens=12, stop=["a"], watermark=True, return_full_text=False) == wanted
-    with pytest.raises(ValueError, match="Cannot return output as a stream"):  # which the client knows after the call above
+        assert (
+            ask(TEXTS[0], max_new_tokens=12, stop=["a"], watermark=True, return_full_text=False)
+            == wanted
+        )
+    # which the client knows after the call above
+    with pytest.raises(ValueError, match="Cannot return output as a stream"):
         ask(TEXTS[0], stream=True)
-    found = post(url, "text-generation", TEXTS, num_beams=2, num_return_sequences=2, return_full_text=False).json()
+    found = post(
+        url, "text-generation", TEXTS, num_beams=2, num_return_sequences=2, return_full_text=False
+    ).json()
     wanted = generate(TEXTS, num_beams=2, num_return_sequences=2)
     assert [each["generated_text"] for own in found for each in own] == wanted
-    for parameters in ({"stop": ["x"]}, {"details": True}, {"num_beams": 0}, {"max_new_tokn": 3}, {"src_lang": "de"}):
+    for parameters in (
+        {"stop": ["x"]},
+        {"details": True},
+        {"num_beams": 0},
+        {"max_new_tokn": 3},
+        {"src_lang": "de"},
+    ):
         assert post(url, "text-generation", "a", **parameters).status_code == 400
 
 
@@ -286,11 +363,15 @@ def test_translations_and_other_texts(generators):
         found = post(url, "translation", ["12345"], **options).json()
         assert found == [[{"translation_text": "12345"}] * options.get("num_return_sequences", 1)]
     found = post(url, "translation", "12345", copy_letterless=False, max_new_tokens=9).json()
-    assert found == [{"translation_text": text} for text in runtime.generate(["12345"], max_new_tokens=9)]
+    assert found == [
+        {"translation_text": text} for text in runtime.generate(["12345"], max_new_tokens=9)
+    ]
     assert post(url, "translation", "12345", copy_letterless="no").status_code == 400
     assert post(url, "summarization", "a", copy_letterless=True).status_code == 400
     found = post(url, "text2text-generation", TEXTS, num_beams=3, max_new_tokens=9).json()
-    assert [own[0]["generated_text"] for own in found] == runtime.generate(TEXTS, num_beams=3, max_new_tokens=9)
+    assert [own[0]["generated_text"] for own in found] == runtime.generate(
+        TEXTS, num_beams=3, max_new_tokens=9
+    )
     [wanted] = runtime.generate(TEXTS[:1])
     assert client(url, "summarization").summarization(TEXTS[0]).summary_text == wanted
     assert post(url, "translation", "a", src_lang="xx").status_code == 400

@@ -1,5 +1,5 @@
-"""The process of the engines beside the one that answers: what it gives is what an engine of the own process gives, and what
-becomes of one where the other ends."""
+"""The process of the engines beside the one that answers: what it gives is what an engine of the
+own process gives, and what becomes of one where the other ends."""
 
 import contextlib
 import json
@@ -16,7 +16,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from serving_load import TEXTS, assert_no_harm, body, connect, load_of, metric, request, serving, vanish, wait_until, with_words
+from serving_load import (
+    TEXTS,
+    assert_no_harm,
+    body,
+    connect,
+    load_of,
+    metric,
+    request,
+    serving,
+    vanish,
+    wait_until,
+    with_words,
+)
 from serving_servers import OURS, Plan, Server, outcome
 
 from vanilla_transformer_export import TextRuntime
@@ -38,8 +50,21 @@ def load(export):
 
 def patched(code: str, export: Path, log: Path, *flags: str) -> Server:
     """A server of a process that runs `code` first."""
-    start = f"import sys\n{code}\nfrom vanilla_transformer_export.cli import main\nmain(sys.argv[1:])"
-    command = [sys.executable, "-c", start, "serve", str(export), "--languages", "en-de", "--log-level", "error", *flags]
+    start = (
+        f"import sys\n{code}\nfrom vanilla_transformer_export.cli import main\nmain(sys.argv[1:])"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        start,
+        "serve",
+        str(export),
+        "--languages",
+        "en-de",
+        "--log-level",
+        "error",
+        *flags,
+    ]
     return Server(Plan(command), log)
 
 
@@ -49,14 +74,16 @@ def refused(server: Server) -> tuple[int, str]:
     return error.value.code, json.load(error.value)["error"]
 
 
-# ------------------------------------------------------------------------------------------------------------ two processes
+# ------------------------------------------------------------------------------------ two processes
 
 
 def test_lanes_run_in_a_child_and_the_server_has_no_onnxruntime(export, load, tmp_path):
     with serving(export, tmp_path / "log") as server:
         front, child = server.processes
         assert_no_harm(server.load(**load, connections=8, seconds=0.5))
-        is_there = ["onnxruntime" in Path(f"/proc/{pid}/maps").read_text() for pid in (front, child)]
+        is_there = [
+            "onnxruntime" in Path(f"/proc/{pid}/maps").read_text() for pid in (front, child)
+        ]
         assert is_there == [False, True]
         threads = [len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in (front, child)]
         assert threads[0] < 6 and threads[1] > 1  # one reads what is asked, at least one is a lane
@@ -67,11 +94,18 @@ def test_lanes_run_in_a_child_and_the_server_has_no_onnxruntime(export, load, tm
 def test_what_the_child_counts_is_measured(export, tmp_path):
     """Of one request, a token of which is a step of one row."""
     runtime = TextRuntime(export, threads=1)
-    tokens = runtime.runtime.generate(np.array(runtime.rows(["w5 w6"]))).shape[1] - 1  # without the start token
+    # without the start token
+    tokens = runtime.runtime.generate(np.array(runtime.rows(["w5 w6"]))).shape[1] - 1
     with serving(export, tmp_path / "log") as server:
 
         def measured():
-            names = ("tokens_total", "batch_rows_sum", "queue_seconds_count", "first_token_seconds_count", "rows_running")
+            names = (
+                "tokens_total",
+                "batch_rows_sum",
+                "queue_seconds_count",
+                "first_token_seconds_count",
+                "rows_running",
+            )
             return [metric(server, f"vanilla_transformer_{name}") for name in names]
 
         before = measured()
@@ -84,7 +118,10 @@ def test_the_share_of_slots_in_use_is_measured(export, load, tmp_path):
     def share():
         return metric(server, "vanilla_transformer_slots_used_ratio")
 
-    with serving(export, tmp_path / "log", "--slots", "2", "--lanes", "1") as server, ThreadPoolExecutor(1) as pool:
+    with (
+        serving(export, tmp_path / "log", "--slots", "2", "--lanes", "1") as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
         assert share() == 0
         loading = pool.submit(server.load, **load, connections=8, seconds=2.0)
         wait_until(lambda: share() == 1)
@@ -92,8 +129,12 @@ def test_the_share_of_slots_in_use_is_measured(export, load, tmp_path):
         wait_until(lambda: share() == 0)
 
 
-def test_rows_that_wait_in_the_child_are_counted_and_what_is_too_much_is_refused(export, load, tmp_path):
-    with serving(export, tmp_path / "log", "--slots", "2", "--lanes", "1", "--queue", "3") as server:
+def test_rows_that_wait_in_the_child_are_counted_and_what_is_too_much_is_refused(
+    export, load, tmp_path
+):
+    with serving(
+        export, tmp_path / "log", "--slots", "2", "--lanes", "1", "--queue", "3"
+    ) as server:
         found = server.load(**load, connections=40, seconds=1.0)
         assert_no_harm(found)
         assert found["statuses"]["429"] > 0 and found["statuses"]["200"] > 20
@@ -105,16 +146,34 @@ def test_rows_that_wait_in_the_child_are_counted_and_what_is_too_much_is_refused
         assert server.post("/translate", json.loads(body("w5")))["translatedText"]
 
 
-def test_fewer_connections_than_asked_for_are_logged_and_slots_of_one_token_are_served(export, tmp_path):
+def test_fewer_connections_than_asked_for_are_logged_and_slots_of_one_token_are_served(
+    export, tmp_path
+):
     log = tmp_path / "log"
-    command = ["sh", "-c", 'ulimit -n 300; exec "$@"', "sh", *OURS, str(export), "--log-level", "warning", "--max-length", "1"]
+    command = [
+        "sh",
+        "-c",
+        'ulimit -n 300; exec "$@"',
+        "sh",
+        *OURS,
+        str(export),
+        "--log-level",
+        "warning",
+        "--max-length",
+        "1",
+    ]
     server = Server(Plan(command), log)
     assert server.stop() == 0
-    said = "the limit of open files allows 172 connections, expected it to allow 4096, as --connections says"
-    assert [json.loads(line)["message"] for line in log.read_text().splitlines() if "warning" in line] == [said]
+    said = (
+        "the limit of open files allows 172 connections, expected it to allow 4096, as "
+        "--connections says"
+    )
+    assert [
+        json.loads(line)["message"] for line in log.read_text().splitlines() if "warning" in line
+    ] == [said]
 
 
-# ---------------------------------------------------------------------------------------------------------- where one ends
+# ----------------------------------------------------------------------------------- where one ends
 
 
 def test_a_child_that_is_killed_ends_the_server_with_an_error_that_says_so(export, load, tmp_path):
@@ -127,17 +186,24 @@ def test_a_child_that_is_killed_ends_the_server_with_an_error_that_says_so(expor
         assert refused(server) == (503, "the server is shutting down: ask another one")
         found = outcome(client)
         assert server.process.wait(10) == 1
-    lost = {status for status in found["statuses"] if not status.isdigit()}  # after the server has ended
+    # after the server has ended
+    lost = {status for status in found["statuses"] if not status.isdigit()}
     assert_no_harm(found, *lost)
     assert found["statuses"]["200"] > 0
     last = log.read_text().splitlines()[-1]
-    assert last == "vanilla-transformer: the process of the engines ended by SIGKILL, expected it to run as long as the server"
+    assert last == (
+        "vanilla-transformer: the process of the engines ended by SIGKILL, expected it to run as "
+        "long as the server"
+    )
 
 
-IGNORES_CHILDREN = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"  # as a parent may, whose choice is inherited
+# as a parent may, whose choice is inherited
+IGNORES_CHILDREN = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
 
 
-@pytest.mark.parametrize("code, number, said", [(IGNORES_CHILDREN, signal.SIGKILL, "SIGKILL"), ("", 36, "signal 36")])
+@pytest.mark.parametrize(
+    "code, number, said", [(IGNORES_CHILDREN, signal.SIGKILL, "SIGKILL"), ("", 36, "signal 36")]
+)
 def test_how_the_child_ended_is_known_and_logged_at_once(export, tmp_path, code, number, said):
     server, log = patched(code, export, tmp_path / "log", "--grace", "2"), tmp_path / "log"
     os.kill(server.processes[1], number)
@@ -165,11 +231,14 @@ def without_memory(message):
 process.framed = without_memory
 """
     log = tmp_path / "log"
-    with pytest.raises(RuntimeError, match="was not ready"):  # the first answer is that of the warm-up
+    # the first answer is that of the warm-up
+    with pytest.raises(RuntimeError, match="was not ready"):
         patched(code, export, log, "--grace", "0.1")
     said = log.read_text().splitlines()
     assert "MemoryError" in said
-    assert said[-1].startswith("vanilla-transformer: the process of the engines ended with code 1, expected it to run")
+    assert said[-1].startswith(
+        "vanilla-transformer: the process of the engines ended with code 1, expected it to run"
+    )
 
 
 def test_a_child_that_was_stopped_holds_the_clock_up_and_ends_with_its_server(export, tmp_path):
@@ -201,7 +270,11 @@ RemoteLanes.received = received
     log = tmp_path / "log"
     with pytest.raises(RuntimeError, match="was not ready"):
         patched(code, export, log, "--grace", "0.1")
-    assert log.read_text().splitlines()[-1].startswith("vanilla-transformer: the process of the engines ended for LookupError")
+    assert (
+        log.read_text()
+        .splitlines()[-1]
+        .startswith("vanilla-transformer: the process of the engines ended for LookupError")
+    )
 
 
 def test_a_server_that_is_killed_leaves_no_child(export, load, tmp_path):
@@ -224,7 +297,8 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_both_is_the_servers_alone(export, load, tmp_path, number):
-    """As Ctrl-C in a terminal sends it, and a manager of services: what was accepted is answered."""
+    """As Ctrl-C in a terminal sends it, and a manager of services: what was accepted is
+    answered."""
     server = patched("import os; os.setsid()", export, tmp_path / "log", "--grace", "0.3")
     client = server.start_load(**load, connections=8, seconds=1.5)
     wait_until(lambda: metric(server, "vanilla_transformer_tokens_total") > 50)
@@ -261,13 +335,19 @@ SlotBatch.read_sources = read_sources
 
 def only_without(load: dict, first: str) -> dict:
     pairs = [
-        (each, answer) for each, answer in zip(load["bodies"], load["expected"]) if json.loads(each)["q"].split()[0] != first
+        (each, answer)
+        for each, answer in zip(load["bodies"], load["expected"])
+        if json.loads(each)["q"].split()[0] != first
     ]
     assert 0 < len(pairs) < len(load["bodies"])
-    return {**load, "bodies": [each for each, _ in pairs], "expected": [answer for _, answer in pairs]}
+    return {
+        **load,
+        "bodies": [each for each, _ in pairs],
+        "expected": [answer for _, answer in pairs],
+    }
 
 
-# -------------------------------------------------------------------------------------------------------- what goes between
+# -------------------------------------------------------------------------------- what goes between
 
 
 class Unusual(Exception):
@@ -277,7 +357,9 @@ class Unusual(Exception):
         super().__init__(message)
 
 
-@pytest.mark.parametrize("error", [UsageError("a"), ValueError("b"), FileNotFoundError(2, "none", "c")])
+@pytest.mark.parametrize(
+    "error", [UsageError("a"), ValueError("b"), FileNotFoundError(2, "none", "c")]
+)
 def test_errors_come_as_they_are(error):
     found = pickle.loads(pickle.dumps(portable(error)))
     assert (type(found), str(found)) == (type(error), str(error))
@@ -298,7 +380,11 @@ LARGE = """
 import asyncio, os
 from vanilla_transformer_export.engine import process
 opened = process.opened_engine
-process.opened_engine = lambda **arguments: (_ for _ in ()).throw(ValueError(len(arguments["text"]) * "x"))
+
+def fail(text, **arguments):
+    raise ValueError(len(text) * "x")
+
+process.opened_engine = fail
 
 async def main(child):
     await child.connect()

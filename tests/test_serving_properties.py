@@ -1,4 +1,5 @@
-"""Whatever is in the fields of a request: an answer, or a refusal in words, and never a mistake of the server."""
+"""Whatever is in the fields of a request: an answer, or a refusal in words, and never a mistake of
+the server."""
 
 import asyncio
 import json
@@ -17,29 +18,91 @@ from vanilla_transformer_export.serving.models import ServedModel, ServedModels
 from vanilla_transformer_export.serving.service import PROTOCOLS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
-SAMPLING = {"do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "max_new_tokens": 3, "num_beams": 1, "seed": 1}
+SAMPLING = {
+    "do_sample": True,
+    "temperature": 0.5,
+    "top_k": 3,
+    "top_p": 0.9,
+    "max_new_tokens": 3,
+    "num_beams": 1,
+    "seed": 1,
+}
 BODIES = {
-    "/translate": {"q": "w5 w6", "source": "en", "target": "de", "format": "text", "alternatives": 1, "api_key": "a"},
-    "/v1/completions": {
-        **{"model": "poet", "prompt": "w5 w9", "max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "n": 2, "stop": "w9"},
-        **{"seed": 1, "echo": False, "logprobs": 2, "stream": False, "best_of": 1, "suffix": None, "logit_bias": None},
+    "/translate": {
+        "q": "w5 w6",
+        "source": "en",
+        "target": "de",
+        "format": "text",
+        "alternatives": 1,
+        "api_key": "a",
     },
-    "/v1/embeddings": {"model": "poet", "input": "w5", "encoding_format": "float", "dimensions": None},
-    "/page/stream": {"text": "w5", "model": "poet", "source": "en", "target": "de", "max_new_tokens": 3, "temperature": 0.5},
+    "/v1/completions": {
+        **{
+            "model": "poet",
+            "prompt": "w5 w9",
+            "max_tokens": 3,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "n": 2,
+            "stop": "w9",
+        },
+        **{
+            "seed": 1,
+            "echo": False,
+            "logprobs": 2,
+            "stream": False,
+            "best_of": 1,
+            "suffix": None,
+            "logit_bias": None,
+        },
+    },
+    "/v1/embeddings": {
+        "model": "poet",
+        "input": "w5",
+        "encoding_format": "float",
+        "dimensions": None,
+    },
+    "/page/stream": {
+        "text": "w5",
+        "model": "poet",
+        "source": "en",
+        "target": "de",
+        "max_new_tokens": 3,
+        "temperature": 0.5,
+    },
     "/models/pair/page/stream": {"text": "w5. w6", "source": "en", "target": "de"},
     "/": {"inputs": "w5", "query": "w5", "texts": ["w6"], "model": "poet", "truncate": False},
     "/embed": {"inputs": "w5", "normalize": True, "truncate": False},
     "/predict": {"inputs": "w5", "truncate": False, "raw_scores": False},
-    "/rerank": {"query": "w5", "texts": ["w6", "w7"], "truncate": False, "return_text": False, "raw_scores": False},
+    "/rerank": {
+        "query": "w5",
+        "texts": ["w6", "w7"],
+        "truncate": False,
+        "return_text": False,
+        "raw_scores": False,
+    },
     "/tokenize": {"inputs": "w5", "add_special_tokens": True},
-    "/predict/translation": {"inputs": "w5", "parameters": {"max_new_tokens": 3, "num_beams": 2, "length_penalty": 1.0}},
+    "/predict/translation": {
+        "inputs": "w5",
+        "parameters": {"max_new_tokens": 3, "num_beams": 2, "length_penalty": 1.0},
+    },
     "/predict/text-generation": {"inputs": "w5", "parameters": SAMPLING, "stream": False},
-    "/predict/token-classification": {"inputs": "w5 w6", "parameters": {"aggregation_strategy": "simple", "stride": 1}},
-    "/predict/question-answering": {"inputs": {"question": "w5", "context": "w6 w7"}, "parameters": {"top_k": 2}},
+    "/predict/token-classification": {
+        "inputs": "w5 w6",
+        "parameters": {"aggregation_strategy": "simple", "stride": 1},
+    },
+    "/predict/question-answering": {
+        "inputs": {"question": "w5", "context": "w6 w7"},
+        "parameters": {"top_k": 2},
+    },
 }
 special = [0, -1, 2**31, 2**63, 10**40, 1e308]
-numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(special)
-words = st.text(max_size=8) | st.sampled_from(["", " ", "w5", "w5 " * 80, "\0", "\ud7ff", "poet", "auto", "<b>w5</b>"])
+numbers = (
+    st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(special)
+)
+words = st.text(max_size=8) | st.sampled_from(
+    ["", " ", "w5", "w5 " * 80, "\0", "\ud7ff", "poet", "auto", "<b>w5</b>"]
+)
 values = st.recursive(
     st.none() | st.booleans() | numbers | words,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=2),
@@ -53,7 +116,9 @@ def app(exported_for, tmp_path_factory):
     for name, kind, languages in (("pair", "seq2seq", [("en", "de")]), ("poet", "causal", [])):
         export = with_words(exported_for(kind, "cpu")[1], tmp_path_factory.mktemp(name))
         runtime = TextRuntime(export, threads=1, continuous=True)
-        found[name] = ServedModel(name, runtime, Engine(runtime.runtime, slots=4).start(), languages)
+        found[name] = ServedModel(
+            name, runtime, Engine(runtime.runtime, slots=4).start(), languages
+        )
     yield create_app(ServedModels(found), PROTOCOLS)
     for model in found.values():
         model.engine.close()
@@ -95,7 +160,9 @@ def test_whatever_a_field_is_there_is_an_answer_or_words(app, asked):
 @pytest.mark.parametrize("path", BODIES)
 def test_the_bodies_that_are_changed_are_of_paths_that_there_are(app, path):
     async def answer():
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://server"
+        ) as client:
             return await client.post(path, json=BODIES[path])
 
     assert "nothing is at this path" not in asyncio.run(answer()).text
@@ -105,4 +172,6 @@ def test_every_name_in_a_path_of_the_document_is_a_parameter(app):
     for path, operations in app.openapi()["paths"].items():
         for method in operations.keys() & {"get", "post"}:
             given = [*operations.get("parameters", ()), *operations[method].get("parameters", ())]
-            assert {each["name"] for each in given if each["in"] == "path"} == set(re.findall(r"{(\w+)}", path)), path
+            assert {each["name"] for each in given if each["in"] == "path"} == set(
+                re.findall(r"{(\w+)}", path)
+            ), path

@@ -18,7 +18,8 @@ from vanilla_transformer_export.serving.reading import Reader, batched, padded
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A head of `HEADS`, fields over its own, and settings of an export -> the directory of the export."""
+    """A head of `HEADS`, fields over its own, and settings of an export -> the directory of the
+    export."""
     found = {}
 
     def make(name, fields=(), **settings):
@@ -27,7 +28,9 @@ def made(tmp_path_factory):
             architecture, kind, own = HEADS[name]
             folder = tmp_path_factory.mktemp("head")
             tokenizer = tokenizer_for(kind, architecture)
-            checkpoint = save_head(architecture, tokenizer, folder / "checkpoint", **{**own, **dict(fields)})
+            checkpoint = save_head(
+                architecture, tokenizer, folder / "checkpoint", **{**own, **dict(fields)}
+            )
             export(checkpoint, folder / "export", cases=1, **settings)
             found[key] = folder / "export"
         return found[key]
@@ -52,13 +55,16 @@ def read(reader, rows):
 
 
 def check_mixes(reader, mixes, per_token=False):
-    """Each row's bits are those that it has alone, in random company, from several threads at once."""
+    """Each row's bits are those that it has alone, in random company, from several threads at
+    once."""
     rows = rows_of(reader.runtime)
     alone = [read(reader, [row])[0] for row in rows]
     rng = np.random.default_rng(1)
 
     def mixed(chosen):
-        for place, found in zip(chosen, read(reader, [rows[place] for place in chosen]), strict=True):
+        for place, found in zip(
+            chosen, read(reader, [rows[place] for place in chosen]), strict=True
+        ):
             for name, values in found.items():
                 own = alone[place][name]
                 values = values[: len(rows[place])] if per_token else values
@@ -80,24 +86,44 @@ def test_a_row_has_the_same_bits_alone_and_in_200_mixes(made, threads):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("settings", [{"target": "cpu", "dtype": "int8"}, {"target": "cpu"}, {"dtype": "int8"}, {}], ids=str)
-@pytest.mark.parametrize("name", ["classify", "tag", "answer", "fill_mask", "classify by a decoder", "classify by both stacks"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"target": "cpu", "dtype": "int8"}, {"target": "cpu"}, {"dtype": "int8"}, {}],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "name",
+    ["classify", "tag", "answer", "fill_mask", "classify by a decoder", "classify by both stacks"],
+)
 def test_rows_of_every_export_have_the_same_bits_in_company(made, name, settings, threads):
-    with contextlib.closing(Reader(Runtime(made(name, **settings), threads=threads), lanes=2)) as reader:
+    with contextlib.closing(
+        Reader(Runtime(made(name, **settings), threads=threads), lanes=2)
+    ) as reader:
         if settings.get("target") == "cpu" or not settings:
             assert reader.most_rows > 1
         check_mixes(reader, 50, per_token=name in ("tag", "answer", "fill_mask"))
 
 
 def test_lanes_that_begin_the_same_call_at_once_lose_no_rows(made):
-    with contextlib.closing(Reader(Runtime(made("classify", MEAN, target="cpu"), threads=1), lanes=4)) as reader:
+    with contextlib.closing(
+        Reader(Runtime(made("classify", MEAN, target="cpu"), threads=1), lanes=4)
+    ) as reader:
         rows = rows_of(reader.runtime, 40)
         for _ in range(50):
             assert all(found["logits"].any() for found in read(reader, rows))
 
 
 def test_a_length_follows_from_the_row_s_own():
-    assert [padded(length, 512) for length in (1, 8, 9, 64, 65, 128, 129, 500)] == [8, 8, 16, 64, 80, 128, 160, 512]
+    assert [padded(length, 512) for length in (1, 8, 9, 64, 65, 128, 129, 500)] == [
+        8,
+        8,
+        16,
+        64,
+        80,
+        128,
+        160,
+        512,
+    ]
     assert [padded(length, 30) for length in (3, 25, 30, 31)] == [8, 30, 30, 31]
     assert all(padded(length, 512) % 8 == 0 for length in range(1, 500))
 
@@ -112,7 +138,7 @@ def test_what_runs_has_the_results_of_the_runtime(made):
         close(runtime.zero_shot(MANY[:3], ["a", "b"]), plain.zero_shot(MANY[:3], ["a", "b"]))
 
 
-# ------------------------------------------------------------------------------------------------- requests, with a stub
+# ---------------------------------------------------------------------------- requests, with a stub
 
 
 class Session:
@@ -130,7 +156,11 @@ class Session:
         self.free.wait()
         if self.error is not None:
             raise self.error
-        return [(feeds["input_ids"] * feeds["attention_mask"]).sum(axis=1, keepdims=True).astype(np.float32)]
+        return [
+            (feeds["input_ids"] * feeds["attention_mask"])
+            .sum(axis=1, keepdims=True)
+            .astype(np.float32)
+        ]
 
 
 @pytest.fixture
@@ -149,7 +179,9 @@ def stub(made, monkeypatch):
 
 def asked(reader, rows):
     """What reading `rows` gives, as a coroutine."""
-    return reader.call(len(rows), lambda: [float(found["logits"][0]) for found in read(reader, rows)])
+    return reader.call(
+        len(rows), lambda: [float(found["logits"][0]) for found in read(reader, rows)]
+    )
 
 
 async def until(holds):
@@ -175,7 +207,10 @@ def test_rows_of_several_requests_run_together(stub):
         assert await asyncio.gather(*others) == [*([place + 1] for place in range(5, 15)), [45]]
 
     asyncio.run(ask())
-    assert session.shapes[0][1] == 8 and sorted(session.shapes[1:]) in ([(1, 16), (10, 8)], [(2, 16), (10, 8)])
+    assert session.shapes[0][1] == 8 and sorted(session.shapes[1:]) in (
+        [(1, 16), (10, 8)],
+        [(2, 16), (10, 8)],
+    )
 
 
 def test_a_long_list_holds_up_no_short_one(stub):
@@ -226,7 +261,9 @@ def test_more_rows_than_may_wait_are_refused_and_a_single_request_is_not(stub):
         session.free.clear()
         waiting = asyncio.create_task(asked(reader, [[5]] * 18))
         await until(lambda: reader.asked == 18)
-        with pytest.raises(RequestError, match="18 rows are waiting, expected at most 20") as refused:
+        with pytest.raises(
+            RequestError, match="18 rows are waiting, expected at most 20"
+        ) as refused:
             await asked(reader, [[5]] * 3)
         assert refused.value.status == 429 and refused.value.retry_after
         session.free.set()
@@ -273,7 +310,7 @@ def test_a_row_that_is_too_long_is_refused_with_both_numbers(made):
         runtime.classify(["a man"])
 
 
-# ------------------------------------------------------------------------------------------- all that tasks read
+# ------------------------------------------------------------------------------ all that tasks read
 
 
 @pytest.mark.slow
@@ -285,7 +322,9 @@ def test_every_task_gives_what_it_gives_without_the_queue(made, name):
         "classify": lambda each: each.classify(PAIRS, top_k=None),
         "one": lambda each: each.classify(MANY),
         "tag": lambda each: each.tag(MANY, aggregation_strategy="simple"),
-        "answer": lambda each: each.answer(MANY, MANY[::-1], top_k=2, max_seq_len=100, doc_stride=5),
+        "answer": lambda each: each.answer(
+            MANY, MANY[::-1], top_k=2, max_seq_len=100, doc_stride=5
+        ),
         "fill": lambda each: each.fill_mask([f"the {mask} man", f"{mask} and {mask}"]),
         "choose": lambda each: each.choose(MANY[:2], [MANY, MANY[:1]]),
         "pretraining": lambda each: each.next_sentence(PAIRS),
@@ -304,7 +343,9 @@ def test_every_task_gives_what_it_gives_without_the_queue(made, name):
 @pytest.mark.slow
 def test_images_of_many_requests_have_the_answers_that_they_have_alone(tmp_path):
     export_for_images(tmp_path, num_labels=3)
-    pictures = [np.random.default_rng(seed).integers(0, 256, (16, 16, 3), np.uint8) for seed in range(12)]
+    pictures = [
+        np.random.default_rng(seed).integers(0, 256, (16, 16, 3), np.uint8) for seed in range(12)
+    ]
     runtime, plain = (ImageRuntime(tmp_path / "export", threads=1) for _ in range(2))
     with contextlib.closing(batched(runtime, lanes=2)), ThreadPoolExecutor(6) as pool:
         found = list(pool.map(lambda picture: runtime.classify([picture]), pictures))

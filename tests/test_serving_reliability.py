@@ -1,5 +1,6 @@
-"""The server as a process, with a model behind it, under load and with clients that behave badly: whoever is answered gets what
-the request has for an answer alone, whoever is not is told so, and nothing is left behind."""
+"""The server as a process, with a model behind it, under load and with clients that behave badly:
+whoever is answered gets what the request has for an answer alone, whoever is not is told so, and
+nothing is left behind."""
 
 import contextlib
 import json
@@ -11,7 +12,18 @@ from pathlib import Path
 
 import pytest
 from checkpoints import copy_of
-from serving_load import TEXTS, assert_no_harm, connect, load_of, metric, request, serving, vanish, wait_until, with_words
+from serving_load import (
+    TEXTS,
+    assert_no_harm,
+    connect,
+    load_of,
+    metric,
+    request,
+    serving,
+    vanish,
+    wait_until,
+    with_words,
+)
 from serving_servers import OURS, Plan, Server, outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
@@ -32,7 +44,9 @@ def load(export):
 @pytest.fixture(scope="module")
 def server(export, tmp_path_factory):
     """One for all tests that leave it running; with so little room that it is full at once."""
-    with serving(export, tmp_path_factory.mktemp("log") / "log", "--slots", "4", "--queue", "8") as found:
+    with serving(
+        export, tmp_path_factory.mktemp("log") / "log", "--slots", "4", "--queue", "8"
+    ) as found:
         yield found
 
 
@@ -67,21 +81,30 @@ def test_told_to_stop_under_load_it_loses_no_request_that_it_has_accepted(export
     lost = {status for status in found["statuses"] if not status.isdigit()}
     assert_no_harm(found, *lost)
     assert not any("after a part" in status for status in lost)
-    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if line.startswith("{")]
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "log").read_text().splitlines()
+        if line.startswith("{")
+    ]
     accepted = [line["status"] for line in lines if line.get("path") == "/translate"]
     assert accepted.count(200) == found["statuses"]["200"] > 20
-    assert len(accepted) == sum(count for status, count in found["statuses"].items() if status not in lost)
+    assert len(accepted) == sum(
+        count for status, count in found["statuses"].items() if status not in lost
+    )
 
 
 def test_a_log_on_a_full_disk_stops_nothing(export, load):
     """Neither what it says when it starts nor the lines of requests can be written."""
-    server = Server(Plan([*OURS, str(export), "--languages", "en-de", "--log-level", "debug"]), log=Path("/dev/full"))
+    server = Server(
+        Plan([*OURS, str(export), "--languages", "en-de", "--log-level", "debug"]),
+        log=Path("/dev/full"),
+    )
     found = server.load(**load, connections=8, seconds=0.5)
     assert_no_harm(found)
     assert found["statuses"]["200"] > 20 and server.stop() == 0
 
 
-# ------------------------------------------------------------------------------------------------------------------- slow
+# --------------------------------------------------------------------------------------------- slow
 
 
 @pytest.mark.slow
@@ -95,7 +118,10 @@ def test_twice_what_it_can_do_is_answered_rightly_or_refused_and_memory_stays(se
     found = outcome(client)
     assert_no_harm(found)
     assert found["statuses"]["429"] > 0 and found["per_second"] > rate / 3
-    early, late = sorted(samples[len(samples) // 4 : len(samples) // 2]), sorted(samples[-len(samples) // 4 :])
+    early, late = (
+        sorted(samples[len(samples) // 4 : len(samples) // 2]),
+        sorted(samples[-len(samples) // 4 :]),
+    )
     assert late[len(late) // 2] - early[len(early) // 2] < MEMORY
 
 
@@ -106,7 +132,10 @@ def test_two_thousand_connections_leave_the_others_what_they_ask_for(server, loa
 
     most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most[1], most[1]))
-    waiting = [connect(server, (b"", b"POST /translate HTTP/1.1\r\nHost")[number % 2]) for number in range(2000)]
+    waiting = [
+        connect(server, (b"", b"POST /translate HTTP/1.1\r\nHost")[number % 2])
+        for number in range(2000)
+    ]
     client, slowest = server.start_load(**load, connections=4, seconds=4.0), 0.0
     while client.poll() is None:
         for path in ("/health/ready", "/metrics"):
@@ -121,13 +150,18 @@ def test_two_thousand_connections_leave_the_others_what_they_ask_for(server, loa
 
 @pytest.mark.slow
 def test_a_byte_a_second_ends_in_time_and_disturbs_nobody(export, load, tmp_path):
-    with serving(export, tmp_path / "log", "--header-timeout", "3", "--body-timeout", "3") as server:
+    with serving(
+        export, tmp_path / "log", "--header-timeout", "3", "--body-timeout", "3"
+    ) as server:
         whole = request("w5 w6 w7")
         headers = [connect(server) for _ in range(20)]
         bodies = [connect(server, whole[: whole.index(b"\r\n\r\n") + 4]) for _ in range(20)]
         client = server.start_load(**load, connections=4, seconds=6.0)
         for second in range(6):
-            for connection, content in [*((each, whole) for each in headers), *((each, b"{" * 9) for each in bodies)]:
+            for connection, content in [
+                *((each, whole) for each in headers),
+                *((each, b"{" * 9) for each in bodies),
+            ]:
                 with contextlib.suppress(OSError):  # closed by the server
                     connection.sendall(content[second : second + 1])
             time.sleep(1)
@@ -193,7 +227,10 @@ def flip(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
-@pytest.mark.parametrize("file", ["onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx", "tokenizer.json", "config.json"])
+@pytest.mark.parametrize(
+    "file",
+    ["onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx", "tokenizer.json", "config.json"],
+)
 def test_a_corrupt_export_is_refused_at_the_start(export, tmp_path, file, damage):
     copy = copy_of(export, tmp_path)
     damage(copy / file)

@@ -1,4 +1,5 @@
-"""text-embeddings-inference's endpoints: what sentence-transformers and transformers give on the checkpoint."""
+"""text-embeddings-inference's endpoints: what sentence-transformers and transformers give on the
+checkpoint."""
 
 import contextlib
 
@@ -48,9 +49,13 @@ def head(tmp_path_factory):
             if name not in found:
                 architecture, kind, fields = HEADS[name]
                 folder = tmp_path_factory.mktemp("head")
-                checkpoint = save_head(architecture, tokenizer_for(kind, architecture), folder / "checkpoint", **fields)
+                checkpoint = save_head(
+                    architecture, tokenizer_for(kind, architecture), folder / "checkpoint", **fields
+                )
                 export(checkpoint, folder / "export", cases=1)
-                server = stack.enter_context(serving({name.split()[0]: TextRuntime(folder / "export", threads=1)}))
+                server = stack.enter_context(
+                    serving({name.split()[0]: TextRuntime(folder / "export", threads=1)})
+                )
                 found[name] = checkpoint, server.url
             return found[name]
 
@@ -76,19 +81,26 @@ def test_embeddings(embedder):
     np.testing.assert_allclose(raw / np.linalg.norm(raw, axis=1, keepdims=True), wanted, atol=1e-5)
     assert abs(np.linalg.norm(raw, axis=1) - 1).min() > 0.01
     queries = model.encode(TEXTS, prompt_name="query")
-    np.testing.assert_allclose(post(url, "/embed", inputs=TEXTS, prompt_name="query").json(), queries, atol=1e-5)
+    np.testing.assert_allclose(
+        post(url, "/embed", inputs=TEXTS, prompt_name="query").json(), queries, atol=1e-5
+    )
     cut = raw[:, :5] / np.linalg.norm(raw[:, :5], axis=1, keepdims=True)
-    np.testing.assert_allclose(post(url, "/embed", inputs=TEXTS, dimensions=5).json(), cut, atol=1e-5)
+    np.testing.assert_allclose(
+        post(url, "/embed", inputs=TEXTS, dimensions=5).json(), cut, atol=1e-5
+    )
     ids = [model.tokenizer(text)["input_ids"] for text in TEXTS]
     np.testing.assert_allclose(post(url, "/embed", inputs=ids).json(), wanted, atol=1e-5)
     np.testing.assert_allclose(post(url, "/embed", inputs=ids[0]).json(), wanted[:1], atol=1e-5)
-    np.testing.assert_allclose(post(url, "/embed", inputs=[TEXTS[0], ids[1]]).json(), wanted[:2], atol=1e-5)
+    np.testing.assert_allclose(
+        post(url, "/embed", inputs=[TEXTS[0], ids[1]]).json(), wanted[:2], atol=1e-5
+    )
     client = InferenceClient(model=f"{url}/embed")
     np.testing.assert_allclose(client.feature_extraction(TEXTS, normalize=True), wanted, atol=1e-5)
 
 
 def test_blank_texts_are_embedded_by_every_route(embedder):
-    """text-embeddings-inference refuses "" only, so that an empty chunk of a document does not fail its batch."""
+    """text-embeddings-inference refuses "" only, so that an empty chunk of a document does not fail
+    its batch."""
     model, url = embedder
     texts = [TEXTS[0], " ", "\n", TEXTS[1]]
     wanted = model.encode(texts)
@@ -96,7 +108,9 @@ def test_blank_texts_are_embedded_by_every_route(embedder):
         np.testing.assert_allclose(post(url, path, inputs=texts).json(), wanted, atol=1e-5)
     for given in (texts, " "):
         found = post(url, "/v1/embeddings", input=given).json()["data"]
-        np.testing.assert_allclose([each["embedding"] for each in found], model.encode(np.atleast_1d(given)), atol=1e-5)
+        np.testing.assert_allclose(
+            [each["embedding"] for each in found], model.encode(np.atleast_1d(given)), atol=1e-5
+        )
     assert list(map(len, post(url, "/embed_all", inputs=texts).json())) == [
         len(row) for row in model.tokenizer(texts).input_ids
     ]
@@ -110,7 +124,11 @@ def test_blank_texts_are_embedded_by_every_route(embedder):
     assert [post(url, path, **body).status_code for path, body in EMPTY.items()] == [422, 422, 400]
 
 
-EMPTY = {"/embed": {"inputs": ["a", ""]}, "/embed_all": {"inputs": ""}, "/v1/embeddings": {"input": ["a", ""]}}
+EMPTY = {
+    "/embed": {"inputs": ["a", ""]},
+    "/embed_all": {"inputs": ""},
+    "/v1/embeddings": {"input": ["a", ""]},
+}
 
 
 def test_blank_texts_are_labelled(head):
@@ -118,19 +136,31 @@ def test_blank_texts_are_labelled(head):
     pipe = pipeline("text-classification", model=checkpoint)
     wanted = [pipe(each, top_k=None) for each in (" ", {"text": "a", "text_pair": " "})]
     found = post(url, "/predict", inputs=[[" "], ["a", " "]]).json()
-    close([[{"label": each["label"], "score": each["score"]} for each in row] for row in found], wanted, absolute=1e-4)
+    close(
+        [[{"label": each["label"], "score": each["score"]} for each in row] for row in found],
+        wanted,
+        absolute=1e-4,
+    )
     assert len(post(url, "/predict/text-classification", inputs=["a", " "]).json()) == 2
-    refused(post(url, "/predict", inputs=""), 422, "Validation", "inputs is '', expected at least one character")
+    refused(
+        post(url, "/predict", inputs=""),
+        422,
+        "Validation",
+        "inputs is '', expected at least one character",
+    )
 
 
 def test_openai_s_dimensions_are_those_of_sentence_transformers(embedder):
-    """Cut and normalized, as a model of matryoshka embeddings is used; the whole width is allowed too."""
+    """Cut and normalized, as a model of matryoshka embeddings is used; the whole width is allowed
+    too."""
     model, url = embedder
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     for dimensions in (1, 5, 32):
         wanted = model.encode(TEXTS, truncate_dim=dimensions, normalize_embeddings=True)
         for encoding_format in ("float", openai.omit):  # the client decodes base64 by itself
-            found = client.embeddings.create(model="it", input=TEXTS, dimensions=dimensions, encoding_format=encoding_format)
+            found = client.embeddings.create(
+                model="it", input=TEXTS, dimensions=dimensions, encoding_format=encoding_format
+            )
             np.testing.assert_allclose([each.embedding for each in found.data], wanted, atol=1e-5)
     with pytest.raises(openai.BadRequestError, match="dimensions is 33, expected at most 32"):
         client.embeddings.create(model="it", input=TEXTS, dimensions=33)
@@ -140,10 +170,19 @@ def test_the_root_embeds_for_the_client_of_huggingface_hub(embedder):
     """It posts to the URL of the server itself, or of one of its models."""
     model, url = embedder
     for root in (url, f"{url}/", f"{url}/models/it", f"{url}/models/it/"):
-        np.testing.assert_allclose(InferenceClient(model=root).feature_extraction(TEXTS), model.encode(TEXTS), atol=1e-5)
-    found = InferenceClient(model=url).feature_extraction(TEXTS[0], prompt_name="query", normalize=True, truncate=True)
+        np.testing.assert_allclose(
+            InferenceClient(model=root).feature_extraction(TEXTS), model.encode(TEXTS), atol=1e-5
+        )
+    found = InferenceClient(model=url).feature_extraction(
+        TEXTS[0], prompt_name="query", normalize=True, truncate=True
+    )
     np.testing.assert_allclose(found, model.encode([TEXTS[0]], prompt_name="query"), atol=1e-5)
-    refused(post(url, "/", inputs=TEXTS, query="a"), 422, "Validation", "query is 'a', expected no such field")
+    refused(
+        post(url, "/", inputs=TEXTS, query="a"),
+        422,
+        "Validation",
+        "query is 'a', expected no such field",
+    )
     refused(post(url, "/", inputs=TEXTS, model="that"), 422, "Validation", "no model 'that'")
     refused(post(url, "/models/that", inputs=TEXTS), 422, "Validation", "no model 'that'")
 
@@ -162,13 +201,20 @@ def test_the_root_does_what_the_model_does(head, name, path, body):
 
 
 def test_the_root_of_other_models_says_what_is_served(head):
-    refused(post(head("fill_mask")[1], "/", inputs="a"), 424, "Backend", "none of the models here can embed")
+    refused(
+        post(head("fill_mask")[1], "/", inputs="a"),
+        424,
+        "Backend",
+        "none of the models here can embed",
+    )
 
 
 def test_texts_that_are_too_long_are_cut_only_if_that_is_asked_for(embedder):
     model, url = embedder
     long = " ".join(["the old man"] * 30)
-    refused(post(url, "/embed", inputs=["a", long]), 413, "Validation", "92 tokens, expected at most 40")
+    refused(
+        post(url, "/embed", inputs=["a", long]), 413, "Validation", "92 tokens, expected at most 40"
+    )
     found = post(url, "/embed", inputs=long, truncate=True).json()
     np.testing.assert_allclose(found, model.encode([long]), atol=1e-5)
     model.tokenizer.truncation_side = "left"
@@ -178,9 +224,16 @@ def test_texts_that_are_too_long_are_cut_only_if_that_is_asked_for(embedder):
         model.tokenizer.truncation_side = "right"
     found = post(url, "/embed", inputs=long, truncate=True, truncation_direction="left").json()
     np.testing.assert_allclose(found, wanted, atol=1e-5)
-    refused(post(url, "/embed", inputs=[5] * 41), 413, "Validation", "41 tokens, expected at most 40")
+    refused(
+        post(url, "/embed", inputs=[5] * 41), 413, "Validation", "41 tokens, expected at most 40"
+    )
     assert post(url, "/embed", inputs=[5] * 41, truncate=True).status_code == 200
-    refused(post(url, "/embed", inputs="a" * 10_001), 413, "Validation", "10001 characters, expected at most 10000")
+    refused(
+        post(url, "/embed", inputs="a" * 10_001),
+        413,
+        "Validation",
+        "10001 characters, expected at most 10000",
+    )
     assert post(url, "/embed", inputs="a b" * 10_000, truncate=True).status_code == 200
 
 
@@ -194,10 +247,14 @@ def test_states_and_similarities(embedder):
     wanted = model.similarity(vectors[:1], vectors[1:])[0]
     inputs = {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}
     np.testing.assert_allclose(post(url, "/similarity", inputs=inputs).json(), wanted, atol=1e-4)
-    found = InferenceClient(model=f"{url}/predict/sentence-similarity").sentence_similarity(TEXTS[0], TEXTS[1:])
+    found = InferenceClient(model=f"{url}/predict/sentence-similarity").sentence_similarity(
+        TEXTS[0], TEXTS[1:]
+    )
     np.testing.assert_allclose(found, wanted, atol=1e-4)
     np.testing.assert_allclose(
-        InferenceClient(model=f"{url}/similarity").sentence_similarity(TEXTS[0], TEXTS[1:]), wanted, atol=1e-4
+        InferenceClient(model=f"{url}/similarity").sentence_similarity(TEXTS[0], TEXTS[1:]),
+        wanted,
+        atol=1e-4,
     )
 
 
@@ -205,7 +262,9 @@ def test_the_pipeline_s_features_are_the_states(embedder):
     model, url = embedder
     pipe = pipeline("feature-extraction", model=model[0].auto_model, tokenizer=model.tokenizer)
     client = InferenceClient(model=f"{url}/predict/feature-extraction")
-    np.testing.assert_allclose(client.feature_extraction(TEXTS[0]), pipe(TEXTS[0]), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        client.feature_extraction(TEXTS[0]), pipe(TEXTS[0]), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_tokens_and_texts(embedder):
@@ -217,15 +276,22 @@ def test_tokens_and_texts(embedder):
     assert [token["special"] for token in found] == [True, *[False] * (len(found) - 2), True]
     assert found[0]["start"] is None and found[0]["text"] == "[CLS]"
     content = text.encode()
-    places = [(len(text[:start].encode()), len(text[:end].encode())) for start, end in encoding["offset_mapping"][1:-1]]
-    assert [(token["start"], token["stop"]) for token in found[1:-1]] == places
-    assert [token["text"] for token in found[1:-1]] == [content[start:end].decode() for start, end in places]
-    bare = post(url, "/tokenize", inputs=[text, "a"], add_special_tokens=False).json()
-    assert [[token["id"] for token in each] for each in bare] == model.tokenizer([text, "a"], add_special_tokens=False)[
-        "input_ids"
+    places = [
+        (len(text[:start].encode()), len(text[:end].encode()))
+        for start, end in encoding["offset_mapping"][1:-1]
     ]
+    assert [(token["start"], token["stop"]) for token in found[1:-1]] == places
+    assert [token["text"] for token in found[1:-1]] == [
+        content[start:end].decode() for start, end in places
+    ]
+    bare = post(url, "/tokenize", inputs=[text, "a"], add_special_tokens=False).json()
+    assert [[token["id"] for token in each] for each in bare] == model.tokenizer(
+        [text, "a"], add_special_tokens=False
+    )["input_ids"]
     ids = encoding["input_ids"]
-    assert post(url, "/decode", ids=ids).json() == [model.tokenizer.decode(ids, skip_special_tokens=True)]
+    assert post(url, "/decode", ids=ids).json() == [
+        model.tokenizer.decode(ids, skip_special_tokens=True)
+    ]
     found = post(url, "/decode", ids=[ids, ids[:3]], skip_special_tokens=False).json()
     assert found == [model.tokenizer.decode(ids), model.tokenizer.decode(ids[:3])]
 
@@ -233,29 +299,78 @@ def test_tokens_and_texts(embedder):
 def test_what_is_served_is_told(embedder):
     _, url = embedder
     found = httpx.get(f"{url}/info").json()
-    assert found["model_id"] == "it" and found["max_input_length"] == 40 and found["max_client_batch_size"] == 128
-    assert found["model_type"] == {"embedding": {"pooling": "mean"}} and found["model_dtype"] == "float32"
+    assert (
+        found["model_id"] == "it"
+        and found["max_input_length"] == 40
+        and found["max_client_batch_size"] == 128
+    )
+    assert (
+        found["model_type"] == {"embedding": {"pooling": "mean"}}
+        and found["model_dtype"] == "float32"
+    )
 
 
 WRONG = [
     ("/embed", {}, 422, "Validation", "inputs is missing"),
     ("/embed", {"inputs": []}, 400, "Empty", "inputs is empty"),
-    ("/embed", {"inputs": ""}, 422, "Validation", "inputs 0 of 1 is '', expected at least one character"),
+    (
+        "/embed",
+        {"inputs": ""},
+        422,
+        "Validation",
+        "inputs 0 of 1 is '', expected at least one character",
+    ),
     ("/embed", {"inputs": 5}, 422, "Validation", "inputs is 5, expected a text"),
     ("/embed", {"inputs": [["a"]]}, 422, "Validation", "expected a text or token ids"),
     ("/embed", {"inputs": [10**9]}, 422, "Validation", "the token 1000000000, expected ids in"),
     ("/embed", {"inputs": "a", "normalize": "yes"}, 422, "Validation", "normalize is 'yes'"),
     ("/embed", {"inputs": "a", "normalise": True}, 422, "Validation", "normalise"),
     ("/embed", {"inputs": "a", "prompt_name": "qery"}, 422, "Validation", "did you mean 'query'"),
-    ("/embed", {"inputs": "a", "dimensions": 33}, 422, "Validation", "dimensions is 33, expected at most 32"),
-    ("/embed", {"inputs": "a", "truncation_direction": "up"}, 422, "Validation", "truncation_direction is 'up'"),
+    (
+        "/embed",
+        {"inputs": "a", "dimensions": 33},
+        422,
+        "Validation",
+        "dimensions is 33, expected at most 32",
+    ),
+    (
+        "/embed",
+        {"inputs": "a", "truncation_direction": "up"},
+        422,
+        "Validation",
+        "truncation_direction is 'up'",
+    ),
     ("/embed", {"inputs": ["a"] * 129}, 413, "Validation", "129 items, expected at most 128"),
-    ("/embed", {"inputs": "a", "model": "other"}, 422, "Validation", "no model 'other', expected one of it"),
+    (
+        "/embed",
+        {"inputs": "a", "model": "other"},
+        422,
+        "Validation",
+        "no model 'other', expected one of it",
+    ),
     ("/predict", {"inputs": "a"}, 424, "Backend", "none of the models here can label texts"),
-    ("/rerank", {"query": "a", "texts": ["b"]}, 424, "Backend", "none of the models here can rerank"),
-    ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 400, "Empty", "sentences is empty"),
+    (
+        "/rerank",
+        {"query": "a", "texts": ["b"]},
+        424,
+        "Backend",
+        "none of the models here can rerank",
+    ),
+    (
+        "/similarity",
+        {"inputs": {"source_sentence": "a", "sentences": []}},
+        400,
+        "Empty",
+        "sentences is empty",
+    ),
     ("/tokenize", {"inputs": [5]}, 422, "Validation", "expected a text or a list of texts"),
-    ("/tokenize", {"inputs": ["a" * 125_000, "b" * 125_001]}, 413, "Validation", "250001 characters, expected at most 250000"),
+    (
+        "/tokenize",
+        {"inputs": ["a" * 125_000, "b" * 125_001]},
+        413,
+        "Validation",
+        "250001 characters, expected at most 250000",
+    ),
     ("/decode", {"ids": ["a"]}, 422, "Validation", "expected token ids"),
     ("/decode", {"ids": [-1]}, 422, "Validation", "the token -1"),
 ]
@@ -274,18 +389,33 @@ def test_labels_of_texts_and_pairs(head):
     def scored(found):
         return [[{"label": each["label"], "score": each["score"]} for each in own] for own in found]
 
-    close(scored([post(url, "/predict", inputs=MANY[0]).json()]), [pipe(MANY[0], top_k=None)], absolute=1e-4)
+    close(
+        scored([post(url, "/predict", inputs=MANY[0]).json()]),
+        [pipe(MANY[0], top_k=None)],
+        absolute=1e-4,
+    )
     dicts = [{"text": text, "text_pair": pair} for text, pair in PAIRS]
     wanted = pipe(dicts, top_k=None)
-    close(scored(post(url, "/predict", inputs=[list(pair) for pair in PAIRS]).json()), wanted, absolute=1e-4)
+    close(
+        scored(post(url, "/predict", inputs=[list(pair) for pair in PAIRS]).json()),
+        wanted,
+        absolute=1e-4,
+    )
     close(scored([post(url, "/predict", inputs=list(PAIRS[0])).json()]), wanted[:1], absolute=1e-4)
     mixed = post(url, "/predict", inputs=[[MANY[0]], list(PAIRS[0])], raw_scores=True).json()
     wanted = [pipe(each, top_k=None, function_to_apply="none") for each in (MANY[0], dicts[0])]
     close(scored(mixed), wanted, absolute=1e-3)
-    refused(post(url, "/predict", inputs=[["a", "b", "c"]]), 422, "Validation", "a list of one or two texts")
+    refused(
+        post(url, "/predict", inputs=[["a", "b", "c"]]),
+        422,
+        "Validation",
+        "a list of one or two texts",
+    )
     refused(post(url, "/rerank", query="a", texts=["b"]), 424, "Backend", "rerank")
     refused(post(url, "/embed", inputs="a"), 424, "Backend", "none of the models here can embed")
-    assert httpx.get(f"{url}/info").json()["model_type"]["classifier"]["id2label"]["2"] == "entailment"
+    assert (
+        httpx.get(f"{url}/info").json()["model_type"]["classifier"]["id2label"]["2"] == "entailment"
+    )
 
 
 @pytest.mark.slow
@@ -294,10 +424,20 @@ def test_reranking(head):
     pipe = pipeline("text-classification", model=checkpoint)
     pairs = [{"text": "the man", "text_pair": text} for text in MANY]
     for raw in (False, True):
-        scores = [each["score"] for each in pipe(pairs, function_to_apply="none" if raw else "sigmoid")]
-        found = post(url, "/rerank", query="the man", texts=MANY, raw_scores=raw, return_text=raw).json()
-        assert [each["index"] for each in found] == sorted(range(len(MANY)), key=lambda place: -scores[place])
-        np.testing.assert_allclose([each["score"] for each in found], sorted(scores, reverse=True), rtol=1e-4, atol=1e-4)
-        assert [each.get("text") for each in found] == [MANY[each["index"]] if raw else None for each in found]
+        scores = [
+            each["score"] for each in pipe(pairs, function_to_apply="none" if raw else "sigmoid")
+        ]
+        found = post(
+            url, "/rerank", query="the man", texts=MANY, raw_scores=raw, return_text=raw
+        ).json()
+        assert [each["index"] for each in found] == sorted(
+            range(len(MANY)), key=lambda place: -scores[place]
+        )
+        np.testing.assert_allclose(
+            [each["score"] for each in found], sorted(scores, reverse=True), rtol=1e-4, atol=1e-4
+        )
+        assert [each.get("text") for each in found] == [
+            MANY[each["index"]] if raw else None for each in found
+        ]
     refused(post(url, "/rerank", query="a", texts=[]), 400, "Empty", "texts is empty")
     assert AutoTokenizer.from_pretrained(checkpoint)("a", "b")["token_type_ids"][-1] == 1

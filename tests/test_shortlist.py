@@ -1,4 +1,5 @@
-"""An export with a vocabulary shortlist generates what the whole model does when all other tokens are suppressed."""
+"""An export with a vocabulary shortlist generates what the whole model does when all other tokens
+are suppressed."""
 
 import json
 
@@ -33,9 +34,16 @@ def build(name):
 def test_it_generates_as_the_whole_model_with_all_others_suppressed(name, target, tmp_path):
     model = build(name)
     model.save_pretrained(tmp_path / "checkpoint")
-    manifest = export(tmp_path / "checkpoint", tmp_path / "out", cases=3, target=target, shortlist=TOKENS)
+    manifest = export(
+        tmp_path / "checkpoint", tmp_path / "out", cases=3, target=target, shortlist=TOKENS
+    )
     config = model.generation_config
-    special = {config.bos_token_id, config.eos_token_id, config.pad_token_id, config.decoder_start_token_id} - {None}
+    special = {
+        config.bos_token_id,
+        config.eos_token_id,
+        config.pad_token_id,
+        config.decoder_start_token_id,
+    } - {None}
     assert manifest["shortlist"] == sorted({*TOKENS, *special})
     suppressed = sorted(set(range(48)) - set(manifest["shortlist"]))
     ids = np.random.default_rng(0).integers(4, 48, (3, 6))
@@ -54,12 +62,21 @@ def test_it_generates_as_the_whole_model_with_all_others_suppressed(name, target
 
 def test_quantized_it_is_a_smaller_product(tmp_path):
     build("causal").save_pretrained(tmp_path / "checkpoint")
-    export(tmp_path / "checkpoint", tmp_path / "out", cases=2, target="cpu", dtype="int8", shortlist=TOKENS)
+    export(
+        tmp_path / "checkpoint",
+        tmp_path / "out",
+        cases=2,
+        target="cpu",
+        dtype="int8",
+        shortlist=TOKENS,
+    )
     tokens = Runtime(tmp_path / "out").generate(np.array([[5, 6, 7]]), max_new_tokens=12)[0, 3:]
     assert set(tokens.tolist()) <= {*TOKENS, 0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("tokens, said", [([], "got none"), ([5, 48], "got 5 to 48"), ([-1, 3], "got -1 to 3")])
+@pytest.mark.parametrize(
+    "tokens, said", [([], "got none"), ([5, 48], "got 5 to 48"), ([-1, 3], "got -1 to 3")]
+)
 def test_tokens_outside_the_vocabulary_are_refused(tokens, said, tmp_path):
     build("causal").save_pretrained(tmp_path / "checkpoint")
     with pytest.raises(ValueError, match=rf"must be in \[0, 47\], the vocabulary, {said}"):
@@ -70,12 +87,17 @@ def test_tokens_outside_the_vocabulary_are_refused(tokens, said, tmp_path):
 def test_a_model_that_does_not_generate_is_refused(tmp_path):
     config = vanilla_transformer.VanillaEncoderConfig(**SIZES, num_hidden_layers=1)
     vanilla_transformer.VanillaEncoderModel(config).save_pretrained(tmp_path / "checkpoint")
-    with pytest.raises(ValueError, match="VanillaEncoderModel does not generate, expected no shortlist"):
+    with pytest.raises(
+        ValueError, match="VanillaEncoderModel does not generate, expected no shortlist"
+    ):
         export(tmp_path / "checkpoint", tmp_path / "out", shortlist=TOKENS)
 
 
 def test_the_tokens_of_a_text_are_those_of_its_lines_as_they_end_elsewhere_too(tmp_path):
-    words = {name: index for index, name in enumerate(["<unk>", "<s>", "w2", "w3", "w4", "\u2028", "\x85"])}
+    words = {
+        name: index
+        for index, name in enumerate(["<unk>", "<s>", "w2", "w3", "w4", "\u2028", "\x85"])
+    }
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
     tokenizer.add_special_tokens(["<s>"])
@@ -83,7 +105,9 @@ def test_the_tokens_of_a_text_are_those_of_its_lines_as_they_end_elsewhere_too(t
     (tmp_path / "words.txt").write_bytes("\ufeffw2 \u2028\r\n\r\nw4 \x85 w2\r\n".encode())
     assert shortlist_from_text(tmp_path / "words.txt", tmp_path) == [1, 2, 4, 5, 6]
     (tmp_path / "words.txt").write_bytes(b"w2\nw\xff\n")
-    with pytest.raises(ValueError, match="words.txt: line 2 is not UTF-8 text: it has the byte 0xff"):
+    with pytest.raises(
+        ValueError, match="words.txt: line 2 is not UTF-8 text: it has the byte 0xff"
+    ):
         shortlist_from_text(tmp_path / "words.txt", tmp_path)
     with pytest.raises(FileNotFoundError, match="nowhere.txt"):
         shortlist_from_text(tmp_path / "nowhere.txt", tmp_path)
@@ -99,7 +123,9 @@ def test_the_command_reads_the_tokens_of_a_text(tmp_path, capsys):
     (tmp_path / "words.txt").write_text("w7 w9\nw7 w44\n")
     arguments = [str(tmp_path / name) for name in ("checkpoint", "out")]
     shortlist = ["--shortlist", str(tmp_path / "words.txt")]
-    with pytest.raises(SystemExit, match="tokenizer.json is missing, expected the tokenizer that makes tokens of"):
+    with pytest.raises(
+        SystemExit, match="tokenizer.json is missing, expected the tokenizer that makes tokens of"
+    ):
         cli.main(["export", *arguments, *shortlist])
     tokenizer.save(str(tmp_path / "checkpoint" / "tokenizer.json"))
     cli.main(["export", *arguments, *shortlist])

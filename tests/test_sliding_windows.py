@@ -1,5 +1,5 @@
-"""With a sliding window, a text costs what its length says, and not its square; and what comes of it stays what the model gives
-in torch, which keeps everything and masks."""
+"""With a sliding window, a text costs what its length says, and not its square; and what comes of
+it stays what the model gives in torch, which keeps everything and masks."""
 
 import numpy as np
 import onnx
@@ -41,7 +41,10 @@ def opened(exported, exported_for):
 def prompts(lengths=LENGTHS):
     """Padded on the left."""
     rng = np.random.default_rng(0)
-    ids, mask = np.full((len(lengths), max(lengths)), PAD), np.zeros((len(lengths), max(lengths)), np.int64)
+    ids, mask = (
+        np.full((len(lengths), max(lengths)), PAD),
+        np.zeros((len(lengths), max(lengths)), np.int64),
+    )
     for row, length in enumerate(lengths):
         ids[row, -length:], mask[row, -length:] = rng.integers(4, 48, length), 1
     return ids, mask
@@ -56,7 +59,8 @@ def expected_tokens(model, ids, mask, **options):
 
 CASES = [
     ("causal-window", "cpu"),
-    pytest.param("causal-relative", "cpu", marks=pytest.mark.slow),  # its caches grow, since biases know distances by places
+    # its caches grow, since biases know distances by places
+    pytest.param("causal-relative", "cpu", marks=pytest.mark.slow),
     ("causal-relative", "portable"),
 ]
 
@@ -67,7 +71,9 @@ def test_tokens_are_those_of_transformers_long_after_the_window(opened, name, ta
     model, runtime = opened(name, target)
     ids, mask = prompts()
     settings = dict(num_beams=beams, min_new_tokens=NEW_TOKENS)
-    found = runtime.generate(ids, mask, **settings, max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD)
+    found = runtime.generate(
+        ids, mask, **settings, max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD
+    )
     np.testing.assert_array_equal(found, expected_tokens(model, ids, mask, **settings))
 
 
@@ -76,19 +82,27 @@ def test_logits_are_those_of_the_whole_sequence_at_every_step(opened, name, targ
     model, runtime = opened(name, target)
     ids, mask = prompts()
     new = np.random.default_rng(1).integers(4, 48, (len(ids), NEW_TOKENS))
-    request = runtime.request(ids, mask, None, dict(max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD))
+    request = runtime.request(
+        ids, mask, None, dict(max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD)
+    )
     decoder = runtime.decoder_factory().start(request)
     found = [decoder.prefill(ids, mask)[:, -1].copy()]
     found += [decoder.step(new[:, place : place + 1])[:, -1].copy() for place in range(NEW_TOKENS)]
-    whole, seen = np.concatenate([ids, new], axis=1), np.concatenate([mask, np.ones_like(new)], axis=1)
+    whole, seen = (
+        np.concatenate([ids, new], axis=1),
+        np.concatenate([mask, np.ones_like(new)], axis=1),
+    )
     positions = torch.from_numpy(np.maximum(seen.cumsum(axis=1) - 1, 0))
     with torch.no_grad():
-        logits = model(torch.from_numpy(whole), torch.from_numpy(seen), positions, use_cache=False).logits.numpy()
+        logits = model(
+            torch.from_numpy(whole), torch.from_numpy(seen), positions, use_cache=False
+        ).logits.numpy()
     np.testing.assert_allclose(np.stack(found, axis=1), logits[:, ids.shape[1] - 1 :], atol=2e-5)
 
 
 def test_caches_stay_as_large_as_the_window_and_the_room(opened):
-    """By the sizes of what is bound, and of what is given back: a step reads no more at the end than at the beginning."""
+    """By the sizes of what is bound, and of what is given back: a step reads no more at the end
+    than at the beginning."""
     ids, mask = prompts()
     options = dict(max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD)
     for name, target in (("causal-window", "cpu"), ("causal-relative", "portable")):
@@ -99,12 +113,16 @@ def test_caches_stay_as_large_as_the_window_and_the_room(opened):
         sizes = set()
         for _ in range(NEW_TOKENS):
             decoder.step(np.full((len(ids), 1), 5))
-            caches = [cache for cache, _ in decoder.bound.caches.values()] if target == "cpu" else decoder.past.values()
+            caches = (
+                [cache for cache, _ in decoder.bound.caches.values()]
+                if target == "cpu"
+                else decoder.past.values()
+            )
             sizes |= {cache.shape[2] for cache in caches}
         assert sizes == {window + ROOM if target == "cpu" else window - 1}
 
 
-# ---------------------------------------------------------------------------------------------------------------- encoders
+# ----------------------------------------------------------------------------------------- encoders
 
 
 def sources(length):
@@ -116,16 +134,21 @@ def sources(length):
 
 @pytest.mark.parametrize("window", [1, 3, 6])
 def test_attention_in_blocks_is_attention_with_a_mask_of_the_window(window, monkeypatch, tmp_path):
-    """The window is smaller than a block, or is one; the length is below, at and above a multiple of it."""
+    """The window is smaller than a block, or is one; the length is below, at and above a multiple
+    of it."""
     monkeypatch.setattr(attention, "MIN_BLOCK", 4)
-    model = perturbed("VanillaEncoderModel", SIZES | dict(num_hidden_layers=2, sliding_window=window))
+    model = perturbed(
+        "VanillaEncoderModel", SIZES | dict(num_hidden_layers=2, sliding_window=window)
+    )
     model.save_pretrained(tmp_path / "model")
     export(tmp_path / "model", tmp_path / "out", cases=1)
     runtime = Runtime(tmp_path / "out", threads=1)
     for length in (1, 2, 3, 4, 5, 8, 11, 12, 13, 31):
         ids, mask = sources(length)
         with torch.no_grad():
-            expected = model(torch.from_numpy(ids), torch.from_numpy(mask)).last_hidden_state.numpy()
+            expected = model(
+                torch.from_numpy(ids), torch.from_numpy(mask)
+            ).last_hidden_state.numpy()
         found = runtime.outputs(ids, mask)["last_hidden_state"]
         np.testing.assert_allclose(found[mask == 1], expected[mask == 1], atol=2e-5)
         assert np.isfinite(found).all()
@@ -140,7 +163,14 @@ def test_attention_in_blocks_costs_as_the_length_grows(exported):
     counts = []
     for length in (512, 2048):
         ids = np.full((1, length), 5)
-        counts.append(sum(found.size for found in session.run(scores, {"input_ids": ids, "attention_mask": np.ones_like(ids)})))
+        counts.append(
+            sum(
+                found.size
+                for found in session.run(
+                    scores, {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+                )
+            )
+        )
     assert counts[1] == 4 * counts[0] < 4 * 2048 * 2048 / 8  # of 4 heads
 
 
@@ -152,4 +182,6 @@ def test_an_export_of_an_encoder_gives_what_torch_gives_whatever_the_length(expo
         expected = model(torch.from_numpy(ids), torch.from_numpy(mask))
     found = runtime.outputs(ids, mask)
     for name in ("start_logits", "end_logits"):
-        np.testing.assert_allclose(found[name][mask == 1], expected[name].numpy()[mask == 1], atol=1e-4)
+        np.testing.assert_allclose(
+            found[name][mask == 1], expected[name].numpy()[mask == 1], atol=1e-4
+        )

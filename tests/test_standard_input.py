@@ -45,14 +45,18 @@ def generate(monkeypatch, capsys):
     monkeypatch.setattr(text, "TextRuntime", Echo)
 
     def run(given, *arguments):
-        monkeypatch.setattr("sys.stdin", given if given is None else io.TextIOWrapper(io.BytesIO(given), "latin-1"))
+        monkeypatch.setattr(
+            "sys.stdin", given if given is None else io.TextIOWrapper(io.BytesIO(given), "latin-1")
+        )
         cli.main(["generate", "anywhere", *arguments])
         return capsys.readouterr().out.splitlines()
 
     return run
 
 
-@pytest.mark.parametrize("given", ["one \ntw\u00f6\n", "one \r\ntw\u00f6\r\n", "\ufeffone \r\ntw\u00f6"], ids=ascii)
+@pytest.mark.parametrize(
+    "given", ["one \ntw\u00f6\n", "one \r\ntw\u00f6\r\n", "\ufeffone \r\ntw\u00f6"], ids=ascii
+)
 def test_lines_lose_their_ends_and_the_first_a_byte_order_mark(generate, given):
     assert generate(given.encode()) == [repr("one "), repr("tw\u00f6")]
 
@@ -70,9 +74,16 @@ def test_arguments_stay_as_they_are_and_standard_input_is_not_read(generate):
     "given, message",
     [
         (None, "standard input is closed, expected a text on each line, or texts as arguments"),
-        (b"one\ntwo \xe9\n", "line 2 of standard input is not UTF-8 text: 'utf-8' codec can't decode byte 0xe9 in position 4"),
+        (
+            b"one\ntwo \xe9\n",
+            "line 2 of standard input is not UTF-8 text: 'utf-8' codec can't decode byte 0xe9 in "
+            "position 4",
+        ),
         (b"\xff\xfeo\0n\0e\0", "line 1 of standard input is not UTF-8 text: "),
-        (b"one\n" + b"x" * 1_000_001, "line 2 of standard input has more than 1,000,000 bytes, expected at most that"),
+        (
+            b"one\n" + b"x" * 1_000_001,
+            "line 2 of standard input has more than 1,000,000 bytes, expected at most that",
+        ),
     ],
     ids=["closed", "latin-1", "UTF-16", "long"],
 )

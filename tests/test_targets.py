@@ -1,4 +1,5 @@
-"""What the targets with operators of their own generate is what transformers generates; the cuda target on the CPU here."""
+"""What the targets with operators of their own generate is what transformers generates; the cuda
+target on the CPU here."""
 
 import itertools
 
@@ -18,11 +19,16 @@ PENALIZED = {"num_beams": 3, "no_repeat_ngram_size": 2}  # tokens are chosen on 
 
 # An export takes seconds: of relative positions one is without the slow tests.
 FAST = [("seq2seq-t5", "cpu")]
-BIASED = [pytest.param(*case, marks=[] if case in FAST else [pytest.mark.slow]) for case in itertools.product(WITH_BIAS, NAMES)]
+BIASED = [
+    pytest.param(*case, marks=[] if case in FAST else [pytest.mark.slow])
+    for case in itertools.product(WITH_BIAS, NAMES)
+]
 
 
 OTHERS = [
-    pytest.param(*case, marks=[pytest.mark.slow] if case[0] == "causal-window" and case[1] != "cpu" else [])
+    pytest.param(
+        *case, marks=[pytest.mark.slow] if case[0] == "causal-window" and case[1] != "cpu" else []
+    )
     for case in itertools.product([name for name in MODELS if name not in WITH_BIAS], NAMES)
 ]
 
@@ -47,14 +53,25 @@ def test_generated_tokens_are_those_of_transformers(exported_for, name, beams, t
 
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("name", OTHER_VALUES)
-def test_values_of_another_width_than_keys_give_the_tokens_of_transformers(exported_for, name, beams):
+def test_values_of_another_width_than_keys_give_the_tokens_of_transformers(
+    exported_for, name, beams
+):
     model, directory = exported_for(name, "cuda")
-    check_tokens(Runtime(directory, device="cpu"), model, *prompts(name), dict(max_new_tokens=14, num_beams=beams))
+    check_tokens(
+        Runtime(directory, device="cpu"),
+        model,
+        *prompts(name),
+        dict(max_new_tokens=14, num_beams=beams),
+    )
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("name, target", [case for case in BIASED if "encoder" not in case.values[0]])
-def test_relative_positions_give_the_tokens_of_transformers(exported_for, name, target, beams, monkeypatch):
+@pytest.mark.parametrize(
+    "name, target", [case for case in BIASED if "encoder" not in case.values[0]]
+)
+def test_relative_positions_give_the_tokens_of_transformers(
+    exported_for, name, target, beams, monkeypatch
+):
     """With logits that are changed on the host too, and with caches that grow."""
     monkeypatch.setattr("vanilla_transformer_export.targets.cpu.decoder.INITIAL_ROOM", 5)
     model, directory = exported_for(name, target)
@@ -68,7 +85,8 @@ def test_relative_positions_give_the_tokens_of_transformers(exported_for, name, 
 @targets
 @generators
 def test_beam_search_may_look_at_more_candidates_than_there_are_tokens(exported_for, name, target):
-    """With 24 end tokens 2 beams have 50 candidates, of 48 tokens: more than the cuda target's graph can take of one beam."""
+    """With 24 end tokens 2 beams have 50 candidates, of 48 tokens: more than the cuda target's
+    graph can take of one beam."""
     model, directory = exported_for(name, target)
     settings = dict(max_new_tokens=8, num_beams=2, eos_token_id=[EOS, *range(25, 48)])
     check_tokens(Runtime(directory, device="cpu"), model, *prompts(name), settings)
@@ -79,14 +97,31 @@ def test_beam_search_may_look_at_more_candidates_than_there_are_tokens(exported_
 def test_a_batch_may_have_fewer_rows_than_the_caches(exported_for, name, options):
     model, directory = exported_for(name, "cuda")
     runtime = Runtime(directory, device="cpu")
-    ids, mask = (np.concatenate(parts) for parts in zip(*(prompts(name, seed) for seed in range(3)), strict=True))
+    ids, mask = (
+        np.concatenate(parts)
+        for parts in zip(*(prompts(name, seed) for seed in range(3)), strict=True)
+    )
     for rows, sizes in ((3, [4]), (5, [4, 8]), (7, [4, 8])):
         check_tokens(runtime, model, ids[:rows], mask[:rows], {"max_new_tokens": 8, **options})
-        assert sorted(buffers.sizes["batch_size"] for buffers in runtime.decoders.pool.free) == sizes
+        assert (
+            sorted(buffers.sizes["batch_size"] for buffers in runtime.decoders.pool.free) == sizes
+        )
 
 
 def test_caches_have_room_for_few_different_numbers_of_rows():
-    assert [bucket_of(rows) for rows in (1, 2, 3, 4, 5, 8, 9, 16, 17, 128, 129)] == [1, 2, 4, 4, 8, 8, 16, 16, 24, 128, 136]
+    assert [bucket_of(rows) for rows in (1, 2, 3, 4, 5, 8, 9, 16, 17, 128, 129)] == [
+        1,
+        2,
+        4,
+        4,
+        8,
+        8,
+        16,
+        16,
+        24,
+        128,
+        136,
+    ]
 
 
 def check_tokens(runtime, model, ids, mask, settings):

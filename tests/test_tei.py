@@ -1,5 +1,5 @@
-"""An export is a folder that text-embeddings-inference serves: what its router/src/lib.rs and backends/ort/src/lib.rs read, and
-how they use it."""
+"""An export is a folder that text-embeddings-inference serves: what its router/src/lib.rs and
+backends/ort/src/lib.rs read, and how they use it."""
 
 import json
 
@@ -20,14 +20,18 @@ TEXTS = ["the film wins", "who sees the old man and the big dog, but a red bird?
 LABELS = {"id2label": {0: "bad", 1: "good"}, "label2id": {"bad": 0, "good": 1}}
 
 
-@pytest.fixture(scope="module", params=["VanillaEncoderModel", "VanillaEncoderForSequenceClassification"])
+@pytest.fixture(
+    scope="module", params=["VanillaEncoderModel", "VanillaEncoderForSequenceClassification"]
+)
 def served(request, tmp_path_factory):
     """A model, its tokenizer and its export."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("tei")
     tokenizer = train_tokenizer(TEXTS * 4, 60, variant="encoder", token_types=True)
     labels = LABELS if "Classification" in request.param else {}
-    config = VanillaEncoderConfig(vocab_size=60, num_hidden_layers=1, type_vocab_size=2, **SHAPE, **labels)
+    config = VanillaEncoderConfig(
+        vocab_size=60, num_hidden_layers=1, type_vocab_size=2, **SHAPE, **labels
+    )
     model = getattr(vanilla_transformer, request.param)(config).eval()
     model.save_pretrained(folder / "checkpoint")
     tokenizer.save_pretrained(folder / "checkpoint")
@@ -42,22 +46,34 @@ def is_index(value):
 def test_config_json_has_what_is_read_in_the_types_it_is_read_in(served):
     model, _, directory = served
     config = json.loads((directory / "config.json").read_text())
-    assert all(isinstance(name, str) for name in config["architectures"]) and isinstance(config["model_type"], str)
-    assert all(is_index(config[name]) for name in ("max_position_embeddings", "hidden_size", "num_hidden_layers"))
-    assert all(config[name] is None or is_index(config[name]) for name in ("pad_token_id", "eos_token_id"))
+    assert all(isinstance(name, str) for name in config["architectures"]) and isinstance(
+        config["model_type"], str
+    )
+    assert all(
+        is_index(config[name])
+        for name in ("max_position_embeddings", "hidden_size", "num_hidden_layers")
+    )
+    assert all(
+        config[name] is None or is_index(config[name]) for name in ("pad_token_id", "eos_token_id")
+    )
     assert "auto_map" not in config
     assert all(isinstance(label, str) for label in config["id2label"].values())
     assert all(is_index(number) for number in config["label2id"].values())
     is_classifier = any(name.endswith("Classification") for name in config["architectures"])
     assert is_classifier == hasattr(model, "classifier")
-    assert "bert" in config["model_type"]  # else it starts only with --pooling or 1_Pooling/config.json
-    assert not any(name in config["model_type"] for name in ("roberta", "camembert"))  # whose positions start elsewhere
-    side = json.loads((directory / "tokenizer_config.json").read_text()).get("padding_side", "right")
+    # else it starts only with --pooling or 1_Pooling/config.json
+    assert "bert" in config["model_type"]
+    # whose positions start elsewhere
+    assert not any(name in config["model_type"] for name in ("roberta", "camembert"))
+    side = json.loads((directory / "tokenizer_config.json").read_text()).get(
+        "padding_side", "right"
+    )
     assert side == "right"
 
 
 def outputs(directory, texts):
-    """As its backend runs a batch: right-padded with the config's pad token, in the inputs that the graph names."""
+    """As its backend runs a batch: right-padded with the config's pad token, in the inputs that the
+    graph names."""
     session = onnxruntime.InferenceSession(directory / "onnx/model.onnx")
     config = json.loads((directory / "config.json").read_text())
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -72,7 +88,9 @@ def outputs(directory, texts):
     names = [each.name for each in session.get_inputs()]
     assert set(names) <= inputs.keys()
     found = session.run(None, {name: np.array(inputs[name]) for name in names})
-    return dict(zip([each.name for each in session.get_outputs()], found)), np.array(inputs["attention_mask"])[..., None]
+    return dict(zip([each.name for each in session.get_outputs()], found)), np.array(
+        inputs["attention_mask"]
+    )[..., None]
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -86,5 +104,9 @@ def test_a_batch_gives_what_torch_gives(served, count):
         return
     states = found["last_hidden_state"]
     first, mean = states[:, 0], (states * mask).sum(1) / mask.sum(1)
-    np.testing.assert_allclose(first, torch.stack([each[0, 0] for each in expected]), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(mean, torch.stack([each[0].mean(0) for each in expected]), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        first, torch.stack([each[0, 0] for each in expected]), rtol=1e-4, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        mean, torch.stack([each[0].mean(0) for each in expected]), rtol=1e-4, atol=1e-5
+    )

@@ -35,7 +35,7 @@ def write(tmp_path, request):
     return made
 
 
-# ------------------------------------------------------------------------------------------------- what belongs to a line
+# --------------------------------------------------------------------------- what belongs to a line
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
@@ -60,8 +60,14 @@ def test_a_file_with_only_a_byte_order_mark_is_empty(write):
 
 
 def test_other_encodings_are_read_as_they_are(write):
-    assert read_lines(write("caf\u00e9\r\nth\u00e9".encode("latin-1")), "latin-1") == ["caf\u00e9", "th\u00e9"]
-    assert read_lines(write("caf\u00e9\r\n\u4e0a\n".encode("utf-16")), "UTF-16") == ["caf\u00e9", "\u4e0a"]
+    assert read_lines(write("caf\u00e9\r\nth\u00e9".encode("latin-1")), "latin-1") == [
+        "caf\u00e9",
+        "th\u00e9",
+    ]
+    assert read_lines(write("caf\u00e9\r\n\u4e0a\n".encode("utf-16")), "UTF-16") == [
+        "caf\u00e9",
+        "\u4e0a",
+    ]
     with pytest.raises(ValueError, match="a.txt.* is not UTF-16 text: .*truncated data"):
         read_lines(write("caf\u00e9\r\n".encode("utf-16")[:-1]), "UTF-16")
     with pytest.raises(UsageError, match="encoding is 'hex', expected one that Python knows"):
@@ -71,11 +77,13 @@ def test_other_encodings_are_read_as_they_are(write):
 def test_a_byte_that_is_no_text_is_named_with_its_line(write):
     path = write(b"one\ntwo \xff\nthree\n")
     for read in (read_text, read_lines):
-        with pytest.raises(ValueError, match=r"a.txt.*: line 2 is not UTF-8 text: it has the byte 0xff"):
+        with pytest.raises(
+            ValueError, match=r"a.txt.*: line 2 is not UTF-8 text: it has the byte 0xff"
+        ):
             read(path)
 
 
-# ------------------------------------------------------------------------------------------------------------ what is too much
+# --------------------------------------------------------------------------------- what is too much
 
 
 @pytest.mark.parametrize("character", ["a", "\u00e9", "\u4e0a"])
@@ -86,19 +94,29 @@ def test_a_line_may_have_a_megabyte(write, character):
     assert read_lines(path) == [longest, longest]
     for longer in (longest + character, 5 * longest):
         path = write(f"one\n{longer}\r\ntwo\n".encode())
-        with pytest.raises(ValueError, match=r"a.txt.*: line 2 has more than 1,000,000 bytes, expected at most that"):
+        with pytest.raises(
+            ValueError,
+            match=r"a.txt.*: line 2 has more than 1,000,000 bytes, expected at most that",
+        ):
             read_lines(path)
-        assert [len(line) < 100 for line in lines(path)] == [True] * 3  # the fault in place of the line, then the next one
-        assert read_text(path) == f"one\n{longer}\ntwo\n"  # a text without line breaks is one, as long as it is
+        # the fault in place of the line, then the next one
+        assert [len(line) < 100 for line in lines(path)] == [True] * 3
+        # a text without line breaks is one, as long as it is
+        assert read_text(path) == f"one\n{longer}\ntwo\n"
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
 def test_a_compressed_file_that_is_cut_short_or_damaged_is_named(tmp_path, suffix):
-    path, content = tmp_path / f"a{suffix}", PACKED[suffix]("".join(f"{number}\n" for number in range(9999)).encode())
+    path, content = (
+        tmp_path / f"a{suffix}",
+        PACKED[suffix]("".join(f"{number}\n" for number in range(9999)).encode()),
+    )
     for damaged in (content[:-9], b"no such file", content[:100] + b"x" * 100 + content[200:]):
         path.write_bytes(damaged)
         for read in (read_text, lambda path: [*export_lines.read_lines(path)]):
-            with pytest.raises(ValueError, match=f"a{suffix} is not a whole (gzip|bzip2|xz) file: "):
+            with pytest.raises(
+                ValueError, match=f"a{suffix} is not a whole (gzip|bzip2|xz) file: "
+            ):
                 read(path)
 
 
@@ -107,7 +125,9 @@ def test_a_compression_that_is_not_read_is_named(suffix, tmp_path):
     path = tmp_path / f"a{suffix}"
     path.write_bytes(b"w5")
     for read in (read_text, read_lines, lambda path: [*export_lines.read_lines(path)]):
-        with pytest.raises(ValueError, match=rf"a{suffix} is a [\w.]+ file, expected plain text, .gz, .bz2, .xz"):
+        with pytest.raises(
+            ValueError, match=rf"a{suffix} is a [\w.]+ file, expected plain text, .gz, .bz2, .xz"
+        ):
             read(path)
 
 
@@ -123,9 +143,13 @@ SKIPPED = BadRows({"skip_bad_rows": True})
 
 
 @pytest.mark.parametrize(
-    "read", [read_text, read_lines, lambda path: lines_of([path], bad=SKIPPED)], ids=["text", "lines", "without bad rows"]
+    "read",
+    [read_text, read_lines, lambda path: lines_of([path], bad=SKIPPED)],
+    ids=["text", "lines", "without bad rows"],
 )
-@pytest.mark.parametrize("line", [b"a" * 1_000_000, b"a" * 499_999 + b"\n"], ids=["one line", "many"])
+@pytest.mark.parametrize(
+    "line", [b"a" * 1_000_000, b"a" * 499_999 + b"\n"], ids=["one line", "many"]
+)
 def test_a_gz_bomb_is_refused_without_being_unpacked(tmp_path, monkeypatch, line, read):
     monkeypatch.setattr(module, "ALWAYS_READ", 4_000_000)
     path = bomb(tmp_path / "bomb.gz", line, megabytes=200)
@@ -151,13 +175,15 @@ def test_a_gz_bomb_of_bad_rows_is_not_read_to_its_end(tmp_path, monkeypatch):
 
 def test_text_is_no_bomb(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ALWAYS_READ", 0)
-    text = "".join(f"{number} is a number and {number + 1} is the next.\n" for number in range(30_000))
+    text = "".join(
+        f"{number} is a number and {number + 1} is the next.\n" for number in range(30_000)
+    )
     (tmp_path / "text.gz").write_bytes(gzip.compress(text.encode()))
     assert read_text(tmp_path / "text.gz") == text
     assert len(read_lines(tmp_path / "text.gz")) == 30_000
 
 
-# ------------------------------------------------------------------------------------------------------------------ bad rows
+# ----------------------------------------------------------------------------------------- bad rows
 
 LONG = "x" * 1_000_001
 BAD = ["", "", b"caf\xe9\n", LONG]  # and what is wrong with them
@@ -170,7 +196,9 @@ FAULTS = [
 
 
 def fill(path, *rows):
-    path.write_bytes(b"".join(row if isinstance(row, bytes) else f"{row}\n".encode() for row in rows))
+    path.write_bytes(
+        b"".join(row if isinstance(row, bytes) else f"{row}\n".encode() for row in rows)
+    )
     return str(path)
 
 
@@ -194,12 +222,22 @@ def test_pairs_stay_pairs_where_one_side_is_bad(tmp_path, capsys, place):
     sides = [[f"{name}{number}" for number in range(6)] for name in names]
     files = [fill(tmp_path / name, *side) for name, side in zip(names, sides)]
     fill(tmp_path / names[place], sides[place][0], BAD[0], *BAD[2:], sides[place][4], "  ")
-    assert read("translation", train=files) == {name: [side[0], side[4]] for name, side in zip(names, sides)}
-    told(capsys, 4, 6, *(f"{files[place]}: line {number} {fault}" for number, fault in zip((2, 3, 4), FAULTS[1:])), "; ...)")
+    assert read("translation", train=files) == {
+        name: [side[0], side[4]] for name, side in zip(names, sides)
+    }
+    told(
+        capsys,
+        4,
+        6,
+        *(f"{files[place]}: line {number} {fault}" for number, fault in zip((2, 3, 4), FAULTS[1:])),
+        "; ...)",
+    )
 
 
 @pytest.mark.parametrize("split, skips", [("train", False), ("validation", True), ("test", True)])
-def test_elsewhere_than_in_training_text_and_without_the_key_the_first_bad_row_is_an_error(tmp_path, split, skips):
+def test_elsewhere_than_in_training_text_and_without_the_key_the_first_bad_row_is_an_error(
+    tmp_path, split, skips
+):
     for row, fault in zip(BAD, FAULTS):
         file = fill(tmp_path / "lines", "one", row, "three")
         with pytest.raises(ValueError, match=f"lines: line 2 {fault}"):
@@ -213,7 +251,9 @@ def test_files_of_different_lengths_are_no_rows_to_skip(tmp_path):
 
 
 def test_a_text_of_which_nothing_is_left_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="3 of 3 rows of the training text are bad .*, expected some that are not"):
+    with pytest.raises(
+        ValueError, match="3 of 3 rows of the training text are bad .*, expected some that are not"
+    ):
         read("masked-lm", train=fill(tmp_path / "lines", "", " ", b"\xff\n"))
 
 
@@ -227,10 +267,15 @@ def test_lines_of_a_language_model(tmp_path, capsys):
     file = fill(tmp_path / "lines", *lines[:2], "", *BAD[2:], *lines[2:])
     for documents in ("line", "file"):
         given = dict(train=file, documents=documents, validation_fraction=0.5)
-        first, last = read("causal-lm", **given)["text"], read("causal-lm", "validation", **given)["text"]
+        first, last = (
+            read("causal-lm", **given)["text"],
+            read("causal-lm", "validation", **given)["text"],
+        )
         assert "".join(first + last).replace("\n", "") == "".join(lines)
         told(capsys, 2, 10, *FAULTS[2:])
-    assert read("causal-lm", train=fill(tmp_path / "lines", "one", "", "two"), documents="file")["text"] == ["one\n\ntwo\n"]
+    assert read("causal-lm", train=fill(tmp_path / "lines", "one", "", "two"), documents="file")[
+        "text"
+    ] == ["one\n\ntwo\n"]
 
 
 def test_sentences_of_documents(tmp_path, capsys):
@@ -239,17 +284,27 @@ def test_sentences_of_documents(tmp_path, capsys):
     told(capsys, 2, 7, *FAULTS[2:])
 
 
-@pytest.mark.parametrize("task, more", [("sequence-classification", {}), ("masked-lm", {"labelled": True})])
+@pytest.mark.parametrize(
+    "task, more", [("sequence-classification", {}), ("masked-lm", {"labelled": True})]
+)
 def test_labels(tmp_path, capsys, task, more):
     file = fill(tmp_path / "lines", "good one", "alone", " unnamed", *BAD[1:], "bad two")
     assert read(task, train=file, **more)["text"] == ["one", "two"]
-    told(capsys, 5, 7, "line 2 is 'alone', expected a label, a space and a text", "line 3 is ' unnamed', expected a label")
+    told(
+        capsys,
+        5,
+        7,
+        "line 2 is 'alone', expected a label, a space and a text",
+        "line 3 is ' unnamed', expected a label",
+    )
 
 
 def test_labels_of_folds_are_told_of_once(tmp_path, capsys):
     file = fill(tmp_path / "lines", "good one", "alone", "bad two", "bad three")
     given = dict(train=file, folds=3, fold=0)
-    found = [read("sequence-classification", split, **given)["text"] for split in ("train", "validation")]
+    found = [
+        read("sequence-classification", split, **given)["text"] for split in ("train", "validation")
+    ]
     assert sorted(found[0] + found[1]) == ["one", "three", "two"]
     told(capsys, 1, 4, "line 2 is 'alone'")
 
@@ -272,7 +327,10 @@ def test_sentences_of_tags(tmp_path, capsys):
         "",
         "he O",
     ]
-    assert read("token-classification", train=fill(tmp_path / "lines", *lines))["words"] == [["Ann", "ran"], ["he"]]
+    assert read("token-classification", train=fill(tmp_path / "lines", *lines))["words"] == [
+        ["Ann", "ran"],
+        ["he"],
+    ]
     told(
         capsys,
         3,
@@ -285,21 +343,33 @@ def test_sentences_of_tags(tmp_path, capsys):
 
 def questions(*answers):
     """Of one context, in the form of SQuAD."""
-    asked = [{"id": f"q{number}", "question": "who?", "answers": found} for number, found in enumerate(answers)]
+    asked = [
+        {"id": f"q{number}", "question": "who?", "answers": found}
+        for number, found in enumerate(answers)
+    ]
     return {"data": [{"paragraphs": [{"context": "Ann ran", "qas": asked}]}]}
 
 
 def test_questions(tmp_path, capsys):
     right = [{"text": "Ann", "answer_start": 0}]
-    pairs = [("Ann", 1), ("Ann", "0"), (None, 0), ("n", -1), ("Ann", -7)]  # where the last one would be, from the end
+    # where the last one would be, from the end
+    pairs = [("Ann", 1), ("Ann", "0"), (None, 0), ("n", -1), ("Ann", -7)]
     wrong = [[], *([{"text": text, "answer_start": start}] for text, start in pairs)]
     file = fill(tmp_path / "squad.json", json.dumps(questions(right, *wrong)))
     assert read("question-answering", train=file)["id"] == ["q0"]
-    faults = ["q1 has no answer", "q2: its context has 'nn ' at 1, expected the answer 'Ann'", "q3 has the answer 'Ann' at '0'"]
+    faults = [
+        "q1 has no answer",
+        "q2: its context has 'nn ' at 1, expected the answer 'Ann'",
+        "q3 has the answer 'Ann' at '0'",
+    ]
     told(capsys, 6, 7, *faults)
     for answers in wrong:
         with pytest.raises(ValueError, match="question q0.*, expected"):
-            read("question-answering", train=fill(tmp_path / "squad.json", json.dumps(questions(answers))), skip_bad_rows=False)
+            read(
+                "question-answering",
+                train=fill(tmp_path / "squad.json", json.dumps(questions(answers))),
+                skip_bad_rows=False,
+            )
 
 
 def test_rows_of_a_data_set(tmp_path, capsys):
@@ -308,22 +378,40 @@ def test_rows_of_a_data_set(tmp_path, capsys):
     given = dict(dataset=str(tmp_path / "set"), columns=["en", "de"])
     assert read("translation", **given) == {"source": ["one", "five"], "target": ["eins", "fünf"]}
     told(capsys, 3, 5, "row 1: no source", "row 2: no target", "row 3: no source")
-    with pytest.raises(UsageError, match="skip_bad_rows is true, expected false with data.streaming"):
+    with pytest.raises(
+        UsageError, match="skip_bad_rows is true, expected false with data.streaming"
+    ):
         read("translation", **given, streaming=True)
 
 
 def test_rows_of_a_data_set_with_tags(tmp_path, capsys):
-    rows = {"tokens": [["Ann", "ran"], ["Bob"], None, []], "ner_tags": [["PER", "O"], ["PER", "O"], ["O"], []]}
+    rows = {
+        "tokens": [["Ann", "ran"], ["Bob"], None, []],
+        "ner_tags": [["PER", "O"], ["PER", "O"], ["O"], []],
+    }
     DatasetDict(train=Dataset.from_dict(rows)).save_to_disk(tmp_path / "set")
     given = dict(dataset=str(tmp_path / "set"))
-    assert read("token-classification", **given) == {"words": [["Ann", "ran"], []], "tags": [["PER", "O"], []]}
-    told(capsys, 2, 4, "row 1: 1 words and 2 tags, expected one for each", "row 2: 0 words and 1 tags")
+    assert read("token-classification", **given) == {
+        "words": [["Ann", "ran"], []],
+        "tags": [["PER", "O"], []],
+    }
+    told(
+        capsys,
+        2,
+        4,
+        "row 1: 1 words and 2 tags, expected one for each",
+        "row 2: 0 words and 1 tags",
+    )
     with pytest.raises(ValueError, match="row 1: 1 words and 2 tags, expected one for each"):
         read("token-classification", **given, skip_bad_rows=False)
 
 
 def test_a_recipe_with_texts_too_long_for_its_blocks(tmp_path, capsys):
-    data = {"train": fill(tmp_path / "lines", *["the cat"] * 9, "the cat " * 9), "block_size": 8, "skip_bad_rows": True}
+    data = {
+        "train": fill(tmp_path / "lines", *["the cat"] * 9, "the cat " * 9),
+        "block_size": 8,
+        "skip_bad_rows": True,
+    }
     sizes = dict(hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=1)
     recipe = Recipe("masked-lm", data, {"kind": "bpe", "vocab_size": 14}, sizes)
     tokenizer, _, rows = prepare(recipe)

@@ -1,4 +1,5 @@
-"""Pairs of texts: a tokenizer that we train gives token types to a model that has some, and to no other."""
+"""Pairs of texts: a tokenizer that we train gives token types to a model that has some, and to no
+other."""
 
 import numpy as np
 import pytest
@@ -31,9 +32,16 @@ def made(tmp_path_factory):
         directory = root / str(types)
         if not directory.exists():
             fields = {**SHAPE, **({"type_vocab_size": types} if types else {})}
-            recipe = Recipe("sequence-classification", {"train": str(root / "train")}, {"vocab_size": 40}, fields)
+            recipe = Recipe(
+                "sequence-classification",
+                {"train": str(root / "train")},
+                {"vocab_size": 40},
+                fields,
+            )
             tokenizer, model, _ = prepare(recipe)
-            config = VanillaEncoderConfig(**{**model.config.to_dict(), "id2label": dict(enumerate(LABELS))})
+            config = VanillaEncoderConfig(
+                **{**model.config.to_dict(), "id2label": dict(enumerate(LABELS))}
+            )
             torch.manual_seed(0)
             model = VanillaEncoderForSequenceClassification(config)
             for parameter in model.parameters():
@@ -50,7 +58,9 @@ def logits(directory, first, second):
     """Of the ids put together by hand."""
     model = VanillaEncoderForSequenceClassification.from_pretrained(directory).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    one, other = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (first, second))
+    one, other = (
+        tokenizer(text, add_special_tokens=False)["input_ids"] for text in (first, second)
+    )
     ids = [1, *one, 2, *other, 2]
     types = [0] * (len(one) + 2) + [1] * (len(other) + 1)
     given = {"token_type_ids": torch.tensor([types])} if model.config.type_vocab_size > 1 else {}
@@ -62,8 +72,11 @@ def test_only_a_model_with_several_types_gets_them(made, types):
     tokenizer = AutoTokenizer.from_pretrained(made(types))
     pair = tokenizer(FIRST, SECOND)
     assert list(pair) == ["input_ids", *(["token_type_ids"] if types > 1 else []), "attention_mask"]
-    assert set(tokenizer(FIRST, SECOND, return_token_type_ids=True)["token_type_ids"]) == ({0, 1} if types > 1 else {0})
-    assert max(tokenizer.backend_tokenizer.encode(FIRST, SECOND).type_ids) == (types > 1)  # what TEI and browsers read
+    assert set(tokenizer(FIRST, SECOND, return_token_type_ids=True)["token_type_ids"]) == (
+        {0, 1} if types > 1 else {0}
+    )
+    # what TEI and browsers read
+    assert max(tokenizer.backend_tokenizer.encode(FIRST, SECOND).type_ids) == (types > 1)
 
 
 @pytest.mark.parametrize("types", [0, 1, 2])
@@ -72,31 +85,50 @@ def test_pipelines_and_cross_encoders_take_pairs(made, types):
     expected = logits(directory, FIRST, SECOND)
     classify = pipeline("text-classification", directory)
     found = classify({"text": FIRST, "text_pair": SECOND}, function_to_apply="none", top_k=None)
-    assert {one["label"]: one["score"] for one in found} == pytest.approx(dict(zip(LABELS, expected.tolist())), abs=1e-5)
-    scores = CrossEncoder(directory, device="cpu").predict([(FIRST, SECOND)], activation_fn=torch.nn.Identity())
+    assert {one["label"]: one["score"] for one in found} == pytest.approx(
+        dict(zip(LABELS, expected.tolist())), abs=1e-5
+    )
+    scores = CrossEncoder(directory, device="cpu").predict(
+        [(FIRST, SECOND)], activation_fn=torch.nn.Identity()
+    )
     np.testing.assert_allclose(scores[0], expected, atol=1e-5)
     names = ["film", "plot"]
     choose = pipeline("zero-shot-classification", directory)
     found = choose(FIRST, names, hypothesis_template="the {}")
-    chances = torch.stack([logits(directory, FIRST, f"the {name}")[2] for name in names]).softmax(0).tolist()
-    assert dict(zip(found["labels"], found["scores"])) == pytest.approx(dict(zip(names, chances)), abs=1e-5)
+    chances = (
+        torch.stack([logits(directory, FIRST, f"the {name}")[2] for name in names])
+        .softmax(0)
+        .tolist()
+    )
+    assert dict(zip(found["labels"], found["scores"])) == pytest.approx(
+        dict(zip(names, chances)), abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("types", [0, 2])
 def test_exports_read_pairs_as_the_model_does(made, types, tmp_path):
     export(made(types), tmp_path / "onnx", cases=2)
-    runtime, pair = Runtime(tmp_path / "onnx", threads=1), AutoTokenizer.from_pretrained(made(types))(FIRST, SECOND)
+    runtime, pair = (
+        Runtime(tmp_path / "onnx", threads=1),
+        AutoTokenizer.from_pretrained(made(types))(FIRST, SECOND),
+    )
     found = runtime.outputs(**{name: np.array([values]) for name, values in pair.items()})["logits"]
     np.testing.assert_allclose(found[0], logits(made(types), FIRST, SECOND), atol=1e-4)
     last = np.full((1, len(pair["input_ids"])), types or 1)
-    said = r"token_type_ids must be in \[0, 1\], got 2 to 2" if types else "takes no token_type_ids, expected input_ids and"
+    said = (
+        r"token_type_ids must be in \[0, 1\], got 2 to 2"
+        if types
+        else "takes no token_type_ids, expected input_ids and"
+    )
     with pytest.raises(ValueError, match=said):
         runtime.outputs(np.array([pair["input_ids"]]), token_type_ids=last)
 
 
 def test_questions_are_answered_without_types(made, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(made(0))
-    model = VanillaEncoderForQuestionAnswering(VanillaEncoderConfig(vocab_size=len(tokenizer), **SHAPE))
+    model = VanillaEncoderForQuestionAnswering(
+        VanillaEncoderConfig(vocab_size=len(tokenizer), **SHAPE)
+    )
     torch.nn.init.normal_(model.qa_outputs.weight, std=0.6)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

@@ -1,4 +1,5 @@
-"""Text in, text out: what is no text, what is no tokenizer, and options under the names of arguments."""
+"""Text in, text out: what is no text, what is no tokenizer, and options under the names of
+arguments."""
 
 import json
 import random
@@ -17,7 +18,11 @@ from vanilla_transformer_export.runtime.tokenization_spaces import BPE_TOO
 
 def tokenizer(pattern=None):
     made = Tokenizer(models.WordLevel({f"w{token}": token for token in range(48)}, unk_token="w0"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace() if pattern is None else pre_tokenizers.Split(Regex(pattern), "isolated")
+    made.pre_tokenizer = (
+        pre_tokenizers.Whitespace()
+        if pattern is None
+        else pre_tokenizers.Split(Regex(pattern), "isolated")
+    )
     return made
 
 
@@ -49,7 +54,9 @@ def test_a_decoder_s_prompt_is_what_transformers_reads_unless_the_end_token_woul
 ):
     changed = copy_of(directory, tmp_path)
     made = tokenizer()
-    made.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("w1", 1), ("w2", 2)])
+    made.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=[("w1", 1), ("w2", 2)]
+    )
     made.save(str(changed / "tokenizer.json"))
     seal(changed)
     ids, mask = TextRuntime(changed, threads=1).tokenize(["w5 w6", "w5 w6 w2"])
@@ -57,15 +64,43 @@ def test_a_decoder_s_prompt_is_what_transformers_reads_unless_the_end_token_woul
     assert ids[1].tolist() == [*expected, 2]  # that is in the text stays
 
 
-TOKENS = ["[UNK]", "i", "do", "don", "n", "n't", "'", "t", "s", "ve", "re", "m", ".", ",", "?", "!", "##s", "it", "know"]
+TOKENS = [
+    "[UNK]",
+    "i",
+    "do",
+    "don",
+    "n",
+    "n't",
+    "'",
+    "t",
+    "s",
+    "ve",
+    "re",
+    "m",
+    ".",
+    ",",
+    "?",
+    "!",
+    "##s",
+    "it",
+    "know",
+]
 WHOLE = {token: id for id, token in enumerate(TOKENS)}
 BACKENDS = {
-    "word pieces": (models.WordPiece(WHOLE, unk_token="[UNK]"), decoders.WordPiece(cleanup=False), {}),
+    "word pieces": (
+        models.WordPiece(WHOLE, unk_token="[UNK]"),
+        decoders.WordPiece(cleanup=False),
+        {},
+    ),
     "cleaned word pieces": (models.WordPiece(WHOLE, unk_token="[UNK]"), decoders.WordPiece(), {}),
     "words": (models.WordLevel(WHOLE, "[UNK]"), None, {}),
     "BPE": (models.BPE(WHOLE, []), None, {}),
     "corrupted BPE": (models.BPE(WHOLE, []), None, {BPE_TOO: True}),
-    "unigrams": (models.Unigram([("[UNK]", 0), *((token, -1) for token in TOKENS[1:])], 0), None, {}),
+    "unigrams": (
+        models.Unigram([("[UNK]", 0), *((token, -1) for token in TOKENS[1:])], 0),
+        None,
+        {},
+    ),
 }
 
 
@@ -79,7 +114,10 @@ def test_spaces_are_cleaned_up_as_by_transformers(directory, tmp_path, name, cle
         backend.decoder = decoder
     theirs = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", **settings)
     theirs.save_pretrained(changed)
-    edit_json(changed / "tokenizer_config.json", **({} if cleans is None else {"clean_up_tokenization_spaces": cleans}))
+    edit_json(
+        changed / "tokenizer_config.json",
+        **({} if cleans is None else {"clean_up_tokenization_spaces": cleans}),
+    )
     list_file(changed, "tokenizer_config.json")
     seal(changed)
     runtime = TextRuntime(changed, threads=1)
@@ -88,7 +126,9 @@ def test_spaces_are_cleaned_up_as_by_transformers(directory, tmp_path, name, cle
     again = AutoTokenizer.from_pretrained(changed)
     expected = again.batch_decode(rows, skip_special_tokens=True)
     assert runtime.decode(rows) == expected
-    assert (expected != again.batch_decode(rows, clean_up_tokenization_spaces=False)) == (cleans is True and name != "BPE")
+    assert (expected != again.batch_decode(rows, clean_up_tokenization_spaces=False)) == (
+        cleans is True and name != "BPE"
+    )
     for row, text in zip(rows, expected, strict=True):
         assert "".join(runtime.text_of(np.array([token]) for token in row)) == text
 
@@ -116,7 +156,10 @@ def test_what_is_no_list_of_texts_is_refused(runtime, texts, message):
 
 def test_a_model_without_languages_takes_none(runtime):
     for name in ("src_lang", "tgt_lang"):
-        with pytest.raises(UsageError, match=f"^{name} is 'fra_Latn', expected None: the model has no languages to choose$"):
+        with pytest.raises(
+            UsageError,
+            match=f"^{name} is 'fra_Latn', expected None: the model has no languages to choose$",
+        ):
             runtime.generate(["a dog"], **{name: "fra_Latn"})
 
 
@@ -126,11 +169,17 @@ def test_what_is_no_text_does_not_stream(runtime, text):
         runtime.stream(text)
 
 
-@pytest.mark.parametrize("name", ["texts", "text", "self", "input_ids", "attention_mask", "options", "num_beam"])
+@pytest.mark.parametrize(
+    "name", ["texts", "text", "self", "input_ids", "attention_mask", "options", "num_beam"]
+)
 def test_options_under_the_names_of_arguments_are_unknown_ones(runtime, name):
     for call, given in ((runtime.generate, ["w5"]), (runtime.stream, "w5")):
         with pytest.raises(
-            UsageError, match=rf"unknown generation options \['{name}'\], (expected some of|did you mean num_beams)"
+            UsageError,
+            match=(
+                rf"unknown generation options \['{name}'\], (expected some of|did you mean "
+                rf"num_beams)"
+            ),
         ):
             call(given, **{name: 1})
 
@@ -147,7 +196,9 @@ def test_a_damaged_tokenizer_is_refused_by_name(directory, tmp_path, content):
 def test_an_expression_that_does_not_compile_is_refused_by_name(directory, tmp_path):
     damaged = copy_of(directory, tmp_path)
     content = json.loads((damaged / "tokenizer.json").read_text())
-    content["pre_tokenizer"] = json.loads(tokenizer("a").to_str())["pre_tokenizer"] | {"pattern": {"Regex": "("}}
+    content["pre_tokenizer"] = json.loads(tokenizer("a").to_str())["pre_tokenizer"] | {
+        "pattern": {"Regex": "("}
+    }
     (damaged / "tokenizer.json").write_text(json.dumps(content))
     seal(damaged)
     with pytest.raises(ValueError, match="tokenizer.json failed: .*unmatched parenthesis"):
@@ -161,7 +212,9 @@ def test_an_expression_past_the_engine_s_limit_is_an_error(directory, tmp_path):
     seal(damaged)
     runtime = TextRuntime(damaged, threads=1)
     for texts in (["w" * 40 + "!"], ["w5", "w" * 40 + "!"]):
-        with pytest.raises(ValueError, match="the tokenizer of .*tokenizer.json failed: .*retry-limit"):
+        with pytest.raises(
+            ValueError, match="the tokenizer of .*tokenizer.json failed: .*retry-limit"
+        ):
             runtime.generate(texts)
 
 
@@ -176,7 +229,9 @@ def test_an_interrupt_is_no_failure_of_the_tokenizer(runtime, monkeypatch):
 
 def test_a_tokenizer_the_manifest_does_not_list_is_refused(exported, directory, tmp_path):
     added = copy_of(exported("causal").directory, tmp_path)
-    with pytest.raises(FileNotFoundError, match="tokenizer.json is missing: the checkpoint had no tokenizer"):
+    with pytest.raises(
+        FileNotFoundError, match="tokenizer.json is missing: the checkpoint had no tokenizer"
+    ):
         TextRuntime(added, threads=1)
     shutil.copy(directory / "tokenizer.json", added)
     with pytest.raises(ValueError, match="manifest.json lists no tokenizer.json: export again"):
@@ -185,7 +240,9 @@ def test_a_tokenizer_the_manifest_does_not_list_is_refused(exported, directory, 
 
 def test_tokens_outside_the_vocabulary_are_an_error(directory, tmp_path):
     larger = copy_of(directory, tmp_path)
-    Tokenizer(models.WordLevel({"w0": 0, "far": 99}, unk_token="w0")).save(str(larger / "tokenizer.json"))
+    Tokenizer(models.WordLevel({"w0": 0, "far": 99}, unk_token="w0")).save(
+        str(larger / "tokenizer.json")
+    )
     seal(larger)
     with pytest.raises(ValueError, match=r"input_ids must be in \[0, 47\], got 99 to 99"):
         TextRuntime(larger, threads=1).generate(["far"])

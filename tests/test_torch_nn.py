@@ -1,4 +1,5 @@
-"""State dicts of torch.nn.TransformerEncoder, TransformerDecoder and Transformer, converted: the module's own numbers."""
+"""State dicts of torch.nn.TransformerEncoder, TransformerDecoder and Transformer, converted: the
+module's own numbers."""
 
 import json
 import warnings
@@ -17,7 +18,8 @@ V, D, HEADS, INNER = 20, 12, 3, 17
 MASK = torch.tensor([[1] * 6, [1, 1, 1, 0, 0, 0]])
 FED = dict(position_embedding_type="none", scale_embedding=False)
 switches = pytest.mark.parametrize(
-    "norm_first, activation, bias", [(False, "relu", True), (True, "gelu", True), (False, "gelu", False), (True, "relu", False)]
+    "norm_first, activation, bias",
+    [(False, "relu", True), (True, "gelu", True), (False, "gelu", False), (True, "relu", False)],
 )
 
 
@@ -25,7 +27,17 @@ def module(norm_first=False, activation="relu", bias=True, dtype=torch.float64):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that nested tensors are not used
         model = nn.Transformer(
-            D, HEADS, 2, 3, INNER, 0.0, activation, batch_first=True, norm_first=norm_first, bias=bias, dtype=dtype
+            D,
+            HEADS,
+            2,
+            3,
+            INNER,
+            0.0,
+            activation,
+            batch_first=True,
+            norm_first=norm_first,
+            bias=bias,
+            dtype=dtype,
         )
     for parameter in model.parameters():
         nn.init.uniform_(parameter, -0.4, 0.4)
@@ -45,9 +57,15 @@ def causal(length):
 def test_a_transformer(norm_first, activation, bias):
     theirs, (table, source, target) = module(norm_first, activation, bias), inputs()
     tables = dict(embed_tokens=table, decoder_embed_tokens=table + 1)
-    ours = from_torch(theirs.state_dict(), HEADS, tables, norm_first=norm_first, hidden_act=activation, **FED)
+    ours = from_torch(
+        theirs.state_dict(), HEADS, tables, norm_first=norm_first, hidden_act=activation, **FED
+    )
     expected = theirs(
-        table[source], table[target] + 1, tgt_mask=causal(4), src_key_padding_mask=MASK == 0, memory_key_padding_mask=MASK == 0
+        table[source],
+        table[target] + 1,
+        tgt_mask=causal(4),
+        src_key_padding_mask=MASK == 0,
+        memory_key_padding_mask=MASK == 0,
     )
     got = ours(source, MASK, target).last_hidden_state
     assert expected.std() > 0.1
@@ -57,36 +75,72 @@ def test_a_transformer(norm_first, activation, bias):
 @switches
 def test_an_encoder(norm_first, activation, bias):
     theirs, (table, source, _) = module(norm_first, activation, bias).encoder, inputs()
-    ours = from_torch(theirs.state_dict(), HEADS, {"embed_tokens": table}, norm_first=norm_first, hidden_act=activation, **FED)
+    ours = from_torch(
+        theirs.state_dict(),
+        HEADS,
+        {"embed_tokens": table},
+        norm_first=norm_first,
+        hidden_act=activation,
+        **FED,
+    )
     expected = theirs(table[source], src_key_padding_mask=MASK == 0)
-    torch.testing.assert_close(ours(source, MASK).last_hidden_state[MASK == 1], expected[MASK == 1], atol=1e-10, rtol=0)
+    torch.testing.assert_close(
+        ours(source, MASK).last_hidden_state[MASK == 1], expected[MASK == 1], atol=1e-10, rtol=0
+    )
 
 
 @switches
 def test_a_decoder_keeps_its_cross_attention(norm_first, activation, bias):
     theirs, (table, _, target) = module(norm_first, activation, bias).decoder, inputs()
     memory = torch.randn(2, 6, D, dtype=torch.float64)
-    ours = from_torch(theirs.state_dict(), HEADS, {"embed_tokens": table}, norm_first=norm_first, hidden_act=activation, **FED)
+    ours = from_torch(
+        theirs.state_dict(),
+        HEADS,
+        {"embed_tokens": table},
+        norm_first=norm_first,
+        hidden_act=activation,
+        **FED,
+    )
     expected = theirs(table[target], memory, tgt_mask=causal(4), memory_key_padding_mask=MASK == 0)
     got = ours(target, encoder_hidden_states=memory, encoder_attention_mask=MASK).last_hidden_state
     torch.testing.assert_close(got, expected, atol=1e-10, rtol=0)
 
 
 def test_stacks_without_a_final_norm_and_another_epsilon():
-    layer = nn.TransformerEncoderLayer(D, HEADS, INNER, 0.0, layer_norm_eps=0.1, batch_first=True, dtype=torch.float64)
-    theirs, (table, source, _) = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(), inputs()
-    ours = from_torch(theirs.state_dict(), HEADS, {"embed_tokens": table}, layer_norm_eps=0.1, **FED)
+    layer = nn.TransformerEncoderLayer(
+        D, HEADS, INNER, 0.0, layer_norm_eps=0.1, batch_first=True, dtype=torch.float64
+    )
+    theirs, (table, source, _) = (
+        nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(),
+        inputs(),
+    )
+    ours = from_torch(
+        theirs.state_dict(), HEADS, {"embed_tokens": table}, layer_norm_eps=0.1, **FED
+    )
     assert not ours.config.final_norm
-    torch.testing.assert_close(ours(source).last_hidden_state, theirs(table[source]), atol=1e-10, rtol=0)
+    torch.testing.assert_close(
+        ours(source).last_hidden_state, theirs(table[source]), atol=1e-10, rtol=0
+    )
 
 
 def test_positions_and_the_scale_of_the_paper():
     theirs, (table, source, target) = module(), inputs()
     ours = from_torch(theirs.state_dict(), HEADS, {"embed_tokens": table})
-    positions = torch.tensor([position_encoding(t, D).tolist() for t in range(6)], dtype=torch.float64)
-    expected = theirs(table[source] * D**0.5 + positions, table[target] * D**0.5 + positions[:4], tgt_mask=causal(4))
-    torch.testing.assert_close(ours(source, decoder_input_ids=target).last_hidden_state, expected, atol=1e-10, rtol=0)
-    assert ours.get_encoder().embeddings.embed_tokens.weight is ours.get_decoder().embeddings.embed_tokens.weight
+    positions = torch.tensor(
+        [position_encoding(t, D).tolist() for t in range(6)], dtype=torch.float64
+    )
+    expected = theirs(
+        table[source] * D**0.5 + positions,
+        table[target] * D**0.5 + positions[:4],
+        tgt_mask=causal(4),
+    )
+    torch.testing.assert_close(
+        ours(source, decoder_input_ids=target).last_hidden_state, expected, atol=1e-10, rtol=0
+    )
+    assert (
+        ours.get_encoder().embeddings.embed_tokens.weight
+        is ours.get_decoder().embeddings.embed_tokens.weight
+    )
 
 
 def test_learned_positions():
@@ -106,7 +160,11 @@ def test_files_become_a_checkpoint(kind, tmp_path, capsys):
     state, tables = tmp_path / f"state.{kind}", tmp_path / f"tables.{kind}"
     save(theirs.state_dict(), state)
     save({"embed_tokens": table}, tables)
-    settings = [f"num_attention_heads={HEADS}", "position_embedding_type=none", "scale_embedding=false"]
+    settings = [
+        f"num_attention_heads={HEADS}",
+        "position_embedding_type=none",
+        "scale_embedding=false",
+    ]
     options = [part for setting in settings for part in ("--set", setting)]
     main(["convert", str(state), str(tmp_path / "ours"), "--embeddings", str(tables), *options])
     assert json.loads(capsys.readouterr().out)["architecture"] == "VanillaEncoderModel"
@@ -114,7 +172,7 @@ def test_files_become_a_checkpoint(kind, tmp_path, capsys):
     torch.testing.assert_close(got, theirs(table[source]), atol=1e-5, rtol=1e-5)
 
 
-# --------------------------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 def refused(match, state=None, heads=HEADS, **tables):
@@ -125,18 +183,36 @@ def refused(match, state=None, heads=HEADS, **tables):
 
 def test_what_is_wrong_is_named():
     state = module().state_dict()
-    refused("hidden_size must be a multiple of num_attention_heads .* hidden_size=12 and num_attention_heads=5", heads=5)
+    refused(
+        "hidden_size must be a multiple of num_attention_heads .* hidden_size=12 and "
+        "num_attention_heads=5",
+        heads=5,
+    )
     refused("embed_tokens is missing from the embeddings, got", embed_positions=torch.zeros(9, D))
-    refused(r"unknown embeddings \['tokens'\], expected some of embed_tokens", tokens=torch.zeros(V, D))
+    refused(
+        r"unknown embeddings \['tokens'\], expected some of embed_tokens", tokens=torch.zeros(V, D)
+    )
     refused(r"layers.*weight has shape \(.*\), expected \(.*", embed_tokens=torch.zeros(V, 18))
-    refused("extra.weight belongs to no torch.nn.Transformer", state | {"extra.weight": torch.zeros(2)})
-    refused("layers.0.conv.weight belongs to no torch.nn.Transformer", state | {"encoder.layers.0.conv.weight": torch.zeros(2)})
-    without = {name: tensor for name, tensor in state.items() if name != "encoder.layers.1.linear2.bias"}
-    refused("missing for a VanillaSeq2SeqModel: encoder.layers.1.feed_forward.down_proj.bias", without)
-    without = {name: tensor for name, tensor in state.items() if not name.startswith("encoder.norm")}
+    refused(
+        "extra.weight belongs to no torch.nn.Transformer", state | {"extra.weight": torch.zeros(2)}
+    )
+    refused(
+        "layers.0.conv.weight belongs to no torch.nn.Transformer",
+        state | {"encoder.layers.0.conv.weight": torch.zeros(2)},
+    )
+    without = {
+        name: tensor for name, tensor in state.items() if name != "encoder.layers.1.linear2.bias"
+    }
+    refused(
+        "missing for a VanillaSeq2SeqModel: encoder.layers.1.feed_forward.down_proj.bias", without
+    )
+    without = {
+        name: tensor for name, tensor in state.items() if not name.startswith("encoder.norm")
+    }
     refused("only one of encoder and decoder has a final norm", without)
     refused(
-        r"the state dict has no layers, expected names as layers.0.linear1.weight, got \['norm.weight'\]",
+        r"the state dict has no layers, expected names as layers.0.linear1.weight, got "
+        r"\['norm.weight'\]",
         {"norm.weight": torch.ones(D)},
     )
 
@@ -144,8 +220,16 @@ def test_what_is_wrong_is_named():
 @pytest.mark.parametrize(
     "name, tensor, message",
     [
-        ("encoder.layers.0.linear1.weight", torch.tensor(1.0), r"linear1.weight is \[\], torch.float32, expected a matrix"),
-        ("encoder.layers.0.linear1.weight", torch.ones(INNER, D).long(), "torch.int64, expected a matrix of floating point"),
+        (
+            "encoder.layers.0.linear1.weight",
+            torch.tensor(1.0),
+            r"linear1.weight is \[\], torch.float32, expected a matrix",
+        ),
+        (
+            "encoder.layers.0.linear1.weight",
+            torch.ones(INNER, D).long(),
+            "torch.int64, expected a matrix of floating point",
+        ),
         (
             "encoder.layers.0.self_attn.in_proj_weight",
             torch.ones(35, D),
@@ -156,7 +240,11 @@ def test_what_is_wrong_is_named():
             torch.ones(INNER, D),
             "tensors that are missing for a VanillaSeq2SeqModel",
         ),
-        ("encoder.layers.x.linear1.weight", torch.ones(INNER, D), "layers.x.linear1.weight belongs to no"),
+        (
+            "encoder.layers.x.linear1.weight",
+            torch.ones(INNER, D),
+            "layers.x.linear1.weight belongs to no",
+        ),
     ],
 )
 def test_a_tensor_that_no_module_has_is_refused(name, tensor, message):
@@ -165,13 +253,17 @@ def test_a_tensor_that_no_module_has_is_refused(name, tensor, message):
 
 @pytest.mark.parametrize("shape", [(), (D,), (1, V, D)])
 def test_embeddings_that_are_no_matrix_are_refused(shape):
-    refused(r"embed_tokens is \[.*\], torch.float32, expected a matrix", embed_tokens=torch.ones(shape))
+    refused(
+        r"embed_tokens is \[.*\], torch.float32, expected a matrix", embed_tokens=torch.ones(shape)
+    )
 
 
 @pytest.fixture
 def files(tmp_path):
     save_file(module().encoder.state_dict(), tmp_path / "state.safetensors")
-    save_file({"embed_tokens": torch.zeros(V, D, dtype=torch.float64)}, tmp_path / "tables.safetensors")
+    save_file(
+        {"embed_tokens": torch.zeros(V, D, dtype=torch.float64)}, tmp_path / "tables.safetensors"
+    )
     return tmp_path
 
 
@@ -186,7 +278,9 @@ def usage_error(capsys, files, *options):
 def test_the_command_needs_heads_and_embeddings(files, capsys):
     with pytest.raises(ValueError, match="num_attention_heads must be given"):
         convert_torch(files / "state.safetensors", files / "ours", files / "tables.safetensors")
-    assert "embeddings must be given" in usage_error(capsys, files, "--set", "num_attention_heads=3")
+    assert "embeddings must be given" in usage_error(
+        capsys, files, "--set", "num_attention_heads=3"
+    )
     assert not (files / "ours").exists()
 
 
@@ -196,7 +290,10 @@ def test_the_command_needs_heads_and_embeddings(files, capsys):
         ("num_attention_heads=x", "'num_attention_heads'"),
         ("num_attention_heads=1.5", "'num_attention_heads'"),
         ("num_attention_heads=7", "hidden_size=12 and num_attention_heads=7"),
-        ("num_attention_heads=1000000000000", "num_attention_heads must be at most 268435456, got 1000000000000"),
+        (
+            "num_attention_heads=1000000000000",
+            "num_attention_heads must be at most 268435456, got 1000000000000",
+        ),
         ("layer_norm_eps=NaN", "layer_norm_eps must be at least 0 and finite, got nan"),
         ("N=1.5", "'num_hidden_layers'"),
         ("norm_frist=true", "no config field 'norm_frist'; did you mean 'norm_first'?"),
@@ -217,8 +314,16 @@ def test_a_setting_that_no_config_has_is_wrong_usage(files, setting, message, ca
 
 
 def test_layers_that_the_state_dict_does_not_hold_are_refused_before_any_is_built(files):
-    with pytest.raises(ValueError, match="num_hidden_layers is 1000000000 in the config of the state dict, expected at most 2"):
-        from_torch(module().encoder.state_dict(), HEADS, {"embed_tokens": torch.zeros(V, D).double()}, num_hidden_layers=10**9)
+    with pytest.raises(
+        ValueError,
+        match="num_hidden_layers is 1000000000 in the config of the state dict, expected at most 2",
+    ):
+        from_torch(
+            module().encoder.state_dict(),
+            HEADS,
+            {"embed_tokens": torch.zeros(V, D).double()},
+            num_hidden_layers=10**9,
+        )
 
 
 def test_options_of_the_other_kind_of_source_are_not_passed_over(files, capsys):
@@ -228,4 +333,7 @@ def test_options_of_the_other_kind_of_source_are_not_passed_over(files, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["convert", str(files), str(files / "ours"), "--embeddings", "tables.safetensors"])
     assert caught.value.code == 2
-    assert f"--embeddings is for the file of a state dict, and {files} is none" in capsys.readouterr().err
+    assert (
+        f"--embeddings is for the file of a state dict, and {files} is none"
+        in capsys.readouterr().err
+    )

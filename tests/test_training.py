@@ -36,10 +36,12 @@ def tokenizer():
     return train_tokenizer(TEXT, 200)
 
 
-# --------------------------------------------------------------------------------------------------------------- tokenizer
+# ---------------------------------------------------------------------------------------- tokenizer
 
 
-@pytest.mark.parametrize("text", [*TEXT, "ein Mann", "A", "a – b", '(in) "Öl"?!', "Männer,die,klettern", "7 : 50 %"])
+@pytest.mark.parametrize(
+    "text", [*TEXT, "ein Mann", "A", "a – b", '(in) "Öl"?!', "Männer,die,klettern", "7 : 50 %"]
+)
 def test_decoding_gives_back_the_text(tokenizer, text):
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.unk_token_id not in ids
@@ -55,7 +57,12 @@ def test_a_sequence_ends_with_the_end_token_and_has_no_other_special_token(token
 
 def test_the_special_tokens_have_the_ids_of_the_configs(tokenizer):
     assert tokenizer.convert_tokens_to_ids(["<pad>", "<s>", "</s>", "<unk>"]) == [0, 1, 2, 3]
-    assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (0, 1, 2, 3)
+    assert (
+        tokenizer.pad_token_id,
+        tokenizer.bos_token_id,
+        tokenizer.eos_token_id,
+        tokenizer.unk_token_id,
+    ) == (0, 1, 2, 3)
 
 
 def test_the_vocabulary_has_the_size_asked_for(tokenizer):
@@ -93,14 +100,21 @@ def test_a_lowercase_tokenizer_reads_capitals_as_small_letters():
     tokenizer = train_tokenizer(TEXT, 180, lowercase=True)
     for text in TEXT:
         ids = tokenizer(text)["input_ids"]
-        assert ids == tokenizer(text.lower())["input_ids"] == tokenizer(text.upper().replace("SS", "ß"))["input_ids"]
+        assert (
+            ids
+            == tokenizer(text.lower())["input_ids"]
+            == tokenizer(text.upper().replace("SS", "ß"))["input_ids"]
+        )
         assert tokenizer.decode(ids, skip_special_tokens=True) == text.lower()
-    with pytest.raises(ValueError, match="lowercase goes with kinds 'bpe' and 'word', got 'character'"):
+    with pytest.raises(
+        ValueError, match="lowercase goes with kinds 'bpe' and 'word', got 'character'"
+    ):
         train_tokenizer(TEXT, kind="character", lowercase=True)
 
 
 def test_a_tokenizer_of_words_has_the_most_frequent_ones_whole():
-    """Counted by hand: the dog 4 times, the 3 times, a cat and a full stop twice, four others once."""
+    """Counted by hand: the dog 4 times, the 3 times, a cat and a full stop twice, four others
+    once."""
     lines = ["The dog sees the cat.", "the dog, a dog", "no cat . dog"]
     tokenizer = train_tokenizer(lines, 4 + 4, kind="word", lowercase=True)
     words = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)[4:]
@@ -109,13 +123,18 @@ def test_a_tokenizer_of_words_has_the_most_frequent_ones_whole():
         "<unk>", "dog", "<unk>", "the", "cat", ".", "</s>"
     ]  # fmt: skip
     assert tokenizer.decode([5, 4, 2], skip_special_tokens=True) == "the dog"
-    with pytest.raises(ValueError, match="the text gives a vocabulary of 12 entries, expected 13: ask for fewer"):
+    with pytest.raises(
+        ValueError, match="the text gives a vocabulary of 12 entries, expected 13: ask for fewer"
+    ):
         train_tokenizer(lines, 13, kind="word", lowercase=True)
 
 
 def test_an_encoder_s_tokenizer_marks_both_ends_and_the_second_sequence():
     tokenizer = train_tokenizer(TEXT, 200, variant="encoder", token_types=True)
-    alone, [first, second] = tokenizer(TEXT[0])["input_ids"], [tokenizer(text)["input_ids"] for text in TEXT[:2]]
+    alone, [first, second] = (
+        tokenizer(TEXT[0])["input_ids"],
+        [tokenizer(text)["input_ids"] for text in TEXT[:2]],
+    )
     assert (alone[0], alone[-1], tokenizer.mask_token_id) == (1, 2, 4)
     assert (tokenizer.cls_token, tokenizer.sep_token) == ("<s>", "</s>")
     pair = tokenizer(TEXT[0], TEXT[1])
@@ -123,22 +142,38 @@ def test_an_encoder_s_tokenizer_marks_both_ends_and_the_second_sequence():
     assert pair["token_type_ids"] == [0] * len(first) + [1] * (len(second) - 1)
     assert tokenizer.decode(alone, skip_special_tokens=True) == TEXT[0]
     without = train_tokenizer(TEXT, 200, variant="encoder")
-    assert without(TEXT[0], TEXT[1]) == {name: pair[name] for name in ("input_ids", "attention_mask")}
-    assert without(TEXT[0], TEXT[1], return_token_type_ids=True)["token_type_ids"] == [0] * len(pair["input_ids"])
+    assert without(TEXT[0], TEXT[1]) == {
+        name: pair[name] for name in ("input_ids", "attention_mask")
+    }
+    assert without(TEXT[0], TEXT[1], return_token_type_ids=True)["token_type_ids"] == [0] * len(
+        pair["input_ids"]
+    )
 
 
 def test_a_saved_tokenizer_loads_in_transformers_and_alone(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
-    fast, alone = AutoTokenizer.from_pretrained(tmp_path), tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    fast, alone = (
+        AutoTokenizer.from_pretrained(tmp_path),
+        tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")),
+    )
     assert fast.is_fast
-    assert (fast.pad_token, fast.eos_token, fast.bos_token, fast.unk_token) == ("<pad>", "</s>", "<s>", "<unk>")
+    assert (fast.pad_token, fast.eos_token, fast.bos_token, fast.unk_token) == (
+        "<pad>",
+        "</s>",
+        "<s>",
+        "<unk>",
+    )
     for text in TEXT:
         assert fast(text)["input_ids"] == alone.encode(text).ids == tokenizer(text)["input_ids"]
-        assert alone.decode(alone.encode(text).ids) == fast.decode(fast(text)["input_ids"], skip_special_tokens=True) == text
+        assert (
+            alone.decode(alone.encode(text).ids)
+            == fast.decode(fast(text)["input_ids"], skip_special_tokens=True)
+            == text
+        )
     assert set(fast(TEXT[0])) == {"input_ids", "attention_mask"}
 
 
-# -------------------------------------------------------------------------------------------------------------------- data
+# --------------------------------------------------------------------------------------------- data
 
 
 def write(path, text):
@@ -148,7 +183,10 @@ def write(path, text):
 
 @pytest.mark.parametrize("text", ["Öl\nzwei\n", "Öl\nzwei", "Öl\r\nzwei\r\n"], ids=repr)
 def test_lines_are_the_same_plain_and_compressed(tmp_path, text):
-    plain, packed = write(tmp_path / "a.de", text), write(tmp_path / "a.de.gz", gzip.compress(text.encode()))
+    plain, packed = (
+        write(tmp_path / "a.de", text),
+        write(tmp_path / "a.de.gz", gzip.compress(text.encode())),
+    )
     assert read_lines(plain) == read_lines(packed) == read_lines(str(plain)) == ["Öl", "zwei"]
 
 
@@ -160,12 +198,18 @@ def test_only_a_line_feed_ends_a_line(tmp_path):
 
 
 def test_pairs_are_line_by_line(tmp_path):
-    source, target = write(tmp_path / "a.en", "one\ntwo\n"), write(tmp_path / "a.de", "eins\nzwei\n")
+    source, target = (
+        write(tmp_path / "a.en", "one\ntwo\n"),
+        write(tmp_path / "a.de", "eins\nzwei\n"),
+    )
     assert read_parallel(source, target) == [("one", "eins"), ("two", "zwei")]
 
 
 def test_files_of_different_lengths_are_refused_with_both_names_and_lengths(tmp_path):
-    source, target = write(tmp_path / "a.en", "one\ntwo\nthree\n"), write(tmp_path / "a.de", "eins\nzwei\n")
+    source, target = (
+        write(tmp_path / "a.en", "one\ntwo\nthree\n"),
+        write(tmp_path / "a.de", "eins\nzwei\n"),
+    )
     with pytest.raises(ValueError, match="a.en has 3, .*a.de has 2"):
         read_parallel(source, target)
 
@@ -195,32 +239,49 @@ def test_a_missing_file_is_named(tmp_path, name):
 PACKED = gzip.compress(b"one\n" * 1000, mtime=0)
 
 
-@pytest.mark.parametrize("data", [b"plain text", PACKED[:30], PACKED[:-8] + b"0" * 8], ids=["plain", "cut", "changed"])
+@pytest.mark.parametrize(
+    "data", [b"plain text", PACKED[:30], PACKED[:-8] + b"0" * 8], ids=["plain", "cut", "changed"]
+)
 def test_a_damaged_gz_file_is_named(tmp_path, data):
     with pytest.raises((OSError, ValueError), match="some.gz"):
         read_lines(write(tmp_path / "some.gz", data))
 
 
 def test_a_data_set_on_disk_is_read_by_its_own_names(tmp_path):
-    rows = [{"id": 1, "translation": {"en": "one", "de": "eins"}}, {"id": 2, "translation": {"en": "two", "de": "zwei"}}]
+    rows = [
+        {"id": 1, "translation": {"en": "one", "de": "eins"}},
+        {"id": 2, "translation": {"en": "two", "de": "zwei"}},
+    ]
     DatasetDict({"train": Dataset.from_list(rows)}).save_to_disk(tmp_path / "set")
     data = {"dataset": str(tmp_path / "set"), "columns": ["translation.de", "translation.en"]}
-    assert translation.read(data, "train").to_dict() == {"source": ["eins", "zwei"], "target": ["one", "two"]}
+    assert translation.read(data, "train").to_dict() == {
+        "source": ["eins", "zwei"],
+        "target": ["one", "two"],
+    }
     assert translation.read(data, "test") is None
     stream = translation.read(data | {"streaming": True}, "train")
     assert isinstance(stream, IterableDataset)
-    assert list(stream) == [{"source": "eins", "target": "one"}, {"source": "zwei", "target": "two"}]
-    with pytest.raises(ValueError, match=r"no column 'text', expected one of \['id', 'translation'\]"):
+    assert list(stream) == [
+        {"source": "eins", "target": "one"},
+        {"source": "zwei", "target": "two"},
+    ]
+    with pytest.raises(
+        ValueError, match=r"no column 'text', expected one of \['id', 'translation'\]"
+    ):
         translation.read(data | {"columns": ["text", "translation.en"]}, "train")
 
 
 def test_files_are_not_streamed():
-    with pytest.raises(ValueError, match="data.streaming goes with a data set, expected data.dataset"):
+    with pytest.raises(
+        ValueError, match="data.streaming goes with a data set, expected data.dataset"
+    ):
         translation.read({"train": ["a.en", "a.de"], "streaming": True}, "train")
 
 
 def test_a_split_needs_a_file_for_each_column(tmp_path):
-    with pytest.raises(ValueError, match="data.train is 'a.en', expected a file for each of source, target"):
+    with pytest.raises(
+        ValueError, match="data.train is 'a.en', expected a file for each of source, target"
+    ):
         translation.read({"train": "a.en"}, "train")
 
 
@@ -242,25 +303,42 @@ def test_bleu_is_100_for_the_reference_0_for_other_words_and_ignores_padding(tok
 
 def test_bleu_takes_the_tokens_it_is_given_or_makes_its_own(tokenizer):
     """ "a," is one token for `none`, two for `13a`."""
-    outputs, labels = (tokenizer([text], return_tensors="np")["input_ids"] for text in ("a , b c d e f", "a, b c d e f"))
-    scores = {kind: translation.scores_of_ids(outputs, labels, tokenizer, kind)["bleu"] for kind in ("none", "13a")}
+    outputs, labels = (
+        tokenizer([text], return_tensors="np")["input_ids"]
+        for text in ("a , b c d e f", "a, b c d e f")
+    )
+    scores = {
+        kind: translation.scores_of_ids(outputs, labels, tokenizer, kind)["bleu"]
+        for kind in ("none", "13a")
+    }
     assert scores["13a"] == pytest.approx(100)
-    assert scores["none"] == sacrebleu.corpus_bleu(["a , b c d e f"], [["a, b c d e f"]], tokenize="none").score < 90
+    assert (
+        scores["none"]
+        == sacrebleu.corpus_bleu(["a , b c d e f"], [["a, b c d e f"]], tokenize="none").score
+        < 90
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------------- batches
+# ------------------------------------------------------------------------------------------ batches
 
 
 @pytest.mark.parametrize("limit", [60, 100, 1000])
 def test_batches_hold_every_row_once_and_no_more_tokens_than_they_may(limit):
     rng = random.Random(0)
     sizes = [rng.randint(5, 50) for _ in range(500)]
-    rows = Dataset.from_list([{"labels": [i] * n, "input_ids": [i] * (n + rng.randint(-4, 4))} for i, n in enumerate(sizes)])
+    rows = Dataset.from_list(
+        [
+            {"labels": [i] * n, "input_ids": [i] * (n + rng.randint(-4, 4))}
+            for i, n in enumerate(sizes)
+        ]
+    )
     lengths = [(len(row["labels"]), len(row["input_ids"])) for row in rows]
     batches = TokenBatches(rows, lengths, limit)
     found = [batches[index] for index in range(len(batches))]
     assert sorted(row["labels"][0] for batch in found for row in batch) == list(range(500))
-    padded = [len(batch) * max(len(side) for row in batch for side in row.values()) for batch in found]
+    padded = [
+        len(batch) * max(len(side) for row in batch for side in row.values()) for batch in found
+    ]
     assert max(padded) <= limit
     assert sum(max(pair) for pair in lengths) / sum(padded) > 0.75
 
@@ -276,7 +354,11 @@ def test_batches_of_augmented_rows_are_augmented_anew_in_each_epoch():
     rows = AugmentedDataset(rows, lambda row, random: ((row["labels"], random.random()),), seed=0)
     batches = TokenBatches(rows, [(1,)] * 10, limit=4)
     first = [batches[index] for index in range(3)]
-    assert [[row for row, _ in batch] for batch in first] == [[10, 11, 12, 13], [14, 15, 16, 17], [18, 19]]
+    assert [[row for row, _ in batch] for batch in first] == [
+        [10, 11, 12, 13],
+        [14, 15, 16, 17],
+        [18, 19],
+    ]
     assert len(set(chain(*first))) == 10
     batches.set_epoch(1)
     assert not {*chain(*first)} & {*batches[0]}
@@ -290,16 +372,28 @@ def test_of_rows_that_are_seen_twice_all_come_before_their_second_views():
     def augmentation(row, random):
         return row["labels"][0], -row["labels"][0]
 
-    assert TokenBatches(AugmentedDataset(rows, augmentation, seed=0), [(1,)] * 4, limit=2)[1] == [12, 13, -12, -13]
-    [*stream] = islice(TokenStream(rows.to_iterable_dataset(), limit=2, seed=0, augmentation=augmentation), 2)
+    assert TokenBatches(AugmentedDataset(rows, augmentation, seed=0), [(1,)] * 4, limit=2)[1] == [
+        12,
+        13,
+        -12,
+        -13,
+    ]
+    [*stream] = islice(
+        TokenStream(rows.to_iterable_dataset(), limit=2, seed=0, augmentation=augmentation), 2
+    )
     assert sorted(row for batch in stream for row in batch) == [-13, -12, -11, -10, 10, 11, 12, 13]
-    assert all(first == [-row for row in second] for first, second in ((batch[:2], batch[2:]) for batch in stream))
+    assert all(
+        first == [-row for row in second]
+        for first, second in ((batch[:2], batch[2:]) for batch in stream)
+    )
 
 
 def test_a_stream_has_every_row_once_in_batches_by_length_another_order_each_epoch(monkeypatch):
     monkeypatch.setattr(batches_module, "BUFFER", 40)
     rng = random.Random(0)
-    rows = Dataset.from_list([{"labels": [i], "input_ids": [i] * rng.randint(1, 9)} for i in range(100)])
+    rows = Dataset.from_list(
+        [{"labels": [i], "input_ids": [i] * rng.randint(1, 9)} for i in range(100)]
+    )
     stream = TokenStream(rows.to_iterable_dataset(), limit=12, seed=0)
     order = [row["labels"][0] for batch in islice(stream, 150) for row in batch]
     assert [sorted(order[start : start + 100]) for start in (0, 100)] == 2 * [list(range(100))]
@@ -309,9 +403,13 @@ def test_a_stream_has_every_row_once_in_batches_by_length_another_order_each_epo
     assert max(len(batch) * max(batch) for batch in sizes) <= 12
     assert sum(map(sum, sizes)) / sum(len(batch) * max(batch) for batch in sizes) > 0.75
     assert list(islice(stream, 40)) == first
-    augmented = TokenStream(rows.to_iterable_dataset(), 12, 0, lambda row, random: ({**row, "value": random.random()},))
+    augmented = TokenStream(
+        rows.to_iterable_dataset(), 12, 0, lambda row, random: ({**row, "value": random.random()},)
+    )
     values = [row["value"] for batch in islice(augmented, 100) for row in batch]
-    assert len({*values}) == len(values) > 150 and values == [row["value"] for batch in islice(augmented, 100) for row in batch]
+    assert len({*values}) == len(values) > 150 and values == [
+        row["value"] for batch in islice(augmented, 100) for row in batch
+    ]
 
 
 def test_a_collator_gets_the_rows_of_batches_or_single_ones():

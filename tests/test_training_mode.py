@@ -1,4 +1,5 @@
-"""What only training does: dropout where the paper has it, and gradient checkpointing, which changes nothing."""
+"""What only training does: dropout where the paper has it, and gradient checkpointing, which
+changes nothing."""
 
 import pytest
 import torch
@@ -27,19 +28,29 @@ from vanilla_transformer import (
     VanillaSeq2SeqModel,
 )
 
-# -------------------------------------------------------------------------------------------------------------- dropout
+# ------------------------------------------------------------------------------------------ dropout
 
-NO_DROPOUT = dict(embedding_dropout=0, dropout=0, attention_dropout=0, activation_dropout=0, classifier_dropout=0)
+NO_DROPOUT = dict(
+    embedding_dropout=0, dropout=0, attention_dropout=0, activation_dropout=0, classifier_dropout=0
+)
 
 
 def fields_of(model_class):
-    heads = ("EncoderForSequenceClassification", "ForTokenClassification", "EncoderForMultipleChoice")
+    heads = (
+        "EncoderForSequenceClassification",
+        "ForTokenClassification",
+        "EncoderForMultipleChoice",
+    )
     heads += ("Seq2SeqForSequenceClassification",)
-    return [n for n in NO_DROPOUT if n != "classifier_dropout" or model_class.__name__.endswith(heads)]
+    return [
+        n for n in NO_DROPOUT if n != "classifier_dropout" or model_class.__name__.endswith(heads)
+    ]
 
 
 @pytest.mark.parametrize(
-    "model_class, field", [(c, f) for c in ALL for f in fields_of(c)], ids=lambda x: getattr(x, "__name__", x)
+    "model_class, field",
+    [(c, f) for c in ALL for f in fields_of(c)],
+    ids=lambda x: getattr(x, "__name__", x),
 )
 @attentions
 def test_each_dropout_alone_changes_training_and_never_evaluation(model_class, field, attention):
@@ -58,7 +69,10 @@ def record(module):
     seen = {}
 
     def keep(_, given, output):
-        seen["in"], seen["out"] = given[0].detach(), (output[0] if isinstance(output, tuple) else output).detach()
+        seen["in"], seen["out"] = (
+            given[0].detach(),
+            (output[0] if isinstance(output, tuple) else output).detach(),
+        )
 
     module.register_forward_hook(keep)
     return seen
@@ -74,7 +88,9 @@ def assert_dropped(got, kept, p=0.5):
 
 @pytest.mark.parametrize("norm", [False, True], ids=["no norm", "behind the embedding norm"])
 def test_embedding_dropout_acts_on_the_sum_of_embeddings_and_positions(norm):
-    model = build(VanillaEncoderModel, **NO_DROPOUT | dict(embedding_dropout=0.5, embedding_norm=norm))
+    model = build(
+        VanillaEncoderModel, **NO_DROPOUT | dict(embedding_dropout=0.5, embedding_norm=norm)
+    )
     given = inputs(model)
     seen = record(model.embeddings)
     model(**given)
@@ -107,7 +123,8 @@ def test_dropout_acts_on_the_output_of_each_sublayer_before_the_residual_sum_of_
 @pytest.mark.parametrize("kind", ["encoder_attentions", "decoder_attentions", "cross_attentions"])
 def test_attention_dropout_acts_on_the_attention_weights(kind):
     model = build(VanillaSeq2SeqModel, "eager", **NO_DROPOUT | dict(attention_dropout=0.5))
-    for module in model.modules():  # what an attention sees must not depend on what those in front of it drop
+    # what an attention sees must not depend on what those in front of it drop
+    for module in model.modules():
         if type(module).__name__ == "VanillaAttention":
             module.o_proj.weight.data.zero_()
     given = inputs(model) | dict(output_attentions=True)
@@ -117,13 +134,17 @@ def test_attention_dropout_acts_on_the_attention_weights(kind):
 
 def test_activation_dropout_acts_on_the_activation():
     model = build(VanillaEncoderModel, **NO_DROPOUT | dict(activation_dropout=0.5))
-    up, down = (record(getattr(model.layers[0].feed_forward, name)) for name in ("up_proj", "down_proj"))
+    up, down = (
+        record(getattr(model.layers[0].feed_forward, name)) for name in ("up_proj", "down_proj")
+    )
     model.train()(**inputs(model))
     assert_dropped(down["in"], up["out"].clamp(min=0))
 
 
 def test_classifier_dropout_acts_in_front_of_the_classifier():
-    model = build(VanillaEncoderForSequenceClassification, **NO_DROPOUT | dict(classifier_dropout=0.5))
+    model = build(
+        VanillaEncoderForSequenceClassification, **NO_DROPOUT | dict(classifier_dropout=0.5)
+    )
     seen = record(model.classifier)
     given = inputs(model)
     first = model.model(**given).last_hidden_state[:, 0]
@@ -132,7 +153,11 @@ def test_classifier_dropout_acts_in_front_of_the_classifier():
 
 
 def test_no_dropout_acts_on_relative_positions():
-    model = build(VanillaEncoderModel, "eager", **RELATIVE | NO_DROPOUT | dict(dropout=0.5, embedding_dropout=0.5))
+    model = build(
+        VanillaEncoderModel,
+        "eager",
+        **RELATIVE | NO_DROPOUT | dict(dropout=0.5, embedding_dropout=0.5),
+    )
     seen = record(model.relative_positions)
     model(**inputs(model))
     kept = seen["out"]
@@ -140,7 +165,7 @@ def test_no_dropout_acts_on_relative_positions():
     assert torch.equal(seen["out"], kept)
 
 
-# -------------------------------------------------------------------------------------------------- gradient checkpointing
+# --------------------------------------------------------------------------- gradient checkpointing
 
 DROPPING = dict(dropout=0.2, embedding_dropout=0.2, attention_dropout=0.2, activation_dropout=0.2)
 
@@ -154,7 +179,9 @@ def with_labels(model):
 
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
-@pytest.mark.parametrize("changes", [{}, RELATIVE, POSITIONS["rotary"]], ids=["sinusoidal", "relative", "rotary"])
+@pytest.mark.parametrize(
+    "changes", [{}, RELATIVE, POSITIONS["rotary"]], ids=["sinusoidal", "relative", "rotary"]
+)
 @over([*LANGUAGE_MODELS, VanillaEncoderForSequenceClassification])
 def test_gradient_checkpointing_changes_neither_loss_nor_gradients(model_class, changes, reentrant):
     model = build(model_class, initializer_range=0.3, **changes, **DROPPING).train()
@@ -178,28 +205,38 @@ def test_gradient_checkpointing_changes_neither_loss_nor_gradients(model_class, 
         model.enable_input_require_grads()
     for got, wanted in zip(loss_and_gradients(), expected, strict=True):
         assert_same(got, wanted, 1e-6)
-    assert len(calls) == 3 * layers, "once without, and with checkpointing once more in the backward pass"
-    tables = [parameter.grad for name, parameter in model.named_parameters() if "relative_positions" in name]
+    assert len(calls) == 3 * layers, (
+        "once without, and with checkpointing once more in the backward pass"
+    )
+    tables = [
+        parameter.grad
+        for name, parameter in model.named_parameters()
+        if "relative_positions" in name
+    ]
     assert len(tables) == (0 if changes is not RELATIVE else 2 if is_pair(model) else 1)
     assert all(table.abs().max() > 1e-4 for table in tables)
 
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
 def test_gradient_checkpointing_keeps_the_gradients_of_the_source(reentrant):
-    model = build(VanillaDecoderForCausalLM, initializer_range=0.3, add_cross_attention=True, **RELATIVE).train()
+    model = build(
+        VanillaDecoderForCausalLM, initializer_range=0.3, add_cross_attention=True, **RELATIVE
+    ).train()
     model.config.use_cache = False
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     source, ids = torch.randn(3, 4, D, requires_grad=True), tokens()
-    (expected,) = torch.autograd.grad(model(ids, encoder_hidden_states=source, labels=ids).loss, source)
+    (expected,) = torch.autograd.grad(
+        model(ids, encoder_hidden_states=source, labels=ids).loss, source
+    )
     model.activation_checkpointing_enable(dict(use_reentrant=reentrant))
     model(ids, encoder_hidden_states=source, labels=ids).loss.backward()
     assert source.grad.abs().max() > 1e-5
     assert_same(source.grad, expected, 1e-6)
 
 
-# -------------------------------------------------------------------------------------------------------------- torch.compile
+# ------------------------------------------------------------------------------------ torch.compile
 
 
 @pytest.mark.slow
@@ -218,5 +255,7 @@ def test_a_compiled_model_is_traced_for_one_shape_and_for_all_shapes_whole_each_
         ids = torch.randint(4, model.config.vocab_size, (rows, length))
         mask = torch.ones_like(ids)
         mask[0, -2:] = 0
-        compiled(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss.backward()
+        compiled(
+            input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)
+        ).loss.backward()
     assert len(graphs) == 2

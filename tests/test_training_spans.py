@@ -14,23 +14,41 @@ from vanilla_transformer.training.tasks import question_answering, token_classif
 from vanilla_transformer.training.tokenizer import train_tokenizer
 
 MODEL = dict(
-    hidden_size=32, intermediate_size=64, num_attention_heads=4, num_hidden_layers=1, dropout=0.0, embedding_dropout=0.0
+    hidden_size=32,
+    intermediate_size=64,
+    num_attention_heads=4,
+    num_hidden_layers=1,
+    dropout=0.0,
+    embedding_dropout=0.0,
 )
 TRAINING = dict(learning_rate=5e-3, save_strategy="no", seed=0)
 
-# ---------------------------------------------------------------------------------------------------- token-classification
+# ----------------------------------------------------------------------------- token-classification
 
 SENTENCES = [
     [(name, "B-PER"), ("saw", "O"), *place, (".", "O")]
     for name in ("Ann", "Bob", "Eve")
-    for place in ([("Rome", "B-LOC")], [("New", "B-LOC"), ("York", "I-LOC")], [("Acme", "B-ORG"), ("Ltd", "I-ORG")])
+    for place in (
+        [("Rome", "B-LOC")],
+        [("New", "B-LOC"), ("York", "I-LOC")],
+        [("Acme", "B-ORG"), ("Ltd", "I-ORG")],
+    )
 ]
 CONLL = "\n".join("".join(f"{word} {tag}\n" for word, tag in sentence) for sentence in SENTENCES)
 
 
 def tagger(path):
-    data, training = {"train": str(path), "validation": str(path)}, {"tokens_per_update": 128, "num_train_epochs": 40}
-    return Recipe("token-classification", data, {"kind": "bpe", "vocab_size": 36}, MODEL, {**TRAINING, **training})
+    data, training = (
+        {"train": str(path), "validation": str(path)},
+        {"tokens_per_update": 128, "num_train_epochs": 40},
+    )
+    return Recipe(
+        "token-classification",
+        data,
+        {"kind": "bpe", "vocab_size": 36},
+        MODEL,
+        {**TRAINING, **training},
+    )
 
 
 @pytest.fixture
@@ -45,7 +63,10 @@ def test_a_file_has_a_word_and_its_tag_on_each_line_the_last_column(tmp_path):
     for newline in ("\n", "\r\n"):
         (tmp_path / "a.txt").write_bytes(text.replace("\n", newline).encode())
         rows = token_classification.read({"train": str(tmp_path / "a.txt")}, "train")
-        assert rows.to_dict() == {"words": [["EU", "rejects"], ["Peter"]], "tags": [["B-ORG", "O"], ["B-PER"]]}
+        assert rows.to_dict() == {
+            "words": [["EU", "rejects"], ["Peter"]],
+            "tags": [["B-ORG", "O"], ["B-PER"]],
+        }
     assert token_classification.read({"train": "a.txt"}, "test") is None
 
 
@@ -53,13 +74,19 @@ def test_a_data_set_gives_words_and_the_names_of_tags(tmp_path, conll):
     expected = token_classification.read({"train": str(conll)}, "train").to_dict()
     names = ["O", "B-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG"]
     ids = [[names.index(tag) for tag in tags] for tags in expected["tags"]]
-    features = Features(tokens=List(Value("string")), ner_tags=List(ClassLabel(names=names)), id=Value("int64"))
-    rows = Dataset.from_dict({"tokens": expected["words"], "ner_tags": ids, "id": range(len(ids))}, features=features)
+    features = Features(
+        tokens=List(Value("string")), ner_tags=List(ClassLabel(names=names)), id=Value("int64")
+    )
+    rows = Dataset.from_dict(
+        {"tokens": expected["words"], "ner_tags": ids, "id": range(len(ids))}, features=features
+    )
     DatasetDict(train=rows).save_to_disk(tmp_path / "saved")
     data = {"dataset": str(tmp_path / "saved")}
     assert token_classification.read(data, "train").to_dict() == expected
     assert token_classification.read(data, "test") is None
-    with pytest.raises(ValueError, match=r"no column 'pos', expected one of \['id', 'ner_tags', 'tokens'\]"):
+    with pytest.raises(
+        ValueError, match=r"no column 'pos', expected one of \['id', 'ner_tags', 'tokens'\]"
+    ):
         token_classification.read(data | {"columns": ["tokens", "pos"]}, "train")
 
 
@@ -72,8 +99,13 @@ def test_the_tag_of_a_word_is_that_of_its_first_piece(conll):
     assert {index: tag for index, tag in enumerate(row["labels"]) if tag is not None} == dict(
         zip(first, ["B-PER", "O", "B-LOC", "O"], strict=True)
     )
-    batch = token_classification.collator(tokenizer, model)([rows["train"][index] for index in (0, 3, 4)])
-    names = [[model.config.id2label.get(label) for label in labels.tolist()] for labels in batch["labels"]]
+    batch = token_classification.collator(tokenizer, model)(
+        [rows["train"][index] for index in (0, 3, 4)]
+    )
+    names = [
+        [model.config.id2label.get(label) for label in labels.tolist()]
+        for labels in batch["labels"]
+    ]
     width = batch["input_ids"].shape[1]
     expected = [rows["train"][index]["labels"] for index in (0, 3, 4)]
     assert names == [labels + [None] * (width - len(labels)) for labels in expected]
@@ -82,12 +114,16 @@ def test_the_tag_of_a_word_is_that_of_its_first_piece(conll):
 
 def test_a_tagger_learns_names_of_two_words(conll, tmp_path):
     metrics = train(tagger(conll), tmp_path / "model")
-    assert [metrics[f"validation_{name}"] for name in ("accuracy", "precision", "recall", "f1")] == [1.0] * 4
+    assert [
+        metrics[f"validation_{name}"] for name in ("accuracy", "precision", "recall", "f1")
+    ] == [1.0] * 4
     model, tokenizer = (
         AutoModelForTokenClassification.from_pretrained(tmp_path / "model"),
         AutoTokenizer.from_pretrained(tmp_path / "model"),
     )
-    inputs = tokenizer(["Eve", "saw", "New", "York", "."], is_split_into_words=True, return_tensors="pt")
+    inputs = tokenizer(
+        ["Eve", "saw", "New", "York", "."], is_split_into_words=True, return_tensors="pt"
+    )
     tags = [model.config.id2label[label] for label in model(**inputs).logits[0].argmax(-1).tolist()]
     words = inputs.word_ids()
     assert [tags[words.index(word)] for word in range(5)] == ["B-PER", "O", "B-LOC", "I-LOC", "O"]
@@ -110,14 +146,34 @@ def test_an_entity_is_what_conlleval_takes_for_one(tags, expected):
 def test_the_scores_of_tags():
     gold = [["B-X", "I-X", "O", "B-Y"], ["B-Y", "O"]]
     found = [["B-X", "O", "O", "B-Y"], ["B-Y", "B-Y"]]
-    assert token_classification.scores_of_entities(found, gold) == {"precision": 0.5, "recall": 2 / 3, "f1": 4 / 7}
-    assert token_classification.scores_of_entities([["B-X"]], [["B-X"]]) == {"precision": 1.0, "recall": 1.0, "f1": 1.0}
-    assert token_classification.scores_of_entities([["O"]], [["O"]]) == {"precision": 0.0, "recall": 0.0, "f1": 0.0}
+    assert token_classification.scores_of_entities(found, gold) == {
+        "precision": 0.5,
+        "recall": 2 / 3,
+        "f1": 4 / 7,
+    }
+    assert token_classification.scores_of_entities([["B-X"]], [["B-X"]]) == {
+        "precision": 1.0,
+        "recall": 1.0,
+        "f1": 1.0,
+    }
+    assert token_classification.scores_of_entities([["O"]], [["O"]]) == {
+        "precision": 0.0,
+        "recall": 0.0,
+        "f1": 0.0,
+    }
     names = ["B-X", "B-Y", "I-X", "O"]
-    ids = [np.array([[-100, *map(names.index, row)] + [-100] * (4 - len(row)) for row in rows]) for rows in (found, gold)]
+    ids = [
+        np.array([[-100, *map(names.index, row)] + [-100] * (4 - len(row)) for row in rows])
+        for rows in (found, gold)
+    ]
     ids[0][ids[0] == -100] = 1  # a model says something everywhere
-    for labels, scores in ((names, {"precision", "recall", "f1"}), (["NN", "VB", "DT", "IN"], set())):
-        config = token_classification.CONFIG(id2label=dict(enumerate(labels)), label2id={n: i for i, n in enumerate(labels)})
+    for labels, scores in (
+        (names, {"precision", "recall", "f1"}),
+        (["NN", "VB", "DT", "IN"], set()),
+    ):
+        config = token_classification.CONFIG(
+            id2label=dict(enumerate(labels)), label2id={n: i for i, n in enumerate(labels)}
+        )
         given = token_classification.metrics(None, config, {}, None)(ids)
         assert given["accuracy"] == 4 / 6
         assert given.keys() == {"accuracy", *scores}
@@ -126,7 +182,10 @@ def test_the_scores_of_tags():
 
 def test_what_is_not_in_conll_form_is_refused(conll, tmp_path):
     (tmp_path / "bad.txt").write_text("EU B-ORG\nrejects\n")
-    with pytest.raises(ValueError, match="bad.txt: line 2 is 'rejects', expected a word, a space or a tab, and a tag"):
+    with pytest.raises(
+        ValueError,
+        match="bad.txt: line 2 is 'rejects', expected a word, a space or a tab, and a tag",
+    ):
         token_classification.read({"train": str(tmp_path / "bad.txt")}, "train")
     (tmp_path / "bad.txt").write_text("\n\n")
     with pytest.raises(ValueError, match="bad.txt has no words"):
@@ -134,21 +193,28 @@ def test_what_is_not_in_conll_form_is_refused(conll, tmp_path):
     (tmp_path / "bad.txt").write_text("EU B-MISC\n")
     recipe = tagger(conll)
     recipe.data["validation"] = str(tmp_path / "bad.txt")
-    with pytest.raises(ValueError, match=r"the validation text has tags \['B-MISC'\], expected some of \['B-LOC', "):
+    with pytest.raises(
+        ValueError, match=r"the validation text has tags \['B-MISC'\], expected some of \['B-LOC', "
+    ):
         prepare(recipe)
 
 
-# ------------------------------------------------------------------------------------------------------ question-answering
+# ------------------------------------------------------------------------------- question-answering
 
 PLACES = ("garden", "kitchen", "old house")
 STORIES = [
-    (f"the {who} {did} in the {place} today.", place) for who in ("cat", "dog") for did in ("is", "was") for place in PLACES
+    (f"the {who} {did} in the {place} today.", place)
+    for who in ("cat", "dog")
+    for did in ("is", "was")
+    for place in PLACES
 ]
 
 
 def squad(*stories, **answer):
     """(context, answer) pairs in the form of SQuAD."""
-    found = [{"text": text, "answer_start": context.index(text)} | answer for context, text in stories]
+    found = [
+        {"text": text, "answer_start": context.index(text)} | answer for context, text in stories
+    ]
     items = [
         {"context": context, "qas": [{"id": f"q{number}", "question": "where?", "answers": [one]}]}
         for number, ((context, _), one) in enumerate(zip(stories, found, strict=True))
@@ -157,9 +223,18 @@ def squad(*stories, **answer):
 
 
 def reader(path, **data):
-    files, training = {"train": str(path), "validation": str(path)}, {"tokens_per_update": 256, "num_train_epochs": 30}
+    files, training = (
+        {"train": str(path), "validation": str(path)},
+        {"tokens_per_update": 256, "num_train_epochs": 30},
+    )
     model = MODEL | {"type_vocab_size": 2}
-    return Recipe("question-answering", files | data, {"kind": "bpe", "vocab_size": 50}, model, {**TRAINING, **training})
+    return Recipe(
+        "question-answering",
+        files | data,
+        {"kind": "bpe", "vocab_size": 50},
+        model,
+        {**TRAINING, **training},
+    )
 
 
 @pytest.fixture
@@ -173,7 +248,9 @@ def encoded(context, answer, **data):
     """Its windows with a tokenizer of characters, as rows."""
     columns = {"id": ["q"], "question": ["who?"], "context": [context]}
     columns["answers"] = [{"text": [answer], "answer_start": [context.index(answer)]}]
-    tokenizer = train_tokenizer(["who? ann ran."], kind="character", variant="encoder", token_types=True)
+    tokenizer = train_tokenizer(
+        ["who? ann ran."], kind="character", variant="encoder", token_types=True
+    )
     found = question_answering.encode(columns, tokenizer, data)
     rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
     return tokenizer, rows
@@ -181,7 +258,9 @@ def encoded(context, answer, **data):
 
 def test_a_data_set_gives_the_questions_of_a_file(stories, tmp_path):
     expected = question_answering.read({"train": str(stories)}, "train")
-    DatasetDict(train=expected.add_column("title", ["t"] * len(expected))).save_to_disk(tmp_path / "saved")
+    DatasetDict(train=expected.add_column("title", ["t"] * len(expected))).save_to_disk(
+        tmp_path / "saved"
+    )
     data = {"dataset": str(tmp_path / "saved")}
     assert question_answering.read(data, "train").to_dict() == expected.to_dict()
     assert question_answering.read(data, "validation") is None
@@ -198,9 +277,16 @@ def test_an_answer_is_where_its_characters_are():
 def test_windows_share_their_stride_and_have_the_answer_or_the_first_token():
     tokenizer, rows = encoded("ann ran.", "ran", max_length=12, stride=3)
     assert [tokenizer.decode(row["input_ids"][6:-1]) for row in rows] == ["ann r", "n ran", "ran."]
-    assert [(row["start_positions"], row["end_positions"]) for row in rows] == [(0, 0), (8, 10), (6, 8)]
+    assert [(row["start_positions"], row["end_positions"]) for row in rows] == [
+        (0, 0),
+        (8, 10),
+        (6, 8),
+    ]
     assert [row["offsets"][6] for row in rows] == [[0, 1], [2, 3], [4, 5]]
-    with pytest.raises(ValueError, match="question q has 4 tokens, expected fewer than 4, what max_length=10 leaves beside st"):
+    with pytest.raises(
+        ValueError,
+        match="question q has 4 tokens, expected fewer than 4, what max_length=10 leaves beside st",
+    ):
         encoded("ann ran.", "ran", max_length=10, stride=3)
 
 
@@ -208,12 +294,24 @@ def test_windows_share_their_stride_and_have_the_answer_or_the_first_token():
 def test_pieces_of_words_give_back_every_answer(kind):
     context = "The old man (of Rome) sees some red house; one woman reads the book."
     words = context.replace("(", "").split()
-    answers = [" ".join(words[first:last]) for first in range(len(words)) for last in range(first + 1, len(words) + 1)]
+    answers = [
+        " ".join(words[first:last])
+        for first in range(len(words))
+        for last in range(first + 1, len(words) + 1)
+    ]
     answers = [answer for answer in answers if answer in context]
     assert len(answers) > 60
-    columns = {"id": answers, "question": ["who?"] * len(answers), "context": [context] * len(answers)}
-    columns["answers"] = [{"text": [answer], "answer_start": [context.index(answer)]} for answer in answers]
-    tokenizer = train_tokenizer([context] * 2, 60 if kind == "bpe" else 290, kind, variant="encoder")
+    columns = {
+        "id": answers,
+        "question": ["who?"] * len(answers),
+        "context": [context] * len(answers),
+    }
+    columns["answers"] = [
+        {"text": [answer], "answer_start": [context.index(answer)]} for answer in answers
+    ]
+    tokenizer = train_tokenizer(
+        [context] * 2, 60 if kind == "bpe" else 290, kind, variant="encoder"
+    )
     found = question_answering.encode(columns, tokenizer, {})
     for answer, first, last, offsets in zip(
         answers, found["start_positions"], found["end_positions"], found["offsets"], strict=True
@@ -225,9 +323,9 @@ def test_a_reader_learns_where_answers_are(stories, tmp_path):
     metrics = train(reader(stories), tmp_path / "model")
     assert (metrics["validation_exact_match"], metrics["validation_f1"]) == (100, 100)
     answer = pipeline("question-answering", model=str(tmp_path / "model"))
-    assert [answer(question="where?", context=context)["answer"].strip() for context, _ in STORIES] == [
-        place for _, place in STORIES
-    ]
+    assert [
+        answer(question="where?", context=context)["answer"].strip() for context, _ in STORIES
+    ] == [place for _, place in STORIES]
 
 
 def test_the_scores_are_those_of_the_best_span_over_all_windows(stories):
@@ -237,7 +335,8 @@ def test_the_scores_are_those_of_the_best_span_over_all_windows(stories):
     assert windows > len(STORIES)
     assert not {*question_answering.SCORED} & {*prepare(reader(stories))[2]["train"].column_names}
     starts, ends = np.zeros((2, windows, 20))
-    for window, row in enumerate(rows):  # windows without the answer are sure of nothing, those with it of their place
+    # windows without the answer are sure of nothing, those with it of their place
+    for window, row in enumerate(rows):
         if row["start_positions"]:
             starts[window, row["start_positions"]] = ends[window, row["end_positions"]] = 5.0
         starts[window, 0] = ends[window, 0] = 9.0  # of no context
@@ -254,10 +353,17 @@ def test_the_scores_are_those_of_the_best_span_over_all_windows(stories):
 
 def test_the_best_span_is_the_best_of_all_that_are_short_enough():
     rng = np.random.default_rng(0)
-    row = {"context": "abcdefgh", "offsets": [None, None, *([place, place + 1] for place in range(8)), None]}
+    row = {
+        "context": "abcdefgh",
+        "offsets": [None, None, *([place, place + 1] for place in range(8)), None],
+    }
     for _ in range(20):
         start, end = rng.normal(size=(2, 11))
-        spans = [(start[i] + end[j], "abcdefgh"[i - 2 : j - 1]) for i in range(2, 10) for j in range(i, min(i + 3, 10))]
+        spans = [
+            (start[i] + end[j], "abcdefgh"[i - 2 : j - 1])
+            for i in range(2, 10)
+            for j in range(i, min(i + 3, 10))
+        ]
         assert question_answering.best_span(row, start, end, 3) == max(spans)
 
 
@@ -278,16 +384,29 @@ def test_answers_are_compared_as_squad_does(text, gold, exact, f1):
 
 def test_the_best_of_several_answers_counts():
     rows = Dataset.from_list(
-        [{"id": "q", "start_positions": 0, "context": "an old house", "answers": ["hut", "old"], "offsets": [[3, 6]]}]
+        [
+            {
+                "id": "q",
+                "start_positions": 0,
+                "context": "an old house",
+                "answers": ["hut", "old"],
+                "offsets": [[3, 6]],
+            }
+        ]
     )
-    scores = question_answering.metrics(None, None, {}, rows)(((np.zeros((1, 1)),) * 2, (np.zeros(1), np.zeros(1))))
+    scores = question_answering.metrics(None, None, {}, rows)(
+        ((np.zeros((1, 1)),) * 2, (np.zeros(1), np.zeros(1)))
+    )
     assert scores == {"exact_match": 100, "f1": 100}
 
 
 def test_files_and_answers_that_are_not_as_they_say_are_refused(tmp_path):
     path = tmp_path / "bad.json"
     for content, message in [
-        (squad(STORIES[0], answer_start=3), "question q0: its context has ' cat i' at 3, expected the answer 'garden'"),
+        (
+            squad(STORIES[0], answer_start=3),
+            "question q0: its context has ' cat i' at 3, expected the answer 'garden'",
+        ),
         (squad(STORIES[0], text=""), "question q0: its context has .* expected the answer ''"),
         ({"data": [{"paragraphs": [{"qas": []}]}]}, "bad.json has no questions"),
         ({"questions": []}, r"bad.json is not JSON in the form of SQuAD: KeyError\('data'\)"),
@@ -301,7 +420,10 @@ def test_files_and_answers_that_are_not_as_they_say_are_refused(tmp_path):
     with pytest.raises(ValueError, match="question q0 has no answer, expected at least one"):
         question_answering.read({"train": str(path)}, "train")
     for change, message in [
-        (lambda paragraph: paragraph["qas"][0].update(question=5), "question q0 is 5 on 'the cat is in the garden today.'"),
+        (
+            lambda paragraph: paragraph["qas"][0].update(question=5),
+            "question q0 is 5 on 'the cat is in the garden today.'",
+        ),
         (lambda paragraph: paragraph.update(context=None), "question q0 is 'where\\?' on None"),
     ]:
         no_text = squad(STORIES[0])

@@ -1,4 +1,5 @@
-"""The state of a run: what it is gone on from, what is refused, and that nothing of the user's in it is removed."""
+"""The state of a run: what it is gone on from, what is refused, and that nothing of the user's in
+it is removed."""
 
 import hashlib
 import json
@@ -28,9 +29,21 @@ from vanilla_transformer.training.recipe import Recipe
 def recipe(tmp_path):
     (tmp_path / "text").mkdir()
     files = write_corpus(tmp_path / "text", "train", 3, seed=0)
-    training = {"learning_rate": 0.1, "max_steps": 10, "lr_scheduler_type": "inverse_sqrt", "logging_steps": 5}
+    training = {
+        "learning_rate": 0.1,
+        "max_steps": 10,
+        "lr_scheduler_type": "inverse_sqrt",
+        "logging_steps": 5,
+    }
     data = {"directory": str(tmp_path / "text"), "train": [file.name for file in files]}
-    return Recipe("translation", data, {"kind": "bpe", "vocab_size": 60}, {"dropout": 0.1}, training, {"num_beams": 4})
+    return Recipe(
+        "translation",
+        data,
+        {"kind": "bpe", "vocab_size": 60},
+        {"dropout": 0.1},
+        training,
+        {"num_beams": 4},
+    )
 
 
 @pytest.fixture
@@ -58,7 +71,9 @@ def checkpoint(state: Path, step: int, arguments=None, **facts) -> Path:
     callback.on_train_begin(arguments, SimpleNamespace(best_model_checkpoint=None), None)
     assert arguments.save_total_limit is None  # the trainer's own would remove what is not ours
     arguments.output_dir, arguments.should_save = str(state), True
-    callback.on_save(arguments, SimpleNamespace(global_step=step, best_model_checkpoint=None, **facts), None)
+    callback.on_save(
+        arguments, SimpleNamespace(global_step=step, best_model_checkpoint=None, **facts), None
+    )
     return path
 
 
@@ -66,7 +81,7 @@ def names(state):
     return sorted(path.name for path in state.iterdir())
 
 
-# ------------------------------------------------------------------------------------------------------ whose it is
+# -------------------------------------------------------------------------------------- whose it is
 
 
 def test_a_state_is_opened_again_by_the_same_recipe(recipe, state):
@@ -86,7 +101,8 @@ def test_what_no_run_wrote_is_refused_and_stays(recipe, state):
     (state / "notes").write_text("mine")
     for restart in (False, True):
         with pytest.raises(
-            FileExistsError, match=r"model-run is not the state of a run, it has no run\.json: expected another"
+            FileExistsError,
+            match=r"model-run is not the state of a run, it has no run\.json: expected another",
         ):
             open_state(state, recipe, restart)
     assert names(state) == ["notes"]
@@ -95,7 +111,11 @@ def test_what_no_run_wrote_is_refused_and_stays(recipe, state):
 @pytest.mark.parametrize(
     "table, values, message",
     [
-        ("training", {"learning_rate": 0.2}, "with training.learning_rate=0.1, expected 0.2: --restart moves it aside"),
+        (
+            "training",
+            {"learning_rate": 0.2},
+            "with training.learning_rate=0.1, expected 0.2: --restart moves it aside",
+        ),
         ("training", {"seed": 1}, "with training.seed=None, expected 1"),
         ("model", {"dropout": 0.2}, "with model.dropout=0.1, expected 0.2"),
         ("tokenizer", {"vocab_size": 61}, "with tokenizer.vocab_size=60, expected 61"),
@@ -107,7 +127,9 @@ def test_what_no_run_wrote_is_refused_and_stays(recipe, state):
         ),
     ],
 )
-def test_the_state_of_another_recipe_is_refused_by_the_key_that_differs(recipe, state, table, values, message):
+def test_the_state_of_another_recipe_is_refused_by_the_key_that_differs(
+    recipe, state, table, values, message
+):
     open_state(state, recipe, restart=False)
     checkpoint(state, 5)
     with pytest.raises(UsageError, match=message):
@@ -148,7 +170,13 @@ def test_what_changes_no_weights_may_be_another(recipe, state, table, values):
 
 
 def test_where_scores_choose_the_weights_how_they_are_made_is_part_of_the_run(recipe, state):
-    chosen = changed(recipe, "training", early_stopping_patience=2, eval_strategy="steps", load_best_model_at_end=True)
+    chosen = changed(
+        recipe,
+        "training",
+        early_stopping_patience=2,
+        eval_strategy="steps",
+        load_best_model_at_end=True,
+    )
     open_state(state, chosen, restart=False)
     checkpoint(state, 5)
     with pytest.raises(UsageError, match="with generation.num_beams=4, expected 5"):
@@ -173,7 +201,10 @@ def test_restart_moves_the_state_aside(recipe, state, is_damaged, capsys):
     checkpoint(state, 5)
     if is_damaged:
         (state / "run.json").write_text("{")
-        with pytest.raises(ValueError, match=r"run\.json is damaged .*; --restart moves .*model-run aside and begins anew"):
+        with pytest.raises(
+            ValueError,
+            match=r"run\.json is damaged .*; --restart moves .*model-run aside and begins anew",
+        ):
             open_state(state, recipe, restart=False)
     for number in (1, 2):
         open_state(state, recipe, restart=True)
@@ -182,7 +213,7 @@ def test_restart_moves_the_state_aside(recipe, state, is_damaged, capsys):
     assert names(Path(f"{state}.kept-1")) == ["checkpoint-5", "run.json"]
 
 
-# ---------------------------------------------------------------------------------------------------- its checkpoints
+# ---------------------------------------------------------------------------------- its checkpoints
 
 
 @pytest.mark.parametrize("damage", ["one byte", "shorter", "missing", "marker", "another marker"])
@@ -204,9 +235,14 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(state, damage, caplo
 
 
 def test_a_checkpoint_is_marked_before_it_is_written_and_whole_afterwards(state):
-    callback, arguments = WholeCheckpoints(), SimpleNamespace(save_total_limit=None, output_dir=str(state), should_save=True)
+    callback, arguments = (
+        WholeCheckpoints(),
+        SimpleNamespace(save_total_limit=None, output_dir=str(state), should_save=True),
+    )
     for saves in (False, True):
-        callback.on_step_end(arguments, SimpleNamespace(global_step=5), SimpleNamespace(should_save=saves))
+        callback.on_step_end(
+            arguments, SimpleNamespace(global_step=5), SimpleNamespace(should_save=saves)
+        )
         assert (state / "checkpoint-5/files.json").exists() == saves
     assert marked_checkpoints(state) == [state / "checkpoint-5"]
     assert list(whole_checkpoints(state)) == []
@@ -214,13 +250,20 @@ def test_a_checkpoint_is_marked_before_it_is_written_and_whole_afterwards(state)
 
 def test_what_a_user_puts_into_a_checkpoint_changes_nothing_of_it_and_stays(state):
     for name in ("onnx/model.onnx", "notes"):
-        file = checkpoint(state, 5) / name if not (state / "checkpoint-5").exists() else state / "checkpoint-5" / name
+        file = (
+            checkpoint(state, 5) / name
+            if not (state / "checkpoint-5").exists()
+            else state / "checkpoint-5" / name
+        )
         file.parent.mkdir(exist_ok=True)
         file.write_text("mine")
     assert list(whole_checkpoints(state)) == [state / "checkpoint-5"]
     checkpoint(state, 10, SimpleNamespace(save_total_limit=1))
     left = sorted(path.relative_to(state).as_posix() for path in state.rglob("*") if path.is_file())
-    assert left[-2:] == ["checkpoint-5/notes", "checkpoint-5/onnx/model.onnx"] and "checkpoint-5/model.safetensors" not in left
+    assert (
+        left[-2:] == ["checkpoint-5/notes", "checkpoint-5/onnx/model.onnx"]
+        and "checkpoint-5/model.safetensors" not in left
+    )
 
 
 def test_a_marker_that_names_files_elsewhere_removes_nothing(state):
@@ -236,7 +279,8 @@ def test_a_checkpoint_of_others_whose_name_a_run_may_need_is_refused(recipe, sta
     open_state(state, recipe, restart=False)
     (state / "checkpoint-15").mkdir()
     with pytest.raises(
-        FileExistsError, match="checkpoint-15 is not of the run, which may need its name: expected it elsewhere"
+        FileExistsError,
+        match="checkpoint-15 is not of the run, which may need its name: expected it elsewhere",
     ):
         open_state(state, recipe, restart=False)
 
@@ -259,18 +303,25 @@ def test_the_last_checkpoints_are_refused_if_one_is_damaged(state, caplog, monke
     assert "average_last=4, and" in caplog.text and "has 3 checkpoints" in caplog.text
     (paths[1] / "model.safetensors").write_text("other")
     assert last_checkpoints(state, 1) == paths[2:]
-    with pytest.raises(ValueError, match="average_last=3, and .*checkpoint-10 is damaged: remove it"):
+    with pytest.raises(
+        ValueError, match="average_last=3, and .*checkpoint-10 is damaged: remove it"
+    ):
         last_checkpoints(state, 3)
 
 
 def test_the_best_checkpoint_is_looked_for_where_the_state_is_now(state):
     path = checkpoint(state, 5)
-    callback, arguments = WholeCheckpoints(), SimpleNamespace(save_total_limit=None, output_dir=str(state), should_save=True)
+    callback, arguments = (
+        WholeCheckpoints(),
+        SimpleNamespace(save_total_limit=None, output_dir=str(state), should_save=True),
+    )
     noted = SimpleNamespace(best_model_checkpoint="/elsewhere/checkpoint-5")
     callback.on_train_begin(arguments, noted, None)
     assert noted.best_model_checkpoint == str(path)
     (path / "model.safetensors").write_text("other")
-    with pytest.raises(ValueError, match="checkpoint-5, the best checkpoint until now, is damaged or not there"):
+    with pytest.raises(
+        ValueError, match="checkpoint-5, the best checkpoint until now, is damaged or not there"
+    ):
         callback.on_train_begin(arguments, noted, None)
 
 
@@ -287,7 +338,11 @@ def test_another_teacher_under_the_same_name_is_another_run(tmp_path, state):
     (tmp_path / "teacher/model.safetensors").write_text("one")
     (tmp_path / "text").write_text("a\tb\n")
     recipe = Recipe(
-        "sequence-classification", {"train": str(tmp_path / "text")}, {}, {}, {"teachers": [str(tmp_path / "teacher")]}
+        "sequence-classification",
+        {"train": str(tmp_path / "text")},
+        {},
+        {},
+        {"teachers": [str(tmp_path / "teacher")]},
     )
     open_state(state, recipe, restart=False)
     checkpoint(state, 5)
@@ -297,7 +352,9 @@ def test_another_teacher_under_the_same_name_is_another_run(tmp_path, state):
         open_state(state, recipe, restart=False)
 
 
-@pytest.mark.parametrize("limit, kept", [(None, [5, 10, 15, 20]), (1, [20]), (2, [15, 20]), (9, [5, 10, 15, 20])])
+@pytest.mark.parametrize(
+    "limit, kept", [(None, [5, 10, 15, 20]), (1, [20]), (2, [15, 20]), (9, [5, 10, 15, 20])]
+)
 def test_only_checkpoints_of_the_run_are_removed_when_there_are_too_many(state, limit, kept):
     theirs = ["checkpoint-mean", "checkpoint-5-mean", "notes"]
     for name in theirs:
@@ -318,7 +375,7 @@ def test_the_best_checkpoint_stays(state):
     assert names(state) == ["checkpoint-15", "checkpoint-5"]
 
 
-# ------------------------------------------------------------------------------------------------------ train itself
+# ------------------------------------------------------------------------------------- train itself
 
 
 def test_a_run_refuses_outputs_and_states_that_would_harm_what_it_reads(recipe, tmp_path):
@@ -326,9 +383,18 @@ def test_a_run_refuses_outputs_and_states_that_would_harm_what_it_reads(recipe, 
     teacher.mkdir()
     (teacher / "config.json").write_text('{"model_type": "vanilla-encoder"}')
     before = sorted(tmp_path.rglob("*"))
-    for name, message in (("exp-run", "exp-run is the input"), ("exp", "exp-run is the input"), (".", "is the input|holds it")):
+    for name, message in (
+        ("exp-run", "exp-run is the input"),
+        ("exp", "exp-run is the input"),
+        (".", "is the input|holds it"),
+    ):
         with pytest.raises(ValueError, match=message):
-            runs.train(changed(recipe, "model", path=str(teacher)), tmp_path / name, force=True, restart=True)
+            runs.train(
+                changed(recipe, "model", path=str(teacher)),
+                tmp_path / name,
+                force=True,
+                restart=True,
+            )
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -338,5 +404,7 @@ def test_what_a_run_reads(recipe, tmp_path):
     assert list(map(str, runs.inputs_of(recipe))) == [*text, "words", "start"]
     recipe = Recipe("translation", {"dataset": "set"}, {}, {}, {})
     assert runs.inputs_of(recipe) == ["set"]
-    recipe = Recipe("sequence-classification", {"train": "a.txt"}, {}, {}, {"teachers": ["one", "two"]})
+    recipe = Recipe(
+        "sequence-classification", {"train": "a.txt"}, {}, {}, {"teachers": ["one", "two"]}
+    )
     assert runs.inputs_of(recipe) == [Path("a.txt"), "one", "two"]

@@ -19,30 +19,53 @@ from vanilla_transformer.training.augment import AugmentedDataset, augmentation_
 from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.run import train
-from vanilla_transformer.training.tasks import causal_lm, masked_lm, pretraining, sequence_classification
+from vanilla_transformer.training.tasks import (
+    causal_lm,
+    masked_lm,
+    pretraining,
+    sequence_classification,
+)
 from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer.training.trainer import make_trainer, training_arguments
 
 RANDOM = random.Random(0)
 CHOICE = RANDOM.choice
 VERSE = "".join(
-    f"the {CHOICE(['cat', 'dog'])} {CHOICE(['saw', 'ate', 'hid'])} the {CHOICE(['bone', 'mouse', 'hat'])}.\n" for _ in range(60)
+    f"the {CHOICE(['cat', 'dog'])} {CHOICE(['saw', 'ate', 'hid'])} the "
+    f"{CHOICE(['bone', 'mouse', 'hat'])}.\n"
+    for _ in range(60)
 )
 DECODER = dict(
-    hidden_size=32, intermediate_size=64, num_attention_heads=4, num_hidden_layers=2, dropout=0.0, embedding_dropout=0.0
+    hidden_size=32,
+    intermediate_size=64,
+    num_attention_heads=4,
+    num_hidden_layers=2,
+    dropout=0.0,
+    embedding_dropout=0.0,
 )
 ENCODER = {**DECODER, "num_hidden_layers": 1}
 
 
-# --------------------------------------------------------------------------------------------------------------- causal-lm
+# ---------------------------------------------------------------------------------------- causal-lm
 
 
 def language_model(path, model=None, **training):
     data = {"train": str(path), "validation_fraction": 0.2, "block_size": 16}
     settings = dict(
-        per_device_train_batch_size=8, max_steps=150, learning_rate=5e-3, warmup_steps=10, save_strategy="no", seed=0
+        per_device_train_batch_size=8,
+        max_steps=150,
+        learning_rate=5e-3,
+        warmup_steps=10,
+        save_strategy="no",
+        seed=0,
     )
-    return Recipe("causal-lm", data, {"kind": "character"}, {**DECODER, **(model or {})}, {**settings, **training})
+    return Recipe(
+        "causal-lm",
+        data,
+        {"kind": "character"},
+        {**DECODER, **(model or {})},
+        {**settings, **training},
+    )
 
 
 @pytest.fixture
@@ -54,7 +77,10 @@ def verse(tmp_path):
 
 def test_the_validation_text_is_the_end_of_the_training_text(verse):
     data = {"train": str(verse), "validation_fraction": 0.2}
-    [first], [last] = causal_lm.read(data, "train")["text"], causal_lm.read(data, "validation")["text"]
+    [first], [last] = (
+        causal_lm.read(data, "train")["text"],
+        causal_lm.read(data, "validation")["text"],
+    )
     assert first + last == VERSE
     assert len(first) == int(0.8 * len(VERSE))
     assert causal_lm.read(data, "test") is None
@@ -70,7 +96,11 @@ def test_training_sees_every_window_and_validation_every_token_once(verse):
     for index in (0, 5, len(rows["train"]) - 1):
         window = rows["train"][index]
         assert window["input_ids"].tolist() == ids[index : index + 16]
-        assert window["labels"].tolist() == window["shift_labels"].tolist() == ids[index + 1 : index + 17]
+        assert (
+            window["labels"].tolist()
+            == window["shift_labels"].tolist()
+            == ids[index + 1 : index + 17]
+        )
     predicted = [token for row in rows["validation"] for token in row["labels"] if token != -100]
     assert predicted == ids[kept + 1 :]
     assert {len(row["input_ids"]) for row in rows["validation"]} == {16}
@@ -89,11 +119,15 @@ def test_a_language_model_learns_and_its_loss_is_that_of_the_whole_validation_te
         AutoModelForCausalLM.from_pretrained(tmp_path / "model").double(),
         AutoTokenizer.from_pretrained(tmp_path / "model"),
     )
-    ids = torch.tensor(tokenizer(VERSE, add_special_tokens=False)["input_ids"])[int(0.8 * len(VERSE)) :]
+    ids = torch.tensor(tokenizer(VERSE, add_special_tokens=False)["input_ids"])[
+        int(0.8 * len(VERSE)) :
+    ]
     losses = []
     for start in range(0, len(ids) - 1, 16):
         piece = ids[start : start + 17]
-        losses.append(F.cross_entropy(model(piece[None, :-1]).logits[0], piece[1:], reduction="none"))
+        losses.append(
+            F.cross_entropy(model(piece[None, :-1]).logits[0], piece[1:], reduction="none")
+        )
     assert metrics["validation_nll"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-4)
     assert metrics["validation_perplexity"] == pytest.approx(math.exp(metrics["validation_nll"]))
     assert metrics["validation_nll"] < 1.0 < math.log(len(tokenizer))
@@ -108,10 +142,20 @@ def test_packed_lines_are_read_as_if_they_were_alone():
         assert {len(values) for values in block.values()} == {12}
         inputs = {name: torch.tensor([block[name]]) for name in ("input_ids", "position_ids")}
         logits, labels = model(**inputs, use_cache=False).logits[0], torch.tensor(block["labels"])
-        found += [(label.item(), row) for label, row in zip(labels, logits, strict=True) if label != -100]
+        found += [
+            (label.item(), row) for label, row in zip(labels, logits, strict=True) if label != -100
+        ]
     pieces = [ids[start : start + 13] for ids in documents for start in range(0, len(ids) - 1, 12)]
-    assert len(found) == sum(len(piece) - 1 for piece in pieces) == sum(len(ids) - 1 for ids in documents)
-    alone = [(label, row) for piece in pieces for label, row in zip(piece[1:], model(torch.tensor([piece[:-1]])).logits[0])]
+    assert (
+        len(found)
+        == sum(len(piece) - 1 for piece in pieces)
+        == sum(len(ids) - 1 for ids in documents)
+    )
+    alone = [
+        (label, row)
+        for piece in pieces
+        for label, row in zip(piece[1:], model(torch.tensor([piece[:-1]])).logits[0])
+    ]
     for (label, row), (expected_label, expected) in zip(found, alone, strict=True):
         assert label == expected_label
         torch.testing.assert_close(row, expected, atol=1e-5, rtol=1e-4)
@@ -120,17 +164,30 @@ def test_packed_lines_are_read_as_if_they_were_alone():
 def test_lines_as_documents_end_with_the_end_token(tmp_path):
     (tmp_path / "lines.txt").write_text(VERSE)
     recipe = language_model(tmp_path / "lines.txt")
-    recipe.data |= {"documents": "line", "block_size": 64, "validation": str(tmp_path / "lines.txt")}
+    recipe.data |= {
+        "documents": "line",
+        "block_size": 64,
+        "validation": str(tmp_path / "lines.txt"),
+    }
     del recipe.data["validation_fraction"]
     tokenizer, _, rows = prepare(recipe)
     lines = VERSE.splitlines()
     predicted = [token for row in rows["train"] for token in row["labels"] if token != -100]
-    assert predicted == [token for line in lines for token in [*tokenizer(line)["input_ids"][1:], tokenizer.eos_token_id]]
+    assert predicted == [
+        token
+        for line in lines
+        for token in [*tokenizer(line)["input_ids"][1:], tokenizer.eos_token_id]
+    ]
     assert predicted.count(tokenizer.eos_token_id) == len(lines)
     # Tokenizers that put the end token behind a text themselves, or one in front of it.
-    columns, expected = {"text": [*lines, "a</s>"]}, [[*tokenizer(line)["input_ids"], 2] for line in [*lines, "a</s>"]]
+    columns, expected = (
+        {"text": [*lines, "a</s>"]},
+        [[*tokenizer(line)["input_ids"], 2] for line in [*lines, "a</s>"]],
+    )
     for front, back in (("", "</s>"), ("</s>", ""), ("<s>", "</s>")):
-        around = TemplateProcessing(single=f"{front} $A {back}".strip(), special_tokens=[("<s>", 1), ("</s>", 2)])
+        around = TemplateProcessing(
+            single=f"{front} $A {back}".strip(), special_tokens=[("<s>", 1), ("</s>", 2)]
+        )
         tokenizer.backend_tokenizer.post_processor = around
         found = causal_lm.encode(columns, tokenizer, recipe.data)["input_ids"]
         added = [tokenizer.convert_tokens_to_ids(front)] if front else []
@@ -140,7 +197,9 @@ def test_lines_as_documents_end_with_the_end_token(tmp_path):
 def test_lines_need_an_end_token():
     tokenizer = train_tokenizer(["the cat"], kind="character", variant="decoder")
     tokenizer.eos_token = None
-    with pytest.raises(ValueError, match='the tokenizer has no end token, expected one for data.documents="line"'):
+    with pytest.raises(
+        ValueError, match='the tokenizer has no end token, expected one for data.documents="line"'
+    ):
         causal_lm.encode({"text": ["the cat"]}, tokenizer, {"documents": "line"})
 
 
@@ -148,7 +207,9 @@ def test_a_text_shorter_than_a_block_is_refused(tmp_path):
     (tmp_path / "short.txt").write_text("ab")
     recipe = language_model(tmp_path / "short.txt")
     del recipe.data["validation_fraction"]
-    with pytest.raises(ValueError, match="the train text has 2 tokens, expected more than block_size=16"):
+    with pytest.raises(
+        ValueError, match="the train text has 2 tokens, expected more than block_size=16"
+    ):
         prepare(recipe)
 
 
@@ -157,7 +218,12 @@ def test_numbers_of_labels_have_the_names_of_the_recipe_in_its_order(tmp_path):
     (tmp_path / "test").write_text("2 when is it\n")
     files = {split: str(tmp_path / split) for split in ("train", "test")}
     data = {**files, "label_names": ["HUM", "ABBR", "a number"]}
-    recipe = Recipe("sequence-classification", data, {"kind": "word", "vocab_size": 10}, {"num_hidden_layers": 1})
+    recipe = Recipe(
+        "sequence-classification",
+        data,
+        {"kind": "word", "vocab_size": 10},
+        {"num_hidden_layers": 1},
+    )
     tokenizer, model, rows = prepare(recipe)
     assert model.config.id2label == {0: "HUM", 1: "ABBR", 2: "a number"}
     assert model.config.label2id == {"HUM": 0, "ABBR": 1, "a number": 2}
@@ -169,11 +235,13 @@ def test_numbers_of_labels_have_the_names_of_the_recipe_in_its_order(tmp_path):
         prepare(recipe)
     recipe.data["skip_bad_rows"] = True
     assert sequence_classification.read(recipe.data, "train")["label"] == ["HUM"]
-    with pytest.raises(UsageError, match=r"data.label_names is \['A', 'A'\], expected names that differ"):
+    with pytest.raises(
+        UsageError, match=r"data.label_names is \['A', 'A'\], expected names that differ"
+    ):
         Recipe("sequence-classification", {**files, "label_names": ["A", "A"]})
 
 
-# --------------------------------------------------------------------------------------------------------------- masked-lm
+# ---------------------------------------------------------------------------------------- masked-lm
 
 
 def test_whole_words_are_masked_at_the_rates_of_bert():
@@ -181,9 +249,15 @@ def test_whole_words_are_masked_at_the_rates_of_bert():
     tokenizer = train_tokenizer(lines, 36, variant="encoder")  # some words are several pieces
     rows = masked_lm.encode({"text": lines * 40}, tokenizer, {})
     batch = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
-    found = masked_lm.collator(tokenizer, None)([masked_lm.augment(row, RANDOM, tokenizer) for row in batch])
-    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row["input_ids"]) for row in batch], batch_first=True)
-    words = torch.nn.utils.rnn.pad_sequence([torch.tensor(row["labels"]) for row in batch], True, -1)
+    found = masked_lm.collator(tokenizer, None)(
+        [masked_lm.augment(row, RANDOM, tokenizer) for row in batch]
+    )
+    ids = torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(row["input_ids"]) for row in batch], batch_first=True
+    )
+    words = torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(row["labels"]) for row in batch], True, -1
+    )
     chosen = found["labels"] != -100
     assert torch.equal(found["labels"][chosen], ids[chosen])
     assert torch.equal(found["input_ids"][~chosen], ids[~chosen])
@@ -195,14 +269,21 @@ def test_whole_words_are_masked_at_the_rates_of_bert():
     count = chosen.sum().item()
     expected = 0.15 + 0.85**6 / 6  # one of the six words where else there would be none
     assert count / (words >= 0).sum().item() == pytest.approx(expected, abs=0.02)
-    assert (found["input_ids"][chosen] == tokenizer.mask_token_id).sum().item() / count == pytest.approx(0.8, abs=0.04)
-    assert (found["input_ids"][chosen] == ids[chosen]).sum().item() / count == pytest.approx(0.1, abs=0.04)
+    assert (
+        found["input_ids"][chosen] == tokenizer.mask_token_id
+    ).sum().item() / count == pytest.approx(0.8, abs=0.04)
+    assert (found["input_ids"][chosen] == ids[chosen]).sum().item() / count == pytest.approx(
+        0.1, abs=0.04
+    )
 
 
 def test_a_row_of_few_words_has_one_that_is_masked():
     tokenizer = train_tokenizer(["the cat"], kind="character", variant="encoder")
     row = {"input_ids": [1, 7, 8, 9, 2], "labels": [-1, 0, 1, 2, -1]}
-    counts = [sum(label != -100 for label in masked_lm.augment(row, RANDOM, tokenizer)["labels"]) for _ in range(200)]
+    counts = [
+        sum(label != -100 for label in masked_lm.augment(row, RANDOM, tokenizer)["labels"])
+        for _ in range(200)
+    ]
     assert min(counts) == 1 and max(counts) > 1
 
 
@@ -211,14 +292,19 @@ def test_masks_of_training_text_are_others_in_each_epoch_those_of_validation_tex
     files = {"train": str(tmp_path / "text.txt"), "validation": str(tmp_path / "text.txt")}
     recipe = Recipe("masked-lm", files, {"kind": "bpe", "vocab_size": 45}, ENCODER, {"seed": 3})
     tokenizer, _, rows = prepare(recipe)
-    augmented = AugmentedDataset(rows["train"], augmentation_of(recipe, tokenizer, rows["train"]), seed=3)
+    augmented = AugmentedDataset(
+        rows["train"], augmentation_of(recipe, tokenizer, rows["train"]), seed=3
+    )
     every = list(range(len(augmented)))
     first = augmented.__getitems__(every)
     assert augmented.__getitems__(every[::-1])[::-1] == first
     augmented.set_epoch(1)
     assert augmented.__getitems__(every) != first
     assert (
-        AugmentedDataset(rows["train"], augmentation_of(recipe, tokenizer, rows["train"]), seed=4).__getitems__(every) != first
+        AugmentedDataset(
+            rows["train"], augmentation_of(recipe, tokenizer, rows["train"]), seed=4
+        ).__getitems__(every)
+        != first
     )
     assert tokenizer.mask_token_id in chain(*rows["validation"]["input_ids"])
     assert list(prepare(recipe)[2]["validation"]) == list(rows["validation"])
@@ -226,12 +312,23 @@ def test_masks_of_training_text_are_others_in_each_epoch_those_of_validation_tex
 
 @torch.no_grad()
 def test_packed_texts_are_read_as_each_alone(tmp_path):
-    (tmp_path / "text.txt").write_text("the cat\nthe dog saw the cat\na mouse\nthe bone ate the dog\n" * 5)
-    recipe = Recipe("masked-lm", {"train": str(tmp_path / "text.txt")}, {"kind": "bpe", "vocab_size": 32}, ENCODER)
+    (tmp_path / "text.txt").write_text(
+        "the cat\nthe dog saw the cat\na mouse\nthe bone ate the dog\n" * 5
+    )
+    recipe = Recipe(
+        "masked-lm",
+        {"train": str(tmp_path / "text.txt")},
+        {"kind": "bpe", "vocab_size": 32},
+        ENCODER,
+    )
     tokenizer, model, alone = prepare(recipe)
     recipe.data["block_size"] = 24
     [blocks] = prepare(recipe)[2].values()
-    assert max(map(len, blocks["input_ids"])) <= 24 < len(blocks[0]["input_ids"]) + len(blocks[1]["input_ids"])
+    assert (
+        max(map(len, blocks["input_ids"]))
+        <= 24
+        < len(blocks[0]["input_ids"]) + len(blocks[1]["input_ids"])
+    )
     assert [*chain(*blocks["input_ids"])] == [*chain(*alone["train"]["input_ids"])]
     for row in blocks:  # no word is of two texts
         words = {pair for pair in zip(row["documents"], row["labels"]) if pair[1] >= 0}
@@ -252,7 +349,9 @@ def test_packed_texts_are_read_as_each_alone(tmp_path):
 @pytest.mark.parametrize("block_size", [None, pytest.param(64, marks=pytest.mark.slow)])
 def test_a_masked_language_model_learns(tmp_path, block_size):
     (tmp_path / "train.txt").write_text(VERSE * 3)
-    training = dict(tokens_per_update=256, num_train_epochs=40, learning_rate=3e-3, save_strategy="no", seed=0)
+    training = dict(
+        tokens_per_update=256, num_train_epochs=40, learning_rate=3e-3, save_strategy="no", seed=0
+    )
     files = {"train": str(tmp_path / "train.txt"), "validation": str(tmp_path / "train.txt")}
     files |= {"block_size": block_size} if block_size else {}
     recipe = Recipe("masked-lm", files, {"kind": "bpe", "vocab_size": 45}, ENCODER, training)
@@ -261,10 +360,18 @@ def test_a_masked_language_model_learns(tmp_path, block_size):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_unless_it_is_compiled_only_masked_tokens_are_projected_to_the_vocabulary_in_training(tmp_path, compiled):
+def test_unless_it_is_compiled_only_masked_tokens_are_projected_to_the_vocabulary_in_training(
+    tmp_path, compiled
+):
     (tmp_path / "train.txt").write_text(VERSE)
     training = dict(tokens_per_update=64, torch_compile=compiled)
-    recipe = Recipe("masked-lm", {"train": str(tmp_path / "train.txt")}, {"kind": "bpe", "vocab_size": 45}, ENCODER, training)
+    recipe = Recipe(
+        "masked-lm",
+        {"train": str(tmp_path / "train.txt")},
+        {"kind": "bpe", "vocab_size": 45},
+        ENCODER,
+        training,
+    )
     tokenizer, model, rows = prepare(recipe)
     trainer = make_trainer(recipe, training_arguments(recipe, tmp_path), tokenizer, model, rows)
     batch = next(iter(trainer.get_train_dataloader()))
@@ -273,19 +380,35 @@ def test_unless_it_is_compiled_only_masked_tokens_are_projected_to_the_vocabular
     assert model.eval()(**batch).logits.shape[:-1] == every
 
 
-# ------------------------------------------------------------------------------------------------------------- pretraining
+# -------------------------------------------------------------------------------------- pretraining
 
-ENDINGS = [f"the {CHOICE(['cat', 'dog', 'fox'])} {CHOICE(['runs', 'sits', 'sees'])}" for _ in range(240)]
-# What follows begins with "then"; most documents have one sentence, which may only be a random second one.
-STORIES = [[f"once {first}", f"then {second}"] for first, second in zip(ENDINGS[:80:2], ENDINGS[1:80:2])]
+ENDINGS = [
+    f"the {CHOICE(['cat', 'dog', 'fox'])} {CHOICE(['runs', 'sits', 'sees'])}" for _ in range(240)
+]
+# What follows begins with "then"; most documents have one sentence, which may only be a random
+# second one.
+STORIES = [
+    [f"once {first}", f"then {second}"] for first, second in zip(ENDINGS[:80:2], ENDINGS[1:80:2])
+]
 STORIES += [[f"once {ending}"] for ending in ENDINGS[80:]]
 
 
 def pretrainer(path, **training):
-    settings = dict(tokens_per_update=128, num_train_epochs=40, learning_rate=3e-3, warmup_steps=20, save_strategy="no", seed=0)
+    settings = dict(
+        tokens_per_update=128,
+        num_train_epochs=40,
+        learning_rate=3e-3,
+        warmup_steps=20,
+        save_strategy="no",
+        seed=0,
+    )
     data = {"train": str(path), "validation": str(path), "max_length": 18}
     return Recipe(
-        "pretraining", data, {"kind": "bpe", "vocab_size": 40}, {**ENCODER, "norm_first": True}, {**settings, **training}
+        "pretraining",
+        data,
+        {"kind": "bpe", "vocab_size": 40},
+        {**ENCODER, "norm_first": True},
+        {**settings, **training},
     )
 
 
@@ -302,12 +425,21 @@ def test_half_of_the_second_sentences_follow_and_the_others_are_of_another_docum
     rows = pretraining.read({"train": str(documents)}, "train")
     assert rows["first"] == [sentence for story in stories for sentence in story[:-1]]
     follow = 0
-    for first, second, label in zip(rows["first"], rows["second"], rows["next_sentence_label"], strict=True):
-        (place, number), (other, other_number) = (map(int, sentence.split()) for sentence in (first, second))
-        assert (other, other_number) == (place, number + 1) if label == pretraining.FOLLOWS else other != place
+    for first, second, label in zip(
+        rows["first"], rows["second"], rows["next_sentence_label"], strict=True
+    ):
+        (place, number), (other, other_number) = (
+            map(int, sentence.split()) for sentence in (first, second)
+        )
+        assert (
+            (other, other_number) == (place, number + 1)
+            if label == pretraining.FOLLOWS
+            else other != place
+        )
         follow += label == pretraining.FOLLOWS
     assert follow / len(rows) == pytest.approx(0.5, abs=0.04)
-    assert {second.split()[1] for second in rows["second"]} == set("012345678")  # a random one may be any of its document
+    # a random one may be any of its document
+    assert {second.split()[1] for second in rows["second"]} == set("012345678")
     assert pretraining.read({"train": str(documents)}, "train").to_dict() == rows.to_dict()
     assert pretraining.read({"train": str(documents)}, "validation") is None
 
@@ -323,7 +455,9 @@ def test_a_pair_is_two_types_of_tokens_and_its_words_are_masked_apart(documents)
             assert list(dict.fromkeys(row["labels"])) == [-1, *range(8)]  # of four words each
     lengths = [len(ids) for ids in rows["input_ids"]]
     assert max(lengths) == 18 and min(lengths) < 18, sorted(lengths)
-    batch = pretraining.collator(tokenizer, model)([pretraining.augment(row, RANDOM, tokenizer) for row in rows])
+    batch = pretraining.collator(tokenizer, model)(
+        [pretraining.augment(row, RANDOM, tokenizer) for row in rows]
+    )
     assert batch["next_sentence_label"].tolist() == rows["next_sentence_label"]
     chosen = batch["labels"] != -100
     assert 0.1 < chosen.sum() / sum(word >= 0 for row in rows["labels"] for word in row) < 0.25
@@ -341,36 +475,56 @@ def test_a_new_encoder_knows_neither_words_nor_next_sentences(documents, tmp_pat
     metrics = train(pretrainer(documents, max_steps=2), tmp_path / "model")
     assert metrics["validation_next_sentence_accuracy"] == pytest.approx(0.5, abs=0.15)
     assert metrics["validation_nll"] == pytest.approx(math.log(40), abs=0.8)
-    assert metrics["validation_loss"] == pytest.approx(metrics["validation_nll"] + math.log(2), abs=0.3)
+    assert metrics["validation_loss"] == pytest.approx(
+        metrics["validation_nll"] + math.log(2), abs=0.3
+    )
 
 
 def test_the_metrics_of_words_and_sentences():
     logits = torch.zeros(2, 3, 4), torch.tensor([[2.0, 1.0], [0.0, 1.0]])
     labels = torch.tensor([[1, -100, 2], [-100, -100, -100]]), torch.tensor([0, 0])
     kept = [values.numpy() for values in pretraining.reduce(logits, labels)]
-    scores = pretraining.metrics(None, None, {}, None)((kept, [values.numpy() for values in labels]))
+    scores = pretraining.metrics(None, None, {}, None)(
+        (kept, [values.numpy() for values in labels])
+    )
     assert scores == {"nll": pytest.approx(math.log(4)), "next_sentence_accuracy": 0.5}
 
 
-@pytest.mark.parametrize("text, seen", [("a\nb\n", "1 documents of up to 2"), ("a\n\nb\n\nc\n", "3 documents of up to 1")])
+@pytest.mark.parametrize(
+    "text, seen",
+    [("a\nb\n", "1 documents of up to 2"), ("a\n\nb\n\nc\n", "3 documents of up to 1")],
+)
 def test_a_text_without_pairs_is_refused(documents, text, seen):
     documents.write_text(text)
-    with pytest.raises(ValueError, match=f"the train text has {seen} sentences, expected at least 2 of 2"):
+    with pytest.raises(
+        ValueError, match=f"the train text has {seen} sentences, expected at least 2 of 2"
+    ):
         pretraining.read({"train": str(documents)}, "train")
 
 
 def test_label_smoothing_is_refused_where_the_loss_has_none(documents):
-    with pytest.raises(ValueError, match="label_smoothing_factor is 0.1, expected 0: the loss of pretraining has none"):
+    with pytest.raises(
+        ValueError,
+        match="label_smoothing_factor is 0.1, expected 0: the loss of pretraining has none",
+    ):
         pretrainer(documents, label_smoothing_factor=0.1)
 
 
-# ------------------------------------------------------------------------------------------------- sequence-classification
+# -------------------------------------------------------------------------- sequence-classification
 
 
 def classifier(path, **training):
-    settings = dict(tokens_per_update=128, num_train_epochs=30, learning_rate=3e-3, save_strategy="no", seed=0)
+    settings = dict(
+        tokens_per_update=128, num_train_epochs=30, learning_rate=3e-3, save_strategy="no", seed=0
+    )
     data = {"train": str(path), "validation": str(path)}
-    return Recipe("sequence-classification", data, {"kind": "bpe", "vocab_size": 40}, ENCODER, {**settings, **training})
+    return Recipe(
+        "sequence-classification",
+        data,
+        {"kind": "bpe", "vocab_size": 40},
+        ENCODER,
+        {**settings, **training},
+    )
 
 
 @pytest.fixture
@@ -388,17 +542,24 @@ def test_a_classifier_learns_its_labels_by_name(opinions, tmp_path):
         AutoTokenizer.from_pretrained(tmp_path / "model"),
     )
     inputs = tokenizer(["the plot delights", "the cast bores"], padding=True, return_tensors="pt")
-    assert [model.config.id2label[index] for index in model(**inputs).logits.argmax(-1).tolist()] == ["good", "bad"]
+    assert [
+        model.config.id2label[index] for index in model(**inputs).logits.argmax(-1).tolist()
+    ] == ["good", "bad"]
 
 
-def test_with_r_drop_and_bpe_dropout_a_classifier_sees_whole_words_and_their_subwords(opinions, tmp_path):
+def test_with_r_drop_and_bpe_dropout_a_classifier_sees_whole_words_and_their_subwords(
+    opinions, tmp_path
+):
     """Wang et al. 2021: the rows as the tokenizer has them, then the same in other subwords."""
     recipe = classifier(opinions, r_drop=2.0)
     recipe.tokenizer["bpe_dropout"] = 0.5
     tokenizer, model, rows = prepare(recipe)
     trainer = make_trainer(recipe, training_arguments(recipe, tmp_path), tokenizer, model, rows)
     for batch in trainer.get_train_dataloader():
-        first, second = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in batch["input_ids"].chunk(2))
+        first, second = (
+            tokenizer.batch_decode(ids, skip_special_tokens=True)
+            for ids in batch["input_ids"].chunk(2)
+        )
         assert first == second and {*first} <= {line.partition(" ")[2] for line in OPINIONS}
         assert torch.equal(*batch["labels"].chunk(2))
         mask, pieces = batch["attention_mask"].chunk(2)
@@ -408,19 +569,37 @@ def test_with_r_drop_and_bpe_dropout_a_classifier_sees_whole_words_and_their_sub
 def test_a_classifier_starts_from_a_pretrained_encoder(opinions, tmp_path):
     (tmp_path / "train.txt").write_text("".join(line.partition(" ")[2] + "\n" for line in OPINIONS))
     training = dict(tokens_per_update=128, max_steps=3, save_strategy="no")
-    recipe = Recipe("masked-lm", {"train": str(tmp_path / "train.txt")}, {"kind": "bpe", "vocab_size": 45}, ENCODER, training)
+    recipe = Recipe(
+        "masked-lm",
+        {"train": str(tmp_path / "train.txt")},
+        {"kind": "bpe", "vocab_size": 45},
+        ENCODER,
+        training,
+    )
     train(recipe, tmp_path / "pretrained")
     recipe = classifier(opinions)
-    recipe.model, recipe.tokenizer = {"path": str(tmp_path / "pretrained"), "classifier_dropout": 0.3}, {}
+    recipe.model, recipe.tokenizer = (
+        {"path": str(tmp_path / "pretrained"), "classifier_dropout": 0.3},
+        {},
+    )
     tokenizer, model, _ = prepare(recipe)
     pretrained = AutoModelForSequenceClassification.from_pretrained(tmp_path / "pretrained")
-    assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(tmp_path / "pretrained").get_vocab()
+    assert (
+        tokenizer.get_vocab() == AutoTokenizer.from_pretrained(tmp_path / "pretrained").get_vocab()
+    )
     weights, expected = dict(model.named_parameters()), dict(pretrained.named_parameters())
-    same = [name for name in weights if name.startswith("model.") and torch.equal(weights[name], expected[name])]
+    same = [
+        name
+        for name in weights
+        if name.startswith("model.") and torch.equal(weights[name], expected[name])
+    ]
     assert len(same) == len([name for name in weights if name.startswith("model.")])
     assert (model.config.classifier_dropout, model.config.id2label) == (0.3, {0: "bad", 1: "good"})
     train(recipe, tmp_path / "classifier")
-    configs = {(tmp_path / name / "tokenizer_config.json").read_text() for name in ("pretrained", "classifier")}
+    configs = {
+        (tmp_path / name / "tokenizer_config.json").read_text()
+        for name in ("pretrained", "classifier")
+    }
     assert len(configs) == 1  # nothing of where it was loaded from
 
 
@@ -428,8 +607,14 @@ def test_folds_are_parts_of_the_lines_without_their_duplicates(opinions):
     opinions.write_text(opinions.read_text() * 2)
     data, validation = {"train": str(opinions), "folds": 5}, []
     for fold in range(5):
-        parts = {split: sequence_classification.read(data | {"fold": fold}, split) for split in ("train", "validation")}
-        lines = {split: set(map(" ".join, zip(rows["label"], rows["text"]))) for split, rows in parts.items()}
+        parts = {
+            split: sequence_classification.read(data | {"fold": fold}, split)
+            for split in ("train", "validation")
+        }
+        lines = {
+            split: set(map(" ".join, zip(rows["label"], rows["text"])))
+            for split, rows in parts.items()
+        }
         assert lines["train"] | lines["validation"] == set(OPINIONS)
         assert len(parts["train"]) + len(parts["validation"]) == len(OPINIONS)
         validation += lines["validation"]
@@ -440,23 +625,35 @@ def test_folds_are_parts_of_the_lines_without_their_duplicates(opinions):
 
 def test_lines_without_a_label_and_labels_training_does_not_have_are_refused(opinions, tmp_path):
     (tmp_path / "bad.txt").write_text("good the film\nalone\n")
-    with pytest.raises(ValueError, match="bad.txt: line 2 is 'alone', expected a label, a space and a text"):
+    with pytest.raises(
+        ValueError, match="bad.txt: line 2 is 'alone', expected a label, a space and a text"
+    ):
         sequence_classification.read({"validation": str(tmp_path / "bad.txt")}, "validation")
     (tmp_path / "bad.txt").write_text("good the film\nodd the film\n")
     recipe = classifier(opinions)
     recipe.data["validation"] = str(tmp_path / "bad.txt")
-    with pytest.raises(ValueError, match=r"the validation text has labels \['odd'\], expected some of \['bad', 'good'\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"the validation text has labels \['odd'\], expected some of \['bad', 'good'\]",
+    ):
         prepare(recipe)
 
 
 def test_a_file_of_another_encoding_is_read_where_the_recipe_says_so(tmp_path):
     (tmp_path / "latin.txt").write_bytes("good café\nbad thé\n".encode("latin-1"))
     data = {"train": str(tmp_path / "latin.txt")}
-    assert sequence_classification.read(data | {"encoding": "latin-1"}, "train")["text"] == ["café", "thé"]
-    with pytest.raises(ValueError, match="latin.txt: line 1 is not UTF-8 text: it has the byte 0xe9"):
+    assert sequence_classification.read(data | {"encoding": "latin-1"}, "train")["text"] == [
+        "café",
+        "thé",
+    ]
+    with pytest.raises(
+        ValueError, match="latin.txt: line 1 is not UTF-8 text: it has the byte 0xe9"
+    ):
         sequence_classification.read(data, "train")
 
 
 def test_the_metrics_of_predictions():
-    accuracy = sequence_classification.metrics(None, None, {}, None)((np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])))
+    accuracy = sequence_classification.metrics(None, None, {}, None)(
+        (np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0]))
+    )
     assert accuracy == {"accuracy": 0.75}

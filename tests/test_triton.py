@@ -1,5 +1,5 @@
-"""`export --triton`: a folder of Triton's model repository. Its configuration is read with Triton's own message, by which
-requests then are fed to the graph, as Triton does it."""
+"""`export --triton`: a folder of Triton's model repository. Its configuration is read with Triton's
+own message, by which requests then are fed to the graph, as Triton does it."""
 
 import importlib.util
 import json
@@ -22,9 +22,12 @@ TYPES = {"TYPE_INT64": onnx.TensorProto.INT64, "TYPE_FP32": onnx.TensorProto.FLO
 
 
 def model_config_pb2():
-    """Of Triton's client, by its path: its package imports that of grpc, which wants another protobuf."""
+    """Of Triton's client, by its path: its package imports that of grpc, which wants another
+    protobuf."""
     [folder] = importlib.util.find_spec("tritonclient").submodule_search_locations
-    spec = importlib.util.spec_from_file_location("model_config_pb2", Path(folder) / "grpc/model_config_pb2.py")
+    spec = importlib.util.spec_from_file_location(
+        "model_config_pb2", Path(folder) / "grpc/model_config_pb2.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -47,33 +50,57 @@ def sizes_of(value):
 def check_config(directory, graph):
     """Types and shapes of the configuration are those of the graph, in its order."""
     config = config_of(directory)
-    assert (config.backend, config.max_batch_size > 1, config.HasField("dynamic_batching")) == ("onnxruntime", True, True)
+    assert (config.backend, config.max_batch_size > 1, config.HasField("dynamic_batching")) == (
+        "onnxruntime",
+        True,
+        True,
+    )
     for tensors, values in ((config.input, graph.input), (config.output, graph.output)):
-        found = [(tensor.name, TYPES[MESSAGES.DataType.Name(tensor.data_type)], list(tensor.dims)) for tensor in tensors]
-        assert found == [(value.name, value.type.tensor_type.elem_type, sizes_of(value)) for value in values]
+        found = [
+            (tensor.name, TYPES[MESSAGES.DataType.Name(tensor.data_type)], list(tensor.dims))
+            for tensor in tensors
+        ]
+        assert found == [
+            (value.name, value.type.tensor_type.elem_type, sizes_of(value)) for value in values
+        ]
     return config
 
 
 @pytest.fixture(scope="module")
 def repository(exported, tmp_path_factory):
-    """The checkpoint of an encoder with types as a model of Triton, made by the command; and the export beside it."""
+    """The checkpoint of an encoder with types as a model of Triton, made by the command; and the
+    export beside it."""
     root = tmp_path_factory.mktemp("triton")
     checkpoint = str(exported("pretraining").checkpoint)
-    cli.main(["export", checkpoint, str(root / "export"), "--triton", str(root / "repository/reader")])
+    cli.main(
+        ["export", checkpoint, str(root / "export"), "--triton", str(root / "repository/reader")]
+    )
     return root
 
 
 def test_the_configuration_is_that_of_the_graph(repository):
     folder = repository / "repository/reader"
-    assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.*")) == ["1/model.onnx", "config.pbtxt"]
-    assert (folder / "1/model.onnx").read_bytes() == (repository / "export/onnx/model.onnx").read_bytes()
+    assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.*")) == [
+        "1/model.onnx",
+        "config.pbtxt",
+    ]
+    assert (folder / "1/model.onnx").read_bytes() == (
+        repository / "export/onnx/model.onnx"
+    ).read_bytes()
     config = check_config(folder, onnx.load(folder / "1/model.onnx").graph)
-    assert [tensor.name for tensor in config.input] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert [tensor.name for tensor in config.input] == [
+        "input_ids",
+        "attention_mask",
+        "token_type_ids",
+    ]
     assert [list(tensor.dims) for tensor in config.output] == [[-1, 48], [2]]
-    assert not config.instance_group and not config.name  # a GPU where there is one; the name of the folder
+    # a GPU where there is one; the name of the folder
+    assert not config.instance_group and not config.name
 
 
-def test_requests_that_are_padded_to_multiples_of_16_run_together_and_alone_give_the_same(repository, exported):
+def test_requests_that_are_padded_to_multiples_of_16_run_together_and_alone_give_the_same(
+    repository, exported
+):
     folder = repository / "repository/reader"
     session = onnxruntime.InferenceSession(folder / "1/model.onnx")
     model = exported("pretraining").model
@@ -84,15 +111,23 @@ def test_requests_that_are_padded_to_multiples_of_16_run_together_and_alone_give
         ids = np.zeros((1, -(-len(row) // 16) * 16), np.int64)
         mask = np.zeros_like(ids)
         ids[0, : len(row)], mask[0, : len(row)] = row, 1
-        requests.append({"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)})
+        requests.append(
+            {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        )
     names = [tensor.name for tensor in config_of(folder).output]
-    together = {name: np.concatenate([request[name] for request in requests]) for name in requests[0]}
+    together = {
+        name: np.concatenate([request[name] for request in requests]) for name in requests[0]
+    }
     outputs = dict(zip(names, session.run(names, together)))
     for place, row in enumerate(rows):
         with torch.no_grad():
             wanted = model(input_ids=torch.from_numpy(row[None]))
-        np.testing.assert_allclose(outputs["prediction_logits"][place, : len(row)], wanted.prediction_logits[0], atol=1e-5)
-        np.testing.assert_allclose(outputs["seq_relationship_logits"][place], wanted.seq_relationship_logits[0], atol=1e-5)
+        np.testing.assert_allclose(
+            outputs["prediction_logits"][place, : len(row)], wanted.prediction_logits[0], atol=1e-5
+        )
+        np.testing.assert_allclose(
+            outputs["seq_relationship_logits"][place], wanted.seq_relationship_logits[0], atol=1e-5
+        )
 
 
 def test_the_folder_is_replaced_if_it_is_ours_alone(repository, exported, tmp_path, monkeypatch):
@@ -104,7 +139,8 @@ def test_the_folder_is_replaced_if_it_is_ours_alone(repository, exported, tmp_pa
     def fails(*args, **settings):
         raise ValueError("planned")
 
-    monkeypatch.setattr("vanilla_transformer_export.exporting.Graphs.plan", fails)  # nothing is written here
+    # nothing is written here
+    monkeypatch.setattr("vanilla_transformer_export.exporting.Graphs.plan", fails)
     for name in ("config.pbtxt", "1/model.onnx"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes((repository / "repository/reader" / name).read_bytes())
@@ -123,7 +159,10 @@ def test_the_folder_is_replaced_if_it_is_ours_alone(repository, exported, tmp_pa
 
 
 def test_what_triton_cannot_run_is_said_before_anything_is_written(exported, tmp_path):
-    with pytest.raises(ValueError, match="is a VanillaDecoderForCausalLM, expected for Triton a model that does not generate"):
+    with pytest.raises(
+        ValueError,
+        match="is a VanillaDecoderForCausalLM, expected for Triton a model that does not generate",
+    ):
         export(exported("causal").checkpoint, tmp_path / "export", triton=tmp_path / "model")
     for triton in ("export", "export/model", ""):
         with pytest.raises(UsageError, match="hold each other, expected two places"):
@@ -132,27 +171,45 @@ def test_what_triton_cannot_run_is_said_before_anything_is_written(exported, tmp
 
 
 def test_an_encoder_decoder_generates_in_one_graph(exported, tmp_path):
-    """Requests of one shape run together, each with its own number of tokens, padded to the longest."""
+    """Requests of one shape run together, each with its own number of tokens, padded to the
+    longest."""
     settings = ["--generate", "greedy", "--triton", str(tmp_path / "repository/translator")]
     cli.main(["export", str(exported("seq2seq").checkpoint), str(tmp_path / "export"), *settings])
     folder = tmp_path / "repository/translator"
     config = check_config(folder, onnx.load(folder / "1/model.onnx").graph)
-    assert [(tensor.name, list(tensor.dims)) for tensor in config.input][2:] == [("max_new_tokens", [1])]
+    assert [(tensor.name, list(tensor.dims)) for tensor in config.input][2:] == [
+        ("max_new_tokens", [1])
+    ]
     assert [(tensor.name, list(tensor.dims)) for tensor in config.output] == [("sequences", [-1])]
     session = onnxruntime.InferenceSession(folder / "1/model.onnx")
     ids, steps = np.random.default_rng(0).integers(3, 48, (3, 16)), np.array([[3], [9], [6]])
-    [together] = session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids), "max_new_tokens": steps})
+    [together] = session.run(
+        None, {"input_ids": ids, "attention_mask": np.ones_like(ids), "max_new_tokens": steps}
+    )
     for row, (source, count) in enumerate(zip(ids, steps)):
-        given = {"attention_mask": torch.ones((1, 16), dtype=torch.long), "max_new_tokens": int(count[0])}
-        wanted = exported("seq2seq").model.generate(torch.from_numpy(source[None]), **given)[0].tolist()
+        given = {
+            "attention_mask": torch.ones((1, 16), dtype=torch.long),
+            "max_new_tokens": int(count[0]),
+        }
+        wanted = (
+            exported("seq2seq").model.generate(torch.from_numpy(source[None]), **given)[0].tolist()
+        )
         assert together[row].tolist() == wanted + [0] * (together.shape[1] - len(wanted))
 
 
 def test_a_decoder_generates_in_one_graph(exported, tmp_path):
     """Requests of one shape run together; padding on either side gives the same."""
-    export(exported("causal").checkpoint, tmp_path / "export", cases=1, generate="greedy", triton=tmp_path / "model")
+    export(
+        exported("causal").checkpoint,
+        tmp_path / "export",
+        cases=1,
+        generate="greedy",
+        triton=tmp_path / "model",
+    )
     config = check_config(tmp_path / "model", onnx.load(tmp_path / "model/1/model.onnx").graph)
-    assert [(tensor.name, list(tensor.dims)) for tensor in config.input][2:] == [("max_new_tokens", [1])]
+    assert [(tensor.name, list(tensor.dims)) for tensor in config.input][2:] == [
+        ("max_new_tokens", [1])
+    ]
     session = onnxruntime.InferenceSession(tmp_path / "model/1/model.onnx")
     prompt = np.random.default_rng(0).integers(3, 48, 5)
     ids, mask = np.zeros((2, 16), np.int64), np.zeros((2, 16), np.int64)
@@ -160,7 +217,11 @@ def test_a_decoder_generates_in_one_graph(exported, tmp_path):
         ids[row, place], mask[row, place] = prompt, 1
     feeds = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": np.full((2, 1), 6)}
     [found] = session.run(None, feeds)
-    wanted = exported("causal").model.generate(torch.from_numpy(prompt[None]), max_new_tokens=6)[0].tolist()
+    wanted = (
+        exported("causal")
+        .model.generate(torch.from_numpy(prompt[None]), max_new_tokens=6)[0]
+        .tolist()
+    )
     assert found.tolist() == [[0] * 11 + wanted] * 2
 
 
@@ -170,15 +231,24 @@ def test_weights_in_a_file_of_their_own_stand_beside_the_graph(exported, tmp_pat
     graph = onnx.load(exported("encoder").directory / "onnx/model.onnx")
     place = {"location": "model.onnx_data", "save_as_external_data": True}  # as for the cpu target
     onnx.save(graph, tmp_path / "export/onnx/model.onnx", **place)
-    spec = sequence_specs(json.loads((exported("encoder").directory / "config.json").read_text()), "VanillaEncoderModel")
+    spec = sequence_specs(
+        json.loads((exported("encoder").directory / "config.json").read_text()),
+        "VanillaEncoderModel",
+    )
     (tmp_path / "model").mkdir()
     write_triton_model(spec["encoder"], tmp_path / "export", tmp_path / "model", ("cpu",))
-    assert sorted(path.name for path in (tmp_path / "model/1/model.onnx").iterdir()) == ["model.onnx", "model.onnx_data"]
+    assert sorted(path.name for path in (tmp_path / "model/1/model.onnx").iterdir()) == [
+        "model.onnx",
+        "model.onnx_data",
+    ]
     graph = onnx.load(tmp_path / "model/1/model.onnx/model.onnx").graph
     config = check_config(tmp_path / "model", graph)
     assert [group.kind for group in config.instance_group] == [MESSAGES.ModelInstanceGroup.KIND_CPU]
     feeds = {"input_ids": np.array([[5, 6, 7]]), "attention_mask": np.ones((1, 3), np.int64)}
-    paths = (tmp_path / "model/1/model.onnx/model.onnx", exported("encoder").directory / "onnx/model.onnx")
+    paths = (
+        tmp_path / "model/1/model.onnx/model.onnx",
+        exported("encoder").directory / "onnx/model.onnx",
+    )
     found, wanted = (onnxruntime.InferenceSession(path).run(None, feeds)[0] for path in paths)
     np.testing.assert_array_equal(found, wanted)
 
@@ -186,8 +256,14 @@ def test_weights_in_a_file_of_their_own_stand_beside_the_graph(exported, tmp_pat
 @pytest.mark.parametrize(
     "tensor, message",
     [
-        (TensorSpec("x", "float32", ("source_length", 4)), "x has shape .*, expected batch_size and other axes"),
-        (TensorSpec("x", "float32", ("batch_size",)), "x has shape .*, expected batch_size and other axes"),
+        (
+            TensorSpec("x", "float32", ("source_length", 4)),
+            "x has shape .*, expected batch_size and other axes",
+        ),
+        (
+            TensorSpec("x", "float32", ("batch_size",)),
+            "x has shape .*, expected batch_size and other axes",
+        ),
         (TensorSpec("x", "float16", ("batch_size", 4)), "x is of float16, expected one of int64"),
     ],
 )
@@ -197,7 +273,9 @@ def test_tensors_that_triton_cannot_batch_are_refused(tensor, message):
 
 
 TARGETS = [("portable", "int8"), ("cpu", "fp32"), ("cpu", "int8")]
-KINDS = [(name, *target) for name in ("encoder", "masked-lm", "classification") for target in TARGETS]
+KINDS = [
+    (name, *target) for name in ("encoder", "masked-lm", "classification") for target in TARGETS
+]
 KINDS += [("answers", "portable", "int8")]  # whose window no graph of the cpu target has
 
 
@@ -205,7 +283,14 @@ KINDS += [("answers", "portable", "int8")]  # whose window no graph of the cpu t
 @pytest.mark.parametrize("name, target, dtype", KINDS)
 def test_every_kind_of_graph(exported, tmp_path, name, target, dtype):
     made = exported(name)
-    manifest = export(made.checkpoint, tmp_path / "export", target=target, dtype=dtype, cases=1, triton=tmp_path / "model")
+    manifest = export(
+        made.checkpoint,
+        tmp_path / "export",
+        target=target,
+        dtype=dtype,
+        cases=1,
+        triton=tmp_path / "model",
+    )
     path = tmp_path / "model/1/model.onnx"
     path = path / "model.onnx" if path.is_dir() else path
     config = check_config(tmp_path / "model", onnx.load(path, load_external_data=False).graph)

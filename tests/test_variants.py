@@ -40,13 +40,17 @@ def assert_converted(source, model, out, **settings):
     facts = convert(source, out, **settings)
     ours = getattr(vanilla_transformer, facts["architecture"]).from_pretrained(out).eval()
     given = given_to(model)
-    assert_exact(outputs_of(ours, given)["logits"], outputs_of(model, given)["logits"], torch.float32)
+    assert_exact(
+        outputs_of(ours, given)["logits"], outputs_of(model, given)["logits"], torch.float32
+    )
 
 
 @pytest.mark.parametrize("variant", ["fp16", "bf16", "non_ema", "v1.5"])
 @pytest.mark.parametrize("options", [{}, SHARDED], ids=["whole", "shards"])
 @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "beside others"])
-def test_the_weights_of_a_variant_are_those_of_transformers(bert, other, tmp_path, variant, options, is_alone):
+def test_the_weights_of_a_variant_are_those_of_transformers(
+    bert, other, tmp_path, variant, options, is_alone
+):
     source = tmp_path / "source"
     if not is_alone:
         other.save_pretrained(source)
@@ -71,7 +75,9 @@ def test_pickles_have_variants_too(bert, other, tmp_path):
 
 def test_fields_are_replaced_beside_a_variant(bert, tmp_path):
     bert.save_pretrained(tmp_path / "source", variant="fp16")
-    plan = plan_conversion(tmp_path / "source", config={"architectures": "BertModel"}, variant="fp16")
+    plan = plan_conversion(
+        tmp_path / "source", config={"architectures": "BertModel"}, variant="fp16"
+    )
     assert type(plan.model).__name__ == "VanillaEncoderModel"
 
 
@@ -81,26 +87,37 @@ def test_without_a_flag_the_file_and_its_flag_are_named(bert, tmp_path):
     for words in (["convert"], ["convert", "--dry-run"], ["export"], ["info"]):
         out = [tmp_path / "out"] if words in (["convert"], ["export"]) else []
         said = error_of(words[0], tmp_path / "source", *out, *words[1:])
-        assert f"{tmp_path / 'source'} has no weights: expected model.safetensors or pytorch_model.bin" in said
+        assert (
+            f"{tmp_path / 'source'} has no weights: expected model.safetensors or pytorch_model.bin"
+            in said
+        )
         assert said.endswith(
-            "; --variant fp16 reads model.fp16.safetensors; --variant bf16 reads model.safetensors.index.bf16.json"
+            "; --variant fp16 reads model.fp16.safetensors; --variant bf16 reads "
+            "model.safetensors.index.bf16.json"
         )
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("verb", ["convert", "export", "info", "verify", "evaluate", "average", "attention"])
+@pytest.mark.parametrize(
+    "verb", ["convert", "export", "info", "verify", "evaluate", "average", "attention"]
+)
 def test_a_variant_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path, verb):
     source = tmp_path / "source"
     model = perturbed("VanillaEncoderModel", SIZES)
     model.save_pretrained(source, variant="fp16")
     if verb in ("convert", "export"):
         source = tmp_path / "bert"
-        transformers.BertModel(random_config("bert", "BertModel", 0)).save_pretrained(source, variant="fp16")
+        transformers.BertModel(random_config("bert", "BertModel", 0)).save_pretrained(
+            source, variant="fp16"
+        )
     words = {"verify": [tmp_path, source], "attention": [source, "a"]}.get(verb, [source])
     output = {"convert": "out", "export": "out", "average": "out", "attention": "out.png"}.get(verb)
     words += ["--output", tmp_path / output] if output else []
     said = error_of(verb, *words, "--variant", "bf16")
-    assert f"{source} has no weights of the variant 'bf16': expected model.bf16.safetensors, found config.json" in said
+    assert (
+        f"{source} has no weights of the variant 'bf16': expected model.bf16.safetensors, found "
+        f"config.json" in said
+    )
     assert said.endswith("whose variants are fp16") and not (tmp_path / "out").exists()
 
 
@@ -112,7 +129,7 @@ def test_shards_that_are_missing_are_named_by_the_directory(bert, tmp_path):
         convert(tmp_path / "source", tmp_path / "out", variant="fp16")
 
 
-# ------------------------------------------------------------------------------------------------------------------ the verbs
+# ---------------------------------------------------------------------------------------- the verbs
 
 
 @pytest.fixture
@@ -127,9 +144,13 @@ def ours(tmp_path):
 def test_our_checkpoints_have_variants(ours, tmp_path):
     source, model = ours
     loaded = load_checkpoint(source, variant="fp16")
-    assert all(torch.equal(*pair) for pair in zip(loaded.parameters(), model.parameters(), strict=True))
+    assert all(
+        torch.equal(*pair) for pair in zip(loaded.parameters(), model.parameters(), strict=True)
+    )
     mean = averaged([source, source], variant="fp16")
-    assert all(torch.allclose(*pair) for pair in zip(mean.parameters(), model.parameters(), strict=True))
+    assert all(
+        torch.allclose(*pair) for pair in zip(mean.parameters(), model.parameters(), strict=True)
+    )
     assert info(source, variant="fp16") == info(source)
 
 
@@ -137,7 +158,9 @@ def test_export_and_verify_read_a_variant(ours, tmp_path, capsys):
     source, model = ours
     main(["export", str(source), str(tmp_path / "export"), "--variant", "fp16"])
     ids = torch.randint(4, SIZES["vocab_size"], (2, 5))
-    found = Runtime(tmp_path / "export").outputs(input_ids=ids.numpy(), attention_mask=torch.ones_like(ids).numpy())
+    found = Runtime(tmp_path / "export").outputs(
+        input_ids=ids.numpy(), attention_mask=torch.ones_like(ids).numpy()
+    )
     assert_exact(torch.from_numpy(found["logits"]), model(ids).logits.detach(), torch.float32)
     main(["verify", str(tmp_path / "export"), str(source), "--cases", "2", "--variant", "fp16"])
     with pytest.raises(SystemExit, match="logits"):  # the weights without a variant are others

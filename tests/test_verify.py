@@ -22,13 +22,18 @@ def test_300_cases_agree(exported, name):
     assert (report.tokens > 5_000) == (name != "encoder")
 
 
-@pytest.mark.parametrize("name", [name for name in CHECKPOINTS if name not in ("encoder", "causal", "seq2seq")])
+@pytest.mark.parametrize(
+    "name", [name for name in CHECKPOINTS if name not in ("encoder", "causal", "seq2seq")]
+)
 def test_every_other_kind_of_checkpoint_agrees(exported, name):
     assert verify(exported(name).directory, exported(name).model, cases=30, seed=2).failures == []
 
 
 def test_the_same_seed_compares_the_same_cases_and_another_seed_others(exported):
-    values = [verify(exported("encoder").directory, exported("encoder").model, 5, seed).values for seed in (0, 0, 1)]
+    values = [
+        verify(exported("encoder").directory, exported("encoder").model, 5, seed).values
+        for seed in (0, 0, 1)
+    ]
     assert values[0] == values[1] != values[2]
 
 
@@ -41,12 +46,14 @@ def test_a_case_has_1_to_5_rows_of_1_to_33_tokens():
 def test_a_seq2seq_decoder_begins_with_1_to_4_tokens(exported, monkeypatch):
     """With one, as in generation, and with several."""
     begun = set()
-    monkeypatch.setattr(parity, "compare_steps", lambda case, request, *rest: begun.add(request.input_ids.shape[1]))
+    monkeypatch.setattr(
+        parity, "compare_steps", lambda case, request, *rest: begun.add(request.input_ids.shape[1])
+    )
     verify(exported("seq2seq").directory, exported("seq2seq").model, cases=40)
     assert begun == {1, 2, 3, 4}
 
 
-# ------------------------------------------------------------------------------------------------------- what is not right
+# -------------------------------------------------------------------------------- what is not right
 
 
 def failures(directory, model, cases=30):
@@ -54,11 +61,16 @@ def failures(directory, model, cases=30):
 
 
 def graph_files(name):
-    return ["onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx"] if name == "seq2seq" else ["onnx/model.onnx"]
+    return (
+        ["onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx"]
+        if name == "seq2seq"
+        else ["onnx/model.onnx"]
+    )
 
 
 @pytest.mark.parametrize(
-    "name, file", [(name, file) for name in ("encoder", "causal", "seq2seq") for file in graph_files(name)]
+    "name, file",
+    [(name, file) for name in ("encoder", "causal", "seq2seq") for file in graph_files(name)],
 )
 def test_one_changed_weight_of_any_matrix_is_found(exported, tmp_path, name, file):
     """By 1e-2, in the middle of the last matrix that is multiplied with."""
@@ -74,7 +86,8 @@ def test_one_changed_weight_of_any_matrix_is_found(exported, tmp_path, name, fil
     edit_graph(directory, file, change)
     first = failures(directory, exported(name).model)[0]
     assert "expected at most 1e-04" in first
-    assert (", encoder: " in first) == (file == "onnx/encoder_model.onnx")  # whose states are compared too
+    # whose states are compared too
+    assert (", encoder: " in first) == (file == "onnx/encoder_model.onnx")
 
 
 @pytest.mark.parametrize("part", ["decoder", "encoder", ""])
@@ -106,11 +119,15 @@ def test_swapped_caches_of_two_layers_are_found(exported, tmp_path, part):
         ("seq2seq", "onnx/decoder_model_merged.onnx", "encoder_attention_mask"),
     ],
 )
-def test_an_ignored_mask_is_found_and_only_where_there_is_padding(exported, tmp_path, name, file, mask):
+def test_an_ignored_mask_is_found_and_only_where_there_is_padding(
+    exported, tmp_path, name, file, mask
+):
     def change(graph):
         for node in graph.node:
             node.input[:] = ["all_ones" if name == mask else name for name in node.input]
-        graph.node.insert(0, helper.make_node("Cast", ["true"], ["all_ones"], to=onnx.TensorProto.INT64))
+        graph.node.insert(
+            0, helper.make_node("Cast", ["true"], ["all_ones"], to=onnx.TensorProto.INT64)
+        )
         graph.node.insert(0, helper.make_node("Equal", [mask, mask], ["true"]))
 
     directory = copy_of(exported(name).directory, tmp_path)
@@ -133,7 +150,9 @@ def test_positions_that_do_not_reach_the_graph_are_found(exported, tmp_path):
 
 def test_values_that_are_not_finite_are_found(exported, tmp_path):
     def change(graph):
-        weight = next(weight for weight in graph.initializer if weight.name.endswith("lm_head.bias"))
+        weight = next(
+            weight for weight in graph.initializer if weight.name.endswith("lm_head.bias")
+        )
         values = numpy_helper.to_array(weight).copy()
         values[7] = np.nan
         weight.CopyFrom(numpy_helper.from_array(values, weight.name))
@@ -143,12 +162,13 @@ def test_values_that_are_not_finite_are_found(exported, tmp_path):
     assert "not finite" in failures(directory, exported("causal").model, cases=2)[0]
 
 
-# ---------------------------------------------------------------------------------------------------------- half precision
+# ----------------------------------------------------------------------------------- half precision
 
 
 @pytest.fixture
 def judged_as(monkeypatch):
-    """Exports in float32 are judged as those in half precision are, with torch in `precision` beside them."""
+    """Exports in float32 are judged as those in half precision are, with torch in `precision`
+    beside them."""
     return lambda precision: monkeypatch.setattr(parity, "HALF", {"fp32": precision})
 
 
@@ -163,13 +183,23 @@ def test_an_export_whose_errors_are_like_torchs_passes(exported, judged_as, name
     assert 0 < report.max_error < 2 * report.torch_max_error < 1e-4
     assert 0 < report.mean_error < 2 * report.torch_mean_error
     summary, printed = report.summary(), str(report)
-    assert (summary["torch_max_error"], summary["torch_mean_error"]) == (report.torch_max_error, report.torch_mean_error)
-    assert f"{report.max_error:.1e}" in printed and f"torch in the same precision: {report.torch_max_error:.1e}" in printed
+    assert (summary["torch_max_error"], summary["torch_mean_error"]) == (
+        report.torch_max_error,
+        report.torch_mean_error,
+    )
+    assert (
+        f"{report.max_error:.1e}" in printed
+        and f"torch in the same precision: {report.torch_max_error:.1e}" in printed
+    )
 
 
 @kinds
-@pytest.mark.parametrize("precision, least", [(torch.float16, 1e-4), (torch.bfloat16, 1e-3)], ids=["fp16", "bf16"])
-def test_half_precision_is_allowed_what_torch_needs_in_it(exported, judged_as, name, precision, least):
+@pytest.mark.parametrize(
+    "precision, least", [(torch.float16, 1e-4), (torch.bfloat16, 1e-3)], ids=["fp16", "bf16"]
+)
+def test_half_precision_is_allowed_what_torch_needs_in_it(
+    exported, judged_as, name, precision, least
+):
     judged_as(precision)
     report = verify(exported(name).directory, exported(name).model, cases=3)
     assert report.failures == [] and report.max_error < least < report.torch_max_error < 0.3
@@ -191,14 +221,17 @@ def test_a_damaged_export_has_errors_that_torch_has_not(exported, judged_as, tmp
     for file in graph_files(name):
         edit_graph(directory, file, change)
     found = failures(directory, exported(name).model, cases=6)
-    assert any("mean error" in line and "expected at most twice that of torch" in line for line in found)
+    assert any(
+        "mean error" in line and "expected at most twice that of torch" in line for line in found
+    )
 
 
 FIRST, SECOND = 5, 9  # two tokens that tie
 
 
 def tied_tokens(exported, tmp_path, difference):
-    """A model that always likes two tokens best, both the same, and an export that likes the second more by a bit."""
+    """A model that always likes two tokens best, both the same, and an export that likes the second
+    more by a bit."""
     model = build("causal-learned")
     model.lm_head.weight.data[SECOND] = model.lm_head.weight.data[FIRST]
     model.lm_head.bias.data[[FIRST, SECOND]] = 50.0
@@ -210,7 +243,11 @@ def tied_tokens(exported, tmp_path, difference):
         values[FIRST], values[SECOND] = 50.0, 50.0 + difference
         bias.CopyFrom(numpy_helper.from_array(values, bias.name))
         before = build("causal-learned").lm_head.weight.detach().numpy().T
-        head = next(w for w in weights.values() if tuple(w.dims) == before.shape and (numpy_helper.to_array(w) == before).all())
+        head = next(
+            w
+            for w in weights.values()
+            if tuple(w.dims) == before.shape and (numpy_helper.to_array(w) == before).all()
+        )
         values = numpy_helper.to_array(head).copy()
         values[:, SECOND] = values[:, FIRST]
         head.CopyFrom(numpy_helper.from_array(values, head.name))
@@ -231,7 +268,7 @@ def test_a_tie_in_torch_excuses_no_error_of_the_values(exported, tmp_path):
     assert len(report.failures) > 0
 
 
-# ------------------------------------------------------------------------------------------------------- the report alone
+# --------------------------------------------------------------------------------- the report alone
 
 
 def test_a_report_compares_only_what_is_real():
@@ -289,18 +326,26 @@ def test_of_one_label_there_is_nothing_to_choose():
     assert (report.tokens, report.failures) == (0, [])
 
 
-@pytest.mark.parametrize("name, least", [("masked-lm", 200), ("classification", 10), ("answers", 20), ("pretraining", 200)])
+@pytest.mark.parametrize(
+    "name, least",
+    [("masked-lm", 200), ("classification", 10), ("answers", 20), ("pretraining", 200)],
+)
 def test_the_choices_of_heads_are_compared(exported, name, least):
     report = verify(exported(name).directory, exported(name).model, cases=10, seed=3)
     assert report.failures == [] and report.agreeing == report.tokens >= least
 
 
-# ---------------------------------------------------------------------------------------------------- the wrong checkpoint
+# ----------------------------------------------------------------------------- the wrong checkpoint
 
 
 @pytest.mark.parametrize(
     "export, checkpoint",
-    [("causal", "encoder"), ("encoder", "seq2seq"), ("masked-lm", "classification"), ("encoder", "masked-lm")],
+    [
+        ("causal", "encoder"),
+        ("encoder", "seq2seq"),
+        ("masked-lm", "classification"),
+        ("encoder", "masked-lm"),
+    ],
 )
 def test_the_checkpoint_of_another_model_is_refused_by_name(exported, export, checkpoint):
     with pytest.raises(ValueError, match="is an export of .*not of the checkpoint"):
@@ -311,7 +356,9 @@ def test_the_checkpoint_of_another_model_is_refused_by_name(exported, export, ch
 def test_a_checkpoint_of_another_size_is_refused_with_both_sizes(exported, field, value):
     model = exported("encoder").model
     config = type(model.config)(**{**model.config.to_dict(), field: value})
-    with pytest.raises(ValueError, match=f"is an export of .*{getattr(model.config, field)}.*{value}"):
+    with pytest.raises(
+        ValueError, match=f"is an export of .*{getattr(model.config, field)}.*{value}"
+    ):
         verify(exported("encoder").directory, type(model)(config).eval(), 3)
 
 

@@ -1,7 +1,9 @@
-"""What vLLM's Transformers backend asks of a model (its page "Supported models", and its base.py, which calls the model).
+"""What vLLM's Transformers backend asks of a model (its page "Supported models", and its base.py,
+which calls the model).
 
-It registers an attention function, gives it all requests as one row of tokens whose positions start anew with each request, and
-passes objects of its own down to that function, which returns (tokens, heads * width), without the batch.
+It registers an attention function, gives it all requests as one row of tokens whose positions start
+anew with each request, and passes objects of its own down to that function, which returns (tokens,
+heads * width), without the batch.
 """
 
 import json
@@ -22,19 +24,28 @@ readers = pytest.mark.parametrize("model_class", READERS, ids=name_of)
 
 
 class Instance:
-    """In place of vLLM's attention of one layer: each request sees itself alone, what is before it if `is_causal`."""
+    """In place of vLLM's attention of one layer: each request sees itself alone, what is before it
+    if `is_causal`."""
 
     def __init__(self, is_causal):
         self.is_causal = is_causal
 
     def forward(self, query, key, value, scale):
-        parts = [tensor.unflatten(-1, (HEADS, -1)).transpose(0, 1).split(LENGTHS, 1) for tensor in (query, key, value)]
+        parts = [
+            tensor.unflatten(-1, (HEADS, -1)).transpose(0, 1).split(LENGTHS, 1)
+            for tensor in (query, key, value)
+        ]
         attend = nn.functional.scaled_dot_product_attention
-        found = [attend(*part, is_causal=self.is_causal, scale=scale) for part in zip(*parts, strict=True)]
+        found = [
+            attend(*part, is_causal=self.is_causal, scale=scale)
+            for part in zip(*parts, strict=True)
+        ]
         return torch.cat(found, 1).transpose(0, 1).flatten(1)
 
 
-def attention(module, query, key, value, attention_mask, scaling=None, attention_instances=None, **kwargs):
+def attention(
+    module, query, key, value, attention_mask, scaling=None, attention_instances=None, **kwargs
+):
     flat = (tensor.transpose(1, 2).reshape(query.shape[-2], -1) for tensor in (query, key, value))
     return attention_instances[module.layer_idx].forward(*flat, scaling), None
 
@@ -50,7 +61,8 @@ def vllm():
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "none"])
 @torch.no_grad()
 def test_requests_in_one_row_give_what_each_gives_alone(vllm, model_class, positions):
-    model = build(model_class, position_embedding_type=positions, d_v=4)  # vLLM pads values to the width of keys
+    # vLLM pads values to the width of keys
+    model = build(model_class, position_embedding_type=positions, d_v=4)
     requests = [tokens(1, length) for length in LENGTHS]
     expected = torch.cat([model(ids)[0] for ids in requests], 1)
     model.set_attn_implementation("vllm")
@@ -59,7 +71,9 @@ def test_requests_in_one_row_give_what_each_gives_alone(vllm, model_class, posit
         inputs_embeds=None,
         use_cache=False,
         position_ids=torch.cat([torch.arange(length) for length in LENGTHS])[None],
-        attention_instances={i: Instance(model_class is VanillaDecoderModel) for i in range(len(model.layers))},
+        attention_instances={
+            i: Instance(model_class is VanillaDecoderModel) for i in range(len(model.layers))
+        },
         return_dict=False,
     )
     torch.testing.assert_close(found[0], expected, atol=1e-5, rtol=1e-5)
@@ -67,7 +81,10 @@ def test_requests_in_one_row_give_what_each_gives_alone(vllm, model_class, posit
 
 @pytest.mark.parametrize(
     "changes, word",
-    [({"position_embedding_type": "relative", "d_v": 4}, "relative"), ({"d_k": 4, "d_v": 6}, "value_head_dim 6")],
+    [
+        ({"position_embedding_type": "relative", "d_v": 4}, "relative"),
+        ({"d_k": 4, "d_v": 6}, "value_head_dim 6"),
+    ],
     ids=["bias", "wide values"],
 )
 @readers
@@ -87,7 +104,10 @@ def test_a_checkpoint_names_its_base_model_and_supports_an_attention_backend(mod
 
 def test_an_encoder_is_told_from_a_decoder_by_is_causal():
     """vLLM takes a model for an encoder if any module says False."""
-    found = {name_of(kind): {getattr(module, "is_causal", True) for module in build(kind).modules()} for kind in READERS}
+    found = {
+        name_of(kind): {getattr(module, "is_causal", True) for module in build(kind).modules()}
+        for kind in READERS
+    }
     assert False in found["EncoderModel"] and found["DecoderModel"] == {True}
 
 
@@ -102,11 +122,18 @@ def test_an_encoder_s_window_which_vllm_counts_otherwise_is_refused(vllm):
 def test_embeddings_can_be_replaced_and_the_plan_shards_every_linear_map_of_a_layer(model_class):
     model = build(model_class)
     assert model.get_decoder() is model  # what vLLM compiles
-    model.set_input_embeddings(new := nn.Embedding(model.config.vocab_size, model.config.hidden_size))
+    model.set_input_embeddings(
+        new := nn.Embedding(model.config.vocab_size, model.config.hidden_size)
+    )
     assert model.get_input_embeddings() is new
     styles = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            styles[name] = next((style for plan, style in model.tp_plan.items() if re.match(plan, name)), None)
+            styles[name] = next(
+                (style for plan, style in model.tp_plan.items() if re.match(plan, name)), None
+            )
     into = ("q_proj", "k_proj", "v_proj", "up_proj")
-    assert styles == {name: "colwise" if name.endswith(into) else "rowwise" for name in styles} and len(styles) == 12
+    assert (
+        styles == {name: "colwise" if name.endswith(into) else "rowwise" for name in styles}
+        and len(styles) == 12
+    )

@@ -10,7 +10,8 @@ OPSET, IR_VERSION = 21, 10
 
 
 def top_k_graph() -> onnx.ModelProto:
-    """Return the graph of logits (rows, V) and count (1,) to log p and ids of the top-k tokens, both (rows, count)."""
+    """Return the graph of logits (rows, V) and count (1,) to log p and ids of the top-k tokens,
+    both (rows, count)."""
     nodes = [
         helper.make_node("TopK", ["logits", "count"], ["values", "tokens"]),
         helper.make_node("LogSoftmax", ["logits"], ["all"]),
@@ -19,7 +20,9 @@ def top_k_graph() -> onnx.ModelProto:
     inputs = [value("logits", TensorProto.FLOAT, 2), value("count", TensorProto.INT64, 1)]
     outputs = [value("log_p", TensorProto.FLOAT, 2), value("tokens", TensorProto.INT64, 2)]
     graph = helper.make_graph(nodes, "top_k", inputs, outputs)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION
+    )
 
 
 def value(name: str, kind: int, rank: int) -> onnx.ValueInfoProto:

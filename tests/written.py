@@ -17,33 +17,52 @@ from vanilla_transformer_export.graphs.weights import CheckpointWeights, WeightS
 from vanilla_transformer_export.targets.registry import get_target
 
 
-def write(part, weights, inputs, target="cpu", dtype="fp32", opset=None, calibration=None, **fields):
-    """The ONNX model of what `part` writes, given a `GraphContext` and the values of `inputs`, and returns."""
-    config = Config(VanillaEncoderConfig(tie_word_embeddings=False, **fields), "VanillaEncoderModel")
+def write(
+    part, weights, inputs, target="cpu", dtype="fp32", opset=None, calibration=None, **fields
+):
+    """The ONNX model of what `part` writes, given a `GraphContext` and the values of `inputs`, and
+    returns."""
+    config = Config(
+        VanillaEncoderConfig(tie_word_embeddings=False, **fields), "VanillaEncoderModel"
+    )
     kind = get_target(target)
     with tempfile.TemporaryDirectory() as folder:
         save_file(weights, Path(folder, "model.safetensors"))
-        store = WeightStore(CheckpointWeights(Path(folder), config), np.dtype(np.float32), Path(folder, "data"))
+        store = WeightStore(
+            CheckpointWeights(Path(folder), config), np.dtype(np.float32), Path(folder, "data")
+        )
         op = Ops()
-        g = GraphContext(op, config, store, kind.graphs(dtype), opset or kind.opsets[0], None, calibration)
+        g = GraphContext(
+            op, config, store, kind.graphs(dtype), opset or kind.opsets[0], None, calibration
+        )
         values = {
-            name: ir.Value(name=name, type=ir.TensorType(data_type(array.dtype.name)), shape=ir.Shape([None] * array.ndim))
+            name: ir.Value(
+                name=name,
+                type=ir.TensorType(data_type(array.dtype.name)),
+                shape=ir.Shape([None] * array.ndim),
+            )
             for name, array in inputs.items()
         }
         outputs = part(g, *values.values())
         for number, output in enumerate(outputs):
-            output.name, output.type, output.shape = f"y{number}", ir.TensorType(ir.DataType.FLOAT), ir.Shape([None, None])
+            output.name, output.type, output.shape = (
+                f"y{number}",
+                ir.TensorType(ir.DataType.FLOAT),
+                ir.Shape([None, None]),
+            )
         opsets = {"": g.opset, **({CONTRIB: 1} if target != "portable" else {})}
         graph = ir.Graph(
-            list(values.values()), outputs, nodes=op.nodes, initializers=list(op.initializers.values()), opset_imports=opsets,
-            name="g",
+            list(values.values()), outputs, nodes=op.nodes,
+            initializers=list(op.initializers.values()), opset_imports=opsets, name="g",
         )  # fmt: skip
         return ir.to_proto(ir.external_data.load_to_model(ir.Model(graph, ir_version=10)))
 
 
 def run(model, inputs):
     """The outputs of an ONNX model."""
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     return session.run(None, inputs)
 
 

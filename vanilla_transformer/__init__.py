@@ -1,7 +1,8 @@
 """The Transformer of "Attention Is All You Need" as Hugging Face models.
 
-Importing the package registers its models with the Auto classes and its pipelines with `transformers.pipeline`. Where torch or
-transformers is not installed, only the modules that need neither can be imported, such as `checkpoint_files`.
+Importing the package registers its models with the Auto classes and its pipelines with
+`transformers.pipeline`. Where torch or transformers is not installed, only the modules that need
+neither can be imported, such as `checkpoint_files`.
 """
 
 from importlib.metadata import PackageNotFoundError, version

@@ -1,4 +1,5 @@
-"""The modules that PEFT puts adapters on by default: each of its methods has a dictionary of them by the type of the model."""
+"""The modules that PEFT puts adapters on by default: each of its methods has a dictionary of them
+by the type of the model."""
 
 import re
 import sys
@@ -13,8 +14,11 @@ TARGET_MODULES = {
 
 
 def register_adapters(model_type: str) -> None:
-    """Puts `model_type` into PEFT's dictionaries if it has been imported. Entries that they have already stay."""
+    """Puts `model_type` into PEFT's dictionaries if it has been imported. Entries that they have
+    already stay."""
     constants = sys.modules.get("peft.utils.constants")
     for name, dictionary in vars(constants).items() if constants else ():
         if found := DICTIONARY.fullmatch(name):
-            dictionary.setdefault(model_type, list(TARGET_MODULES.get(found[1], QUERIES_AND_VALUES)))
+            dictionary.setdefault(
+                model_type, list(TARGET_MODULES.get(found[1], QUERIES_AND_VALUES))
+            )

@@ -23,11 +23,16 @@ from .info import depth_fields
 from .modeling_vanilla_transformer import shift_tokens_right
 
 # The outputs of seq2seq models by the kind of attention.
-OUTPUTS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
+OUTPUTS = {
+    "encoder": "encoder_attentions",
+    "decoder": "decoder_attentions",
+    "cross": "cross_attentions",
+}
 FORMATS = ("eps", "jpeg", "jpg", "pdf", "png", "ps", "svg", "svgz", "tif", "tiff", "webp")
 DPI = 100
 MAX_MAP_VALUES = 2**27  # of all layers and heads, one gigabyte
-# Inches: around the maps; of a side of a map in a grid, of a token in a map alone, and of a figure at most.
+# Inches: around the maps; of a side of a map in a grid, of a token in a map alone, and of a figure
+# at most.
 MARGIN_INCHES = 1.5
 MAP_INCHES = 1.5
 TOKEN_INCHES = 0.25
@@ -37,7 +42,8 @@ PICTURE_INCHES = 4.0  # of a side of a picture alone
 
 @dataclass
 class AttentionMaps:
-    """`weights` (layers, heads, T, S): how much the position that reads `queries[t]` looks at the one that reads `keys[s]`."""
+    """`weights` (layers, heads, T, S): how much the position that reads `queries[t]` looks at the
+    one that reads `keys[s]`."""
 
     kind: str
     weights: np.ndarray
@@ -47,8 +53,9 @@ class AttentionMaps:
 
 @dataclass
 class ImageAttentionMaps:
-    """`weights` (layers, heads, rows, columns): how much the first token looks at each patch of `picture`, the image as a model
-    sees it, (H, W, 3) of 0 to 255. `patch` is the height and the width of one."""
+    """`weights` (layers, heads, rows, columns): how much the first token looks at each patch of
+    `picture`, the image as a model sees it, (H, W, 3) of 0 to 255. `patch` is the height and the
+    width of one."""
 
     weights: np.ndarray
     picture: np.ndarray
@@ -65,30 +72,38 @@ def save_attention_maps(
     force: bool = False,
     variant: str | None = None,
 ) -> None:
-    """Writes the figure that `plot` makes of a checkpoint's `attention_maps` of `texts`, a source and perhaps a target, to the
-    file `out`, whose ending is the format; of a model of images, of its `image_attention_maps` of the file that `texts` name.
-    An existing `out` is replaced with `force` only. `variant` is as in `checkpoint.load_checkpoint`.
+    """Writes the figure that `plot` makes of a checkpoint's `attention_maps` of `texts`, a source
+    and perhaps a target, to the file `out`, whose ending is the format; of a model of images, of
+    its `image_attention_maps` of the file that `texts` name. An existing `out` is replaced with
+    `force` only. `variant` is as in `checkpoint.load_checkpoint`.
 
     Raises:
         FileExistsError: if `out` exists and `force` is not given.
-        UsageError: as `attention_maps` and `plot`, for the name of a file that is of no image format, and for a kind or a
-            target with an image.
-        FileNotFoundError, ValueError: as `attention_maps`, `image_attention_maps`, `checkpoint.load_checkpoint`,
-            `checkpoint.load_tokenizer` and `checkpoint.load_image_processor`.
+        UsageError: as `attention_maps` and `plot`, for the name of a file that is of no image
+            format, and for a kind or a target with an image.
+        FileNotFoundError, ValueError: as `attention_maps`, `image_attention_maps`,
+            `checkpoint.load_checkpoint`, `checkpoint.load_tokenizer` and
+            `checkpoint.load_image_processor`.
     """
     if Path(out).suffix.lower().removeprefix(".") not in FORMATS:
-        raise UsageError(f"{out} is not the name of an image, expected one that ends in .{', .'.join(FORMATS)}")
+        raise UsageError(
+            f"{out} is not the name of an image, expected one that ends in .{', .'.join(FORMATS)}"
+        )
     with new_file(out, force, [checkpoint]) as file:
         model = load_checkpoint(checkpoint, variant)
         figure = plot(maps_of(model, checkpoint, texts, kind), layer, head)
         figure.savefig(file, dpi=DPI)
 
 
-def maps_of(model: PreTrainedModel, checkpoint: str | os.PathLike, texts: tuple[str, ...], kind: str | None):
+def maps_of(
+    model: PreTrainedModel, checkpoint: str | os.PathLike, texts: tuple[str, ...], kind: str | None
+):
     if model.main_input_name != "pixel_values":
         return attention_maps(model, load_tokenizer(checkpoint), *texts, kind=kind)
     if kind is not None or len(texts) > 1:
-        raise UsageError(f"{type(model).__name__} reads one image, got kind={kind!r} and {len(texts)} arguments")
+        raise UsageError(
+            f"{type(model).__name__} reads one image, got kind={kind!r} and {len(texts)} arguments"
+        )
     [path] = texts
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path!r} is no file, expected an image")
@@ -100,20 +115,28 @@ def maps_of(model: PreTrainedModel, checkpoint: str | os.PathLike, texts: tuple[
     return image_attention_maps(model, load_image_processor(checkpoint), picture)
 
 
-def image_attention_maps(model: PreTrainedModel, processor: BaseImageProcessor, image: Image) -> ImageAttentionMaps:
-    """Of a model of images, from its first token to the patches of `image`. `model` is left in evaluation mode, with the eager
-    attention implementation.
+def image_attention_maps(
+    model: PreTrainedModel, processor: BaseImageProcessor, image: Image
+) -> ImageAttentionMaps:
+    """Of a model of images, from its first token to the patches of `image`. `model` is left in
+    evaluation mode, with the eager attention implementation.
 
     Raises:
         ValueError: for an image of a size that the model does not read.
     """
     model.eval().set_attn_implementation("eager")  # the others give no weights
     pixel_values = processor(image, return_tensors="pt")["pixel_values"]
-    seen = processor(image, do_rescale=False, do_normalize=False, return_tensors="np")["pixel_values"][0]
+    seen = processor(image, do_rescale=False, do_normalize=False, return_tensors="np")[
+        "pixel_values"
+    ][0]
     with torch.no_grad():
         outputs = model.base_model(pixel_values, output_attentions=True)
-    rows, columns = (side // patch for side, patch in zip(pixel_values.shape[2:], model.config.patch_shape))
-    weights = torch.cat(outputs.attentions)[:, :, 0, model.config.num_first_tokens :].unflatten(-1, (rows, columns))
+    rows, columns = (
+        side // patch for side, patch in zip(pixel_values.shape[2:], model.config.patch_shape)
+    )
+    weights = torch.cat(outputs.attentions)[:, :, 0, model.config.num_first_tokens :].unflatten(
+        -1, (rows, columns)
+    )
     picture = np.broadcast_to(seen.transpose(1, 2, 0), (*seen.shape[1:], 3))  # one channel is grey
     return ImageAttentionMaps(weights.double().numpy(), picture, model.config.patch_shape)
 
@@ -125,9 +148,10 @@ def attention_maps(
     target: str | None = None,
     kind: str | None = None,
 ) -> AttentionMaps:
-    """The self-attention of the text `source`. For seq2seq models `kind` is "encoder", "decoder" or "cross" (the default), and
-    a `target` that is not given is the model's own translation, by its generation settings without sampling. `model` is left
-    in evaluation mode, with the eager attention implementation.
+    """The self-attention of the text `source`. For seq2seq models `kind` is "encoder", "decoder" or
+    "cross" (the default), and a `target` that is not given is the model's own translation, by its
+    generation settings without sampling. `model` is left in evaluation mode, with the eager
+    attention implementation.
 
     Raises:
         UsageError: for a kind that the model does not have, and a target it does not read or needs.
@@ -135,7 +159,11 @@ def attention_maps(
     """
     name = type(model).__name__
     is_encoder_decoder = model.config.is_encoder_decoder
-    kinds = tuple(OUTPUTS) if is_encoder_decoder else (model.config.model_type.removeprefix("vanilla-"),)
+    kinds = (
+        tuple(OUTPUTS)
+        if is_encoder_decoder
+        else (model.config.model_type.removeprefix("vanilla-"),)
+    )
     kind = kinds[-1] if kind is None else kind
     if kind not in kinds:
         raise UsageError(f"{name} has no {kind!r} attention, expected one of {', '.join(kinds)}")
@@ -145,46 +173,70 @@ def attention_maps(
         check_tokens(model, tokenizer, text)
     model.eval().set_attn_implementation("eager")  # the others give no weights
     # A decoder goes on from a text: the token that ends one is not in it.
-    ids = tokenizer(source, return_tensors="pt", add_special_tokens=kinds != ("decoder",))["input_ids"]
+    has_ends = kinds != ("decoder",)
+    ids = tokenizer(source, return_tensors="pt", add_special_tokens=has_ends)["input_ids"]
     inputs = {"input_ids": ids}
     read = {kinds[0]: ids}
     with torch.no_grad():
         if is_encoder_decoder:
-            inputs["decoder_input_ids"] = read["decoder"] = decoder_input_ids(model, tokenizer, ids, target)
+            inputs["decoder_input_ids"] = read["decoder"] = decoder_input_ids(
+                model, tokenizer, ids, target
+            )
         outputs = model.base_model(**inputs, output_attentions=True)
     queries = read["decoder" if kind == "cross" else kind]
     keys = ids if kind == "cross" else queries
-    weights = torch.cat(outputs[OUTPUTS[kind] if is_encoder_decoder else "attentions"]).double().numpy()
-    return AttentionMaps(kind, weights, *(tokenizer.convert_ids_to_tokens(row[0]) for row in (queries, keys)))
+    weights = (
+        torch.cat(outputs[OUTPUTS[kind] if is_encoder_decoder else "attentions"]).double().numpy()
+    )
+    return AttentionMaps(
+        kind, weights, *(tokenizer.convert_ids_to_tokens(row[0]) for row in (queries, keys))
+    )
 
 
 def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str) -> None:
-    with readers_errors(tokenizer.name_or_path or "the tokenizer"):  # a damaged tokenizer may panic, and only here
+    # a damaged tokenizer may panic, and only here
+    with readers_errors(tokenizer.name_or_path or "the tokenizer"):
         ids = tokenizer(text)["input_ids"]
         own = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not own:
         raise ValueError(f"the text {text!r} has no tokens, expected at least one")
     if (largest := max(ids)) >= (size := model.config.vocab_size):
-        raise ValueError(f"the tokenizer gives the token {largest}, expected one of [0, {size - 1}], the model's vocabulary")
-    maps = max(getattr(model.config, name) for name in depth_fields(model.config)) * model.config.num_attention_heads
+        raise ValueError(
+            f"the tokenizer gives the token {largest}, expected one of [0, {size - 1}], the "
+            "model's vocabulary"
+        )
+    maps = (
+        max(getattr(model.config, name) for name in depth_fields(model.config))
+        * model.config.num_attention_heads
+    )
     if len(ids) > (most := math.isqrt(MAX_MAP_VALUES // maps)):
-        raise ValueError(f"a text has {len(ids)} tokens, expected at most {most} for maps of {maps} layers and heads")
+        raise ValueError(
+            f"a text has {len(ids)} tokens, expected at most {most} for maps of {maps} layers "
+            f"and heads"
+        )
 
 
 def decoder_input_ids(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, target: str | None
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    ids: torch.Tensor,
+    target: str | None,
 ) -> torch.Tensor:
     """The target's tokens shifted right, without the last one, which is only predicted."""
     if target is not None:
-        return shift_tokens_right(tokenizer(text_target=target, return_tensors="pt")["input_ids"], model.config)
+        return shift_tokens_right(
+            tokenizer(text_target=target, return_tensors="pt")["input_ids"], model.config
+        )
     if not model.can_generate():
         raise UsageError(f"{type(model).__name__} cannot generate, expected a target")
     return model.generate(ids, do_sample=False, num_return_sequences=1)[:, :-1]
 
 
-def plot(maps: AttentionMaps | ImageAttentionMaps, layer: int | None = None, head: int | None = None) -> Figure:
-    """A grid of the maps of all layers and heads, or of one `layer` or `head`, counted from 0. One map alone shows its tokens.
-    Those of an image are drawn over it.
+def plot(
+    maps: AttentionMaps | ImageAttentionMaps, layer: int | None = None, head: int | None = None
+) -> Figure:
+    """A grid of the maps of all layers and heads, or of one `layer` or `head`, counted from 0. One
+    map alone shows its tokens. Those of an image are drawn over it.
 
     Raises:
         UsageError: for a layer or a head that does not exist.
@@ -192,7 +244,8 @@ def plot(maps: AttentionMaps | ImageAttentionMaps, layer: int | None = None, hea
     layers = chosen("layer", layer, maps.weights.shape[0])
     heads = chosen("head", head, maps.weights.shape[1])
     is_alone = len(layers) == len(heads) == 1
-    figure = Figure(figsize=figure_size(maps, layers, heads), layout="constrained")  # no pyplot: nothing outlives the call
+    # no pyplot: nothing outlives the call
+    figure = Figure(figsize=figure_size(maps, layers, heads), layout="constrained")
     grid = figure.subplots(len(layers), len(heads), squeeze=False)
     for row, layer in zip(grid, layers):
         for axes, head in zip(row, heads):
@@ -211,7 +264,9 @@ def plot(maps: AttentionMaps | ImageAttentionMaps, layer: int | None = None, hea
     return figure
 
 
-def figure_size(maps: AttentionMaps | ImageAttentionMaps, layers: Sequence[int], heads: Sequence[int]) -> list[float]:
+def figure_size(
+    maps: AttentionMaps | ImageAttentionMaps, layers: Sequence[int], heads: Sequence[int]
+) -> list[float]:
     """Inches: width and height."""
     if len(layers) > 1 or len(heads) > 1:
         sides = [len(heads) * MAP_INCHES, len(layers) * MAP_INCHES]

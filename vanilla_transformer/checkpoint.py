@@ -1,5 +1,6 @@
-"""Reading a checkpoint that anyone may have written: its files are checked before a model is built from them, what is wrong is
-one line that names the file, and no code beside the weights is ever run."""
+"""Reading a checkpoint that anyone may have written: its files are checked before a model is built
+from them, what is wrong is one line that names the file, and no code beside the weights is ever
+run."""
 
 import os
 from functools import partial
@@ -59,7 +60,8 @@ Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]  # of tensors by name
 
 
 def load_checkpoint(source: str | os.PathLike, variant: str | None = None) -> PreTrainedModel:
-    """Return the model of a checkpoint of ours, of the class its config names, in float32 and evaluation mode.
+    """Return the model of a checkpoint of ours, of the class its config names, in float32 and
+    evaluation mode.
 
     Args:
         source: a directory or Hub id.
@@ -67,32 +69,43 @@ def load_checkpoint(source: str | os.PathLike, variant: str | None = None) -> Pr
 
     Raises:
         FileNotFoundError: without a directory, config.json or safetensors weights.
-        ValueError: for files that are damaged or do not fit each other, a checkpoint of another family, and weights that are
-            missing, too many, of other shapes or not finite.
+        ValueError: for files that are damaged or do not fit each other, a checkpoint of another
+            family, and weights that are missing, too many, of other shapes or not finite.
     """
     with opened_variant(checkpoint_directory(source), variant) as directory:
         return load_directory(source, directory)
 
 
 def load_directory(source: str | os.PathLike, directory: Path) -> PreTrainedModel:
-    """Return the model in `directory`, which users know as `source`. Raises: as `load_checkpoint`."""
+    """Return the model in `directory`, which users know as `source`. Raises: as
+    `load_checkpoint`."""
     config, model_class = config_and_class(directory)
     check_generation(directory / GENERATION_CONFIG, getattr(config, "vocab_size", 0))
-    stored = {name: facts for file in weight_files(directory) for name, facts in stored_tensors(file).items()}
+    stored = {
+        name: facts
+        for file in weight_files(directory)
+        for name, facts in stored_tensors(file).items()
+    }
     check_depth(config, stored, directory)
     check_shapes(model_class, config, stored, directory)
     with readers_errors(directory):
-        model = model_class.from_pretrained(directory, config=config, dtype=torch.float32, use_safetensors=True)
+        model = model_class.from_pretrained(
+            directory, config=config, dtype=torch.float32, use_safetensors=True
+        )
     for name, weight in model.named_parameters():
         if wrong := weight.numel() - int(weight.isfinite().sum()):
-            raise ValueError(f"{name} of {source} has {wrong} of {weight.numel()} values that are NaN or infinite")
+            raise ValueError(
+                f"{name} of {source} has {wrong} of {weight.numel()} values that are NaN or "
+                f"infinite"
+            )
     for note in drop_unused_settings(model.generation_config) if model.can_generate() else ():
         logger.warning(note)
     return model.eval()
 
 
 def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint, a directory or Hub id. Where target text is cut otherwise, it does that for `text_target`.
+    """The tokenizer of a checkpoint, a directory or Hub id. Where target text is cut otherwise, it
+    does that for `text_target`.
 
     Raises:
         FileNotFoundError: without a directory, or files of a tokenizer.
@@ -102,13 +115,16 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
     check_tokenizer(directory)
     found = [directory / name for name in TOKENIZER_FILES if (directory / name).is_file()]
     if not has_tokenizer(directory):
-        raise FileNotFoundError(f"{directory} has no tokenizer, expected one of {', '.join(VOCABULARIES)}")
+        raise FileNotFoundError(
+            f"{directory} has no tokenizer, expected one of {', '.join(VOCABULARIES)}"
+        )
     contents = {file.name: read_json(file) for file in found if file.suffix == ".json"}
     code = contents.get("tokenizer_config.json", {}).get("auto_map")
     try:
         with readers_errors(directory):
             tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-            if not isinstance(longest := tokenizer.model_max_length, int | float):  # found only when it reads
+            # found only when it reads
+            if not isinstance(longest := tokenizer.model_max_length, int | float):
                 raise ValueError(f"model_max_length is {shown(longest)}, expected a number")
             if (target := directory / TARGET_TOKENIZER).is_file():
                 give_target(tokenizer, Tokenizer.from_file(str(target)))
@@ -116,18 +132,27 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
     except ValueError:
         if not code:
             raise
-    raise ValueError(f"{directory} has a tokenizer of its own code, which is not run: expected one of transformers, got {code}")
+    raise ValueError(
+        f"{directory} has a tokenizer of its own code, which is not run: expected one of "
+        f"transformers, got {code}"
+    )
 
 
 def give_target(tokenizer: PreTrainedTokenizerBase, target: Tokenizer) -> None:
-    """Has `tokenizer` cut `text_target` with `target`, as classes of transformers with two models do, and write both."""
+    """Has `tokenizer` cut `text_target` with `target`, as classes of transformers with two models
+    do, and write both."""
     for mode, backend in {"input": tokenizer.backend_tokenizer, "target": target}.items():
-        setattr(tokenizer, f"_switch_to_{mode}_mode", partial(setattr, tokenizer, "_tokenizer", backend))
+        setattr(
+            tokenizer, f"_switch_to_{mode}_mode", partial(setattr, tokenizer, "_tokenizer", backend)
+        )
     tokenizer.save_pretrained = partial(save_with_target, tokenizer, target)
 
 
 def save_with_target(
-    tokenizer: PreTrainedTokenizerBase, target: Tokenizer, directory: str | os.PathLike, **options: object
+    tokenizer: PreTrainedTokenizerBase,
+    target: Tokenizer,
+    directory: str | os.PathLike,
+    **options: object,
 ) -> tuple[str, ...]:
     files = type(tokenizer).save_pretrained(tokenizer, directory, **options)
     target.save(os.path.join(directory, TARGET_TOKENIZER))
@@ -135,7 +160,8 @@ def save_with_target(
 
 
 def load_image_processor(source: str | os.PathLike) -> BaseImageProcessor:
-    """The image processor of a checkpoint, a directory or Hub id: the one with Pillow, whatever else is installed.
+    """The image processor of a checkpoint, a directory or Hub id: the one with Pillow, whatever
+    else is installed.
 
     Raises:
         FileNotFoundError: without a directory, or preprocessor_config.json.
@@ -144,7 +170,9 @@ def load_image_processor(source: str | os.PathLike) -> BaseImageProcessor:
     directory = checkpoint_directory(source)
     path = directory / IMAGE_PROCESSOR
     if not path.is_file():
-        raise FileNotFoundError(f"{directory} has no {IMAGE_PROCESSOR}, expected one beside a model of images")
+        raise FileNotFoundError(
+            f"{directory} has no {IMAGE_PROCESSOR}, expected one beside a model of images"
+        )
     read_json(path)
     with readers_errors(path):
         return AutoImageProcessor.from_pretrained(directory, backend="pil", trust_remote_code=False)
@@ -163,69 +191,97 @@ def check_tokenizer(directory: Path) -> None:
     if (directory / "tokenizer.json").is_file() or not has_tokenizer(directory):
         return
     tokenizer_class = find_tokenizer_class(directory)
-    if names := {*getattr(tokenizer_class, "vocab_files_names", {}).values()} - {"tokenizer.json", "tokenizer_config.json"}:
+    if names := {*getattr(tokenizer_class, "vocab_files_names", {}).values()} - {
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }:
         check_vocabulary(directory, tokenizer_class.__name__, sorted(names))
 
 
 def check_vocabulary(directory: Path, tokenizer: str, names: list[str]) -> None:
-    """Raise FileNotFoundError or ValueError unless `directory` has one of the files `names`, and merges.txt if that is one."""
+    """Raise FileNotFoundError or ValueError unless `directory` has one of the files `names`, and
+    merges.txt if that is one."""
     present = [name for name in names if (directory / name).is_file()]
     missing = [name for name in names if name not in present]
     if not present or missing == ["merges.txt"]:
-        without = f"remove {' and '.join(present) or 'tokenizer_config.json'} to go without a tokenizer"
+        without = (
+            f"remove {' and '.join(present) or 'tokenizer_config.json'} to go without a tokenizer"
+        )
         expected = f"expected {' and '.join(missing)}, or tokenizer.json"
-        raise FileNotFoundError(f"{directory} has a {tokenizer} without {missing[0]}: {expected}; {without}")
+        raise FileNotFoundError(
+            f"{directory} has a {tokenizer} without {missing[0]}: {expected}; {without}"
+        )
     if "vocab.txt" in present and not (path := directory / "vocab.txt").stat().st_size:
         raise ValueError(f"{path} is empty, expected the vocabulary of a {tokenizer}")
 
 
 def find_tokenizer_class(directory: Path) -> type | None:
-    """Return transformers' class of the tokenizer that the configs in `directory` name, or that of the family."""
-    contents = [read_json(path) for name in ("tokenizer_config.json", CONFIG) if (path := directory / name).is_file()]
+    """Return transformers' class of the tokenizer that the configs in `directory` name, or that of
+    the family."""
+    contents = [
+        read_json(path)
+        for name in ("tokenizer_config.json", CONFIG)
+        if (path := directory / name).is_file()
+    ]
     names = [content.get("tokenizer_class") for content in contents]
     names += [TOKENIZER_MAPPING_NAMES.get(content.get("model_type")) for content in contents]
-    return next((getattr(transformers, name, None) for name in names if isinstance(name, str)), None)
+    return next(
+        (getattr(transformers, name, None) for name in names if isinstance(name, str)), None
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- what is written
+# ---------------------------------------------------------------------------------- what is written
 
 
-def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path, longest: int | None = None) -> None:
-    """Writes the files of `tokenizer` for transformers 4 and 5, with `longest` as its `model_max_length` if it is given."""
+def save_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, directory: Path, longest: int | None = None
+) -> None:
+    """Writes the files of `tokenizer` for transformers 4 and 5, with `longest` as its
+    `model_max_length` if it is given."""
     tokenizer.save_pretrained(directory)
     for_every_version(directory, {} if longest is None else {"model_max_length": longest})
 
 
 def learned_positions(config: PreTrainedConfig) -> int | None:
     """How many there are; `None` for a model that has others, which no text is too long for."""
-    return config.max_position_embeddings if getattr(config, "has_learned_positions", False) else None
+    return (
+        config.max_position_embeddings if getattr(config, "has_learned_positions", False) else None
+    )
 
 
 def limit_generation(generation: GenerationConfig, config: PreTrainedConfig) -> None:
-    """Where positions are learned and no length is set, a text may fill their table: the defaults of pipelines go beyond a
-    short one."""
+    """Where positions are learned and no length is set, a text may fill their table: the defaults
+    of pipelines go beyond a short one."""
     if generation.use_cache is None:
         generation.use_cache = True
     if generation.max_length is None and generation.max_new_tokens is None:
         generation.max_length = learned_positions(config)
 
 
-def config_and_class(source: str | os.PathLike) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
-    """Of a checkpoint of ours, a directory or Hub id. Raises: as `load_checkpoint`, but for weights."""
+def config_and_class(
+    source: str | os.PathLike,
+) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
+    """Of a checkpoint of ours, a directory or Hub id. Raises: as `load_checkpoint`, but for
+    weights."""
     config, name = read_config(checkpoint_directory(source, (CONFIG,)))
     return config, getattr(vanilla_transformer, name)
 
 
-# --------------------------------------------------------------------------------------------------------------- weights
+# ------------------------------------------------------------------------------------------ weights
 
 
 def stored_shapes(file: Path) -> Shapes:
     """As `stored_tensors`, with torch's dtypes."""
-    return {name: (shape, TORCH_DTYPES[dtype]) for name, (shape, dtype) in stored_tensors(file).items()}
+    return {
+        name: (shape, TORCH_DTYPES[dtype]) for name, (shape, dtype) in stored_tensors(file).items()
+    }
 
 
-def check_shapes(model_class: type[PreTrainedModel], config: VanillaTransformerConfig, stored: dict, where: Path) -> None:
-    """The tensors must be those of the model, no more and no less; tied ones may be there or not."""
+def check_shapes(
+    model_class: type[PreTrainedModel], config: VanillaTransformerConfig, stored: dict, where: Path
+) -> None:
+    """The tensors must be those of the model, no more and no less; tied ones may be there or
+    not."""
     with readers_errors(where), torch.device("meta"):
         model = model_class(config)
     tied = {bare(name) for name in model.get_expanded_tied_weights_keys(all_submodels=True)}

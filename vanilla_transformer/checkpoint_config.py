@@ -1,4 +1,5 @@
-"""The config of a checkpoint, checked before anything is built from it. Without torch and transformers."""
+"""The config of a checkpoint, checked before anything is built from it. Without torch and
+transformers."""
 
 import inspect
 import re
@@ -22,22 +23,37 @@ MAX_LABELS = 2**20
 
 
 def read_config(directory: Path) -> tuple[Any, str]:
-    """Return the config of a checkpoint of ours, and the name of the class that it is of. Raises as `load_checkpoint`."""
+    """Return the config of a checkpoint of ours, and the name of the class that it is of. Raises as
+    `load_checkpoint`."""
     content, name = read_raw_config(directory)
     if content["model_type"] is None:
         raise ValueError(f"{directory / CONFIG} has the model_type None, expected a name")
     if (model_type := content["model_type"]) not in CONFIGS:
-        known = [name for config_class in CONFIGS.values() for name in config_class.auto_classes().values()]
+        known = [
+            name
+            for config_class in CONFIGS.values()
+            for name in config_class.auto_classes().values()
+        ]
         found = f"{directory} has model_type {model_type} and architecture {name}"
         raise ValueError(f"{found}, expected one of {', '.join(known)}: convert it first")
     config_class = CONFIGS[model_type]
     if name not in (known := config_class.auto_classes().values()):
-        raise ValueError(f"{directory} has model_type {model_type} and architecture {name}, expected one of {', '.join(known)}")
-    for flag, allowed in {"return_dict": [True], "output_hidden_states": FLAGS, "output_attentions": FLAGS}.items():
+        raise ValueError(
+            f"{directory} has model_type {model_type} and architecture {name}, expected one of "
+            f"{', '.join(known)}"
+        )
+    for flag, allowed in {
+        "return_dict": [True],
+        "output_hidden_states": FLAGS,
+        "output_attentions": FLAGS,
+    }.items():
         if not any(content.get(flag, allowed[0]) is value for value in allowed):
-            raise ValueError(f"{directory / CONFIG} has {flag} {shown(content[flag])}, expected {allowed[0]}")
+            raise ValueError(
+                f"{directory / CONFIG} has {flag} {shown(content[flag])}, expected {allowed[0]}"
+            )
     config = made_config(config_class, content, directory)
-    config.auto_map = dict(config.default_auto_map)  # a file may name another's code; ours is what is saved with our models
+    # a file may name another's code; ours is what is saved with our models
+    config.auto_map = dict(config.default_auto_map)
     return config, name
 
 
@@ -52,13 +68,16 @@ def read_raw_config(directory: Path) -> tuple[dict, str]:
     content = read_json(path)
     if not isinstance(model_type := content.get("model_type"), str | None):
         raise ValueError(f"{path} has the model_type {shown(model_type)}, expected a name")
-    if not isinstance(names := content.get("architectures") or ["none"], list) or not isinstance(names[0], str):
+    if not isinstance(names := content.get("architectures") or ["none"], list) or not isinstance(
+        names[0], str
+    ):
         raise ValueError(f"{path} has the architectures {shown(names)}, expected a list of names")
     return content | {"model_type": model_type or model_type_of(names[0])}, names[0]
 
 
 def model_type_of(architecture: str) -> str | None:
-    """Return the model_type of the class `architecture`, or None, as always where transformers is not installed."""
+    """Return the model_type of the class `architecture`, or None, as always where transformers is
+    not installed."""
     if not HAS_TORCH:
         return None
     from .class_names import find_model_type
@@ -67,10 +86,14 @@ def model_type_of(architecture: str) -> str | None:
 
 
 def made_config(config_class: type, content: dict, directory: Path) -> Any:
-    """The config of a file's `content`, which may have names of its own, but none that would replace a method of the class."""
+    """The config of a file's `content`, which may have names of its own, but none that would
+    replace a method of the class."""
     path = directory / CONFIG
     if parts := sorted(content.keys() & {"decoder", "generator", "text_config", "text_encoder"}):
-        raise ValueError(f"{path} has the configs {', '.join(parts)} within, expected one of a model that has no parts")
+        raise ValueError(
+            f"{path} has the configs {', '.join(parts)} within, expected one of a model that has "
+            f"no parts"
+        )
     settable = {
         "model_type",
         "is_decoder",
@@ -81,7 +104,9 @@ def made_config(config_class: type, content: dict, directory: Path) -> Any:
     for name in content:
         attribute = inspect.getattr_static(config_class, name, None)
         if attribute is not None and name not in settable and not isinstance(attribute, property):
-            raise ValueError(f"{path} has the key {name}, expected none of a class's own attributes")
+            raise ValueError(
+                f"{path} has the key {name}, expected none of a class's own attributes"
+            )
     labels = content.get("num_labels")
     if labels is not None and (type(labels) is not int or not 0 <= labels <= MAX_LABELS):
         raise ValueError(f"{path} has num_labels {shown(labels)}, expected at most {MAX_LABELS}")
@@ -92,19 +117,29 @@ def made_config(config_class: type, content: dict, directory: Path) -> Any:
         raise ValueError(f"{path} has _attn_implementation {shown(attention)}, expected a name")
     if "quantization_config" in content:
         raise ValueError(f"{path} has a quantization_config, expected weights in floating point")
-    of_machine = ("attn_implementation", "experts_implementation")  # which is not the one that wrote it
+    # which is not the one that wrote it
+    of_machine = ("attn_implementation", "experts_implementation")
     with readers_errors(path):
-        config = config_class.from_dict({name: value for name, value in content.items() if name not in of_machine})
-    # Of others' pairs of stacks a half may be alone, as `BartForCausalLM` or `T5EncoderModel`: their converters look.
+        config = config_class.from_dict(
+            {name: value for name, value in content.items() if name not in of_machine}
+        )
+    # Of others' pairs of stacks a half may be alone, as `BartForCausalLM` or `T5EncoderModel`:
+    # their converters look.
     is_half = config_class not in CONFIGS.values() and not config.is_encoder_decoder
     if config.is_encoder_decoder != config_class.is_encoder_decoder and not is_half:
-        raise ValueError(f"{path} has is_encoder_decoder {config.is_encoder_decoder}, expected {not config.is_encoder_decoder}")
+        raise ValueError(
+            f"{path} has is_encoder_decoder {config.is_encoder_decoder}, expected "
+            f"{not config.is_encoder_decoder}"
+        )
     return config
 
 
 def check_depth(config: Any, shapes: dict[str, tuple], where: Path | str) -> None:
-    """Before anything is built or counted by `config`: it can name any depth and width, files only those they hold."""
-    layers = len({number for name in shapes for number in re.findall(r"(?<=\.)\d+(?=\.)", f".{name}")})
+    """Before anything is built or counted by `config`: it can name any depth and width, files only
+    those they hold."""
+    layers = len(
+        {number for name in shapes for number in re.findall(r"(?<=\.)\d+(?=\.)", f".{name}")}
+    )
     widest = max((size for shape, _ in shapes.values() for size in shape), default=0)
     for field, most in {
         "encoder_layers": layers,
@@ -113,4 +148,7 @@ def check_depth(config: Any, shapes: dict[str, tuple], where: Path | str) -> Non
         "hidden_size": widest,
     }.items():
         if (found := getattr(config, field, 0)) > most:
-            raise ValueError(f"{field} is {found} in the config of {where}, expected at most {most} by its tensors")
+            raise ValueError(
+                f"{field} is {found} in the config of {where}, expected at most {most} by its "
+                f"tensors"
+            )

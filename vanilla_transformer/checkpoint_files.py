@@ -1,4 +1,5 @@
-"""The files of a checkpoint: where they are, JSON, weights and tokenizers. Without torch and transformers."""
+"""The files of a checkpoint: where they are, JSON, weights and tokenizers. Without torch and
+transformers."""
 
 import contextlib
 import json
@@ -27,7 +28,14 @@ DTYPES = (*FLOATS, "I64", "I32", "U8", "BOOL")  # of tensors in safetensors file
 # Of a Hub repository; the folders in it hold exports and the checkpoints of a training run.
 FILES = ("*.json", "*.txt", "*.spm", "*.model", "*.jinja", "*.safetensors")
 # Of a generation config.
-COUNTS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "num_return_sequences")
+COUNTS = (
+    "max_length",
+    "max_new_tokens",
+    "min_length",
+    "min_new_tokens",
+    "num_beams",
+    "num_return_sequences",
+)
 COUNTS += ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "top_k")
 NUMBERS = ("temperature", "top_p", "min_p", "typical_p", "length_penalty", "repetition_penalty")
 SEVERAL = ("eos_token_id", "forced_eos_token_id")
@@ -41,13 +49,19 @@ OPTIONAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FILES) -> Path:
-    """The directory `source`, or that of the `files` of the Hub id `source`, downloaded if they are not in the cache.
+    """The directory `source`, or that of the `files` of the Hub id `source`, downloaded if they are
+    not in the cache.
 
     Raises:
-        FileNotFoundError: if it is neither, and where the Hub cannot be reached and the cache may have a part of them only.
+        FileNotFoundError: if it is neither, and where the Hub cannot be reached and the cache may
+            have a part of them only.
         NotADirectoryError: if it is a file.
     """
-    path, name, expected = Path(source), os.fspath(source), "expected a checkpoint directory or a Hub id"
+    path, name, expected = (
+        Path(source),
+        os.fspath(source),
+        "expected a checkpoint directory or a Hub id",
+    )
     if name and path.is_dir():
         return path
     if name and os.path.lexists(path):
@@ -58,7 +72,11 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
         raise FileNotFoundError(f"{source or repr(name)} does not exist, {expected}") from None
     try:
         ignored = None if any("/" in file for file in files) else ["*/*"]
-        directory = Path(huggingface_hub.snapshot_download(name, allow_patterns=list(files), ignore_patterns=ignored))
+        directory = Path(
+            huggingface_hub.snapshot_download(
+                name, allow_patterns=list(files), ignore_patterns=ignored
+            )
+        )
     except RepositoryNotFoundError:
         reason = "the Hub has none of this name, or not for this login"
     except IncompleteSnapshotError:
@@ -75,13 +93,15 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
 
 
 def parent_hint(file: Path) -> str:
-    """Return the end of an error about a file in place of a directory: the directory that holds it, if it is a checkpoint."""
+    """Return the end of an error about a file in place of a directory: the directory that holds it,
+    if it is a checkpoint."""
     return f", such as {file.parent}" if (file.parent / CONFIG).is_file() else ""
 
 
 def check_cached(name: str, directory: Path) -> None:
-    """`from_pretrained` puts only what it reads into the cache, and no list of what there is. Without the Hub, such a cache
-    does not tell a repository without a tokenizer from one whose tokenizer was not asked for."""
+    """`from_pretrained` puts only what it reads into the cache, and no list of what there is.
+    Without the Hub, such a cache does not tell a repository without a tokenizer from one whose
+    tokenizer was not asked for."""
     if has_tokenizer(directory):
         return
     try:
@@ -89,12 +109,14 @@ def check_cached(name: str, directory: Path) -> None:
     except CachedRepoTreeNotFoundError:
         remedy = f"run `hf download {name}` where the Hub can be reached, or give a directory"
         raise FileNotFoundError(
-            f"the cache has no tokenizer of {name}, and cannot say whether the Hub has one: {remedy}"
+            f"the cache has no tokenizer of {name}, and cannot say whether the Hub has one: "
+            f"{remedy}"
         ) from None
 
 
 def check_tokenizer_files(directory: Path) -> None:
-    """Raise ValueError if a file of the tokenizer is a git-lfs pointer: a vocabulary would be read from its lines."""
+    """Raise ValueError if a file of the tokenizer is a git-lfs pointer: a vocabulary would be read
+    from its lines."""
     for name in TOKENIZER_FILES:
         check_no_pointer(directory / name)
 
@@ -108,14 +130,18 @@ def has_tokenizer(directory: Path) -> bool:
 
 
 def for_every_version(directory: Path, changes: dict | None = None) -> None:
-    """Gives tokenizer_config.json, if there is one, the names that transformers 4 knows too, and `changes`: what 5 saves has
-    its own for a tokenizer of `tokenizers`, and for tokens without a name of their own. What 5 takes for granted is written
-    down: without it transformers 4, and Transformers.js, take spaces out of the texts that they decode."""
+    """Gives tokenizer_config.json, if there is one, the names that transformers 4 knows too, and
+    `changes`: what 5 saves has its own for a tokenizer of `tokenizers`, and for tokens without a
+    name of their own. What 5 takes for granted is written
+    down: without it transformers 4, and Transformers.js, take spaces out of the texts that they
+    decode."""
     path = directory / "tokenizer_config.json"
     if not path.is_file():
         return
     before = read_json(path)
-    content = {name: value for name, value in before.items() if name not in OF_THE_PLACE} | (changes or {})
+    content = {name: value for name, value in before.items() if name not in OF_THE_PLACE} | (
+        changes or {}
+    )
     content.setdefault("clean_up_tokenization_spaces", False)
     if content.get("tokenizer_class") == "TokenizersBackend":
         # Without names of inputs transformers 4 would add token types.
@@ -124,11 +150,15 @@ def for_every_version(directory: Path, changes: dict | None = None) -> None:
     if isinstance(content.get("extra_special_tokens"), list):
         content["additional_special_tokens"] = content.pop("extra_special_tokens")
     if content != before:
-        path.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.write_text(
+            json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n",
+            encoding="utf-8",
+        )
 
 
 def check_generation(path: Path, vocab_size: int) -> None:
-    """Of generation_config.json, if there is one: transformers finds most wrong types only while it generates."""
+    """Of generation_config.json, if there is one: transformers finds most wrong types only while it
+    generates."""
     content = read_json(path) if path.is_file() else {}
     for name, value in content.items():
         if value is not None and (fault := generation_fault(name, value, vocab_size)):
@@ -143,11 +173,13 @@ def generation_fault(name: str, value: object, vocab_size: int = 2**31) -> str |
         return "expected a whole number of at least 0 and below 2**31"
     if name in NUMBERS and type(value) not in (int, float):
         return "expected a number"
-    if (name.startswith("output_") or name in ("do_sample", "use_cache")) and type(value) is not bool:
+    is_flag = name.startswith("output_") or name in ("do_sample", "use_cache")
+    if is_flag and type(value) is not bool:
         return "expected true or false"
     if name.endswith("_token_id") and not is_absent_token(name, value):
         tokens = value if isinstance(value, list) and name in SEVERAL else [value]
-        size = 2**31 if name in ("bos_token_id", "eos_token_id") else vocab_size  # these two need never be generated
+        # these two need never be generated
+        size = 2**31 if name in ("bos_token_id", "eos_token_id") else vocab_size
         if not all(type(token) is int and 0 <= token < size for token in tokens):
             return f"expected one of [0, {size - 1}]"
     return None
@@ -173,28 +205,39 @@ def weight_files(directory: Path, names: tuple[str, ...] = (WEIGHTS,)) -> list[P
             return shards(index, Path(name).suffix)
     found = ", ".join(sorted(os.listdir(directory))[:10]) or "nothing"
     raise FileNotFoundError(
-        f"{directory} has no weights: expected {' or '.join(names)}, found {found}{variant_hint(directory, names)}"
+        f"{directory} has no weights: expected {' or '.join(names)}, found "
+        f"{found}{variant_hint(directory, names)}"
     )
 
 
 def shards(index: Path, suffix: str) -> list[Path]:
     content = read_json(index)
     places = content.get("weight_map")
-    if not isinstance(places, dict) or not places or not all(isinstance(file, str) for file in places.values()):
-        raise ValueError(f"{index} has the weight_map {shown(places)}, expected the file of each tensor")
+    if (
+        not isinstance(places, dict)
+        or not places
+        or not all(isinstance(file, str) for file in places.values())
+    ):
+        raise ValueError(
+            f"{index} has the weight_map {shown(places)}, expected the file of each tensor"
+        )
     if not isinstance(content.get("metadata", {}), dict):
-        raise ValueError(f"{index} has the metadata {shown(content['metadata'])}, expected a JSON object")
+        raise ValueError(
+            f"{index} has the metadata {shown(content['metadata'])}, expected a JSON object"
+        )
     names = sorted(set(places.values()))
     if wrong := [name for name in names if Path(name).name != name or Path(name).suffix != suffix]:
         raise ValueError(f"{index} names {shown(wrong)}, expected {suffix} files beside it")
     if missing := [name for name in names if not (index.parent / name).is_file()]:
-        raise FileNotFoundError(f"{index.parent} lacks {', '.join(missing[:5])}, which {index.name} names")
+        raise FileNotFoundError(
+            f"{index.parent} lacks {', '.join(missing[:5])}, which {index.name} names"
+        )
     for name in names:
         check_no_pointer(index.parent / name)
     return [index.parent / name for name in names]
 
 
-# --------------------------------------------------------------------------------------------------------------- weights
+# ------------------------------------------------------------------------------------------ weights
 
 
 def stored_tensors(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -205,14 +248,19 @@ def stored_tensors(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
     """
     found = {}
     try:
-        with safe_open(file, "np") as tensors:  # reads the header and compares it with the size of the file
+        # reads the header and compares it with the size of the file
+        with safe_open(file, "np") as tensors:
             for name in tensors.keys():  # noqa: SIM118, it is no dict
                 part = tensors.get_slice(name)
                 if part.get_dtype() not in DTYPES:
-                    raise ValueError(f"{file}: {name} is of type {part.get_dtype()}, expected one of {[*DTYPES]}")
+                    raise ValueError(
+                        f"{file}: {name} is of type {part.get_dtype()}, expected one of {[*DTYPES]}"
+                    )
                 found[name] = tuple(part.get_shape()), part.get_dtype()
     except SafetensorError as error:
-        raise ValueError(f"{file} is not a whole safetensors file ({file.stat().st_size} bytes): {error}") from None
+        raise ValueError(
+            f"{file} is not a whole safetensors file ({file.stat().st_size} bytes): {error}"
+        ) from None
     return found
 
 
@@ -223,27 +271,34 @@ def check_tensors(
     stored: dict[str, tuple[tuple[int, ...], str]],
     where: Path,
 ) -> None:
-    """Raise ValueError unless the tensors in files are the `expected` ones; `tied` ones may be there or not."""
+    """Raise ValueError unless the tensors in files are the `expected` ones; `tied` ones may be
+    there or not."""
     found = {bare(name): shape for name, (shape, _) in stored.items()}
     other = {name: f"{found[name]} for {expected[name]}" for name in expected.keys() & found.keys()}
     problems = {
         "missing": expected.keys() - tied - found.keys(),
         "unexpected": found.keys() - expected.keys(),
-        "of another shape": {f"{name} {other[name]}" for name in other if found[name] != expected[name]},
+        "of another shape": {
+            f"{name} {other[name]}" for name in other if found[name] != expected[name]
+        },
         "no floating point": {name for name, (_, dtype) in stored.items() if dtype not in FLOATS},
     }
     for problem, names in problems.items():
         if names:
             some = ", ".join(sorted(names)[:5])
-            raise ValueError(f"the weights of {where} do not fit {architecture}: {len(names)} are {problem}: {some}")
+            raise ValueError(
+                f"the weights of {where} do not fit {architecture}: {len(names)} are "
+                f"{problem}: {some}"
+            )
 
 
 def bare(name: str) -> str:
-    """Without the prefix that the classes with a head have and the bodies have not: each loads the other's files."""
+    """Without the prefix that the classes with a head have and the bodies have not: each loads the
+    other's files."""
     return name.removeprefix("model.")
 
 
-# ---------------------------------------------------------------------------------------------------------------- errors
+# ------------------------------------------------------------------------------------------- errors
 
 
 def read_json(path: Path) -> dict:
@@ -264,8 +319,8 @@ def read_json(path: Path) -> dict:
 
 @contextlib.contextmanager
 def readers_errors(path: Path) -> Iterator[None]:
-    """Around what other libraries make of the file or directory `path`: for one that they cannot read they raise errors of
-    every class, here a ValueError that names it."""
+    """Around what other libraries make of the file or directory `path`: for one that they cannot
+    read they raise errors of every class, here a ValueError that names it."""
     try:
         yield
     except (OSError, ImportError):  # their messages name the file
@@ -279,7 +334,11 @@ def readers_errors(path: Path) -> Iterator[None]:
 
 def one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
-    return text if isinstance(error, ValueError | StrictDataclassError) else f"{type(error).__name__}: {text}"
+    return (
+        text
+        if isinstance(error, ValueError | StrictDataclassError)
+        else f"{type(error).__name__}: {text}"
+    )
 
 
 def shown(value: object) -> str:

@@ -1,8 +1,9 @@
-"""The files beside the weights that say what is made of images before a model, and with sentence-transformers of its states.
-They go where the weights go.
+"""The files beside the weights that say what is made of images before a model, and with
+sentence-transformers of its states. They go where the weights go.
 
-`modules.json` names what follows the model, each with a folder: pooling, linear maps, normalisation. Prompts, the activation of
-a cross-encoder and the longest sequence are in files of their own.
+`modules.json` names what follows the model, each with a folder: pooling, linear maps,
+normalisation. Prompts, the activation of a cross-encoder and the longest sequence are in files of
+their own.
 """
 
 import json
@@ -23,14 +24,21 @@ from .files import COMPANION, CONFIG, MODULES, PICKLE, WEIGHTS, check_no_pointer
 MODULE_CONFIG = "config.json"
 MODULE_WEIGHTS = (WEIGHTS, PICKLE)
 # Of each kind of module, tuples of the names of files: it needs one of each.
-REQUIRED_FILES = {"Pooling": ((MODULE_CONFIG,),), "Dense": ((MODULE_CONFIG,), MODULE_WEIGHTS), "Normalize": ()}
+REQUIRED_FILES = {
+    "Pooling": ((MODULE_CONFIG,),),
+    "Dense": ((MODULE_CONFIG,), MODULE_WEIGHTS),
+    "Normalize": (),
+}
 # What transformers reads beside the weights and a checkpoint of another family has no place for.
-ADAPTERS = re.compile(r"adapter_config\.json|adapter_model\.(safetensors|bin)|custom_generate/generate\.py")
+ADAPTERS = re.compile(
+    r"adapter_config\.json|adapter_model\.(safetensors|bin)|custom_generate/generate\.py"
+)
 
 
 @dataclass(frozen=True)
 class Module:
-    """One of modules.json: the name of its class, with its package if that is another's, and its folder."""
+    """One of modules.json: the name of its class, with its package if that is another's, and its
+    folder."""
 
     kind: str
     folder: str
@@ -38,8 +46,8 @@ class Module:
 
 @dataclass(frozen=True)
 class Companions:
-    """The `modules` after a model, and the `files` of image processors and sentence-transformers by the names they have in a
-    checkpoint."""
+    """The `modules` after a model, and the `files` of image processors and sentence-transformers by
+    the names they have in a checkpoint."""
 
     modules: tuple[Module, ...] = ()
     files: dict[str, Path] = field(default_factory=dict)
@@ -57,7 +65,8 @@ class Companions:
                 replace_pickle(directory / name)
 
     def facts(self) -> list[dict]:
-        """What is done with the states, in order: the `type` of each module, its `folder`, and the content of its config."""
+        """What is done with the states, in order: the `type` of each module, its `folder`, and the
+        content of its config."""
         files = [self.files.get(f"{module.folder}/{MODULE_CONFIG}") for module in self.modules]
         return [
             {"type": module.kind, "folder": module.folder, **(read_json(file) if file else {})}
@@ -74,7 +83,9 @@ def replace_pickle(path: Path) -> None:
 
     with readers_errors(path):
         tensors = torch.load(path, map_location="cpu", weights_only=True)
-    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path.with_name(WEIGHTS))
+    save_file(
+        {key: tensor.contiguous() for key, tensor in tensors.items()}, path.with_name(WEIGHTS)
+    )
     path.unlink()
 
 
@@ -88,7 +99,11 @@ def companions(source: str | os.PathLike) -> Companions:
     directory = checkpoint_directory(source)
     modules = read_modules(directory / MODULES)
     if modules and not os.path.isdir(source):
-        places = (f"{module.folder}/{name}" for module in modules for name in (MODULE_CONFIG, *MODULE_WEIGHTS))
+        places = (
+            f"{module.folder}/{name}"
+            for module in modules
+            for name in (MODULE_CONFIG, *MODULE_WEIGHTS)
+        )
         directory = checkpoint_directory(source, tuple(places))
     names = [name for name in sorted(os.listdir(directory)) if COMPANION.fullmatch(name)]
     names += [name for module in modules for name in files_of(directory, module)]
@@ -110,18 +125,32 @@ def read_modules(path: Path) -> tuple[Module, ...]:
         raise ValueError(f"{path} holds {shown(content)}, expected a list of modules")
     first, *rest = [module_of(path, entry) for entry in content]
     if first != Module("Transformer", ""):
-        raise ValueError(f"{path} begins with a {first.kind} in {first.folder!r}, expected a Transformer in ''")
+        raise ValueError(
+            f"{path} begins with a {first.kind} in {first.folder!r}, expected a Transformer in ''"
+        )
     if unknown := [module.kind for module in rest if module.kind not in REQUIRED_FILES]:
-        raise ValueError(f"{path} has modules of type {', '.join(unknown)}, expected {', '.join(REQUIRED_FILES)}")
+        raise ValueError(
+            f"{path} has modules of type {', '.join(unknown)}, expected {', '.join(REQUIRED_FILES)}"
+        )
     return tuple(rest)
 
 
 def module_of(path: Path, entry: object) -> Module:
     """Their classes have moved between versions of sentence-transformers, and kept their names."""
-    kind, folder = (entry.get("type"), entry.get("path")) if isinstance(entry, dict) else (None, None)
-    if not isinstance(kind, str) or not isinstance(folder, str) or not re.fullmatch(r"[\w-]*", folder):
-        raise ValueError(f"{path} has the module {shown(entry)}, expected its type and the name of its folder")
-    return Module(kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind, folder)
+    kind, folder = (
+        (entry.get("type"), entry.get("path")) if isinstance(entry, dict) else (None, None)
+    )
+    if (
+        not isinstance(kind, str)
+        or not isinstance(folder, str)
+        or not re.fullmatch(r"[\w-]*", folder)
+    ):
+        raise ValueError(
+            f"{path} has the module {shown(entry)}, expected its type and the name of its folder"
+        )
+    return Module(
+        kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind, folder
+    )
 
 
 def files_of(directory: Path, module: Module) -> list[str]:
@@ -131,25 +160,39 @@ def files_of(directory: Path, module: Module) -> list[str]:
         places = [f"{module.folder}/{name}" for name in names]
         files[names] = [place for place in places if (directory / place).is_file()][:1]
         if names in REQUIRED_FILES[module.kind] and not files[names]:
-            raise FileNotFoundError(f"{directory} lacks {' or '.join(places)}, which {MODULES} asks for")
+            raise FileNotFoundError(
+                f"{directory} lacks {' or '.join(places)}, which {MODULES} asks for"
+            )
     return [name for names in files.values() for name in names]
 
 
 def left_out(source: str | os.PathLike, content: dict) -> list[str]:
-    """Other files of a checkpoint that change what comes of it: adapters, and the code that its config's `content` names."""
+    """Other files of a checkpoint that change what comes of it: adapters, and the code that its
+    config's `content` names."""
     references = content.get("auto_map")
     references = references.values() if isinstance(references, dict) else ()
-    code = {f"{found.partition('.')[0]}.py" for found in references if isinstance(found, str) and "--" not in found}
+    code = {
+        f"{found.partition('.')[0]}.py"
+        for found in references
+        if isinstance(found, str) and "--" not in found
+    }
     return [name for name in names_of(source) if ADAPTERS.fullmatch(name) or name in code]
 
 
 def names_of(source: str | os.PathLike) -> list[str]:
-    """Of the files of a directory, or of the Hub's list of them if that is known, at most one folder deep."""
+    """Of the files of a directory, or of the Hub's list of them if that is known, at most one
+    folder deep."""
     if os.path.isdir(source):
         root = Path(source)
-        return sorted(path.relative_to(root).as_posix() for pattern in ("*", "*/*") for path in root.glob(pattern))
+        return sorted(
+            path.relative_to(root).as_posix()
+            for pattern in ("*", "*/*")
+            for path in root.glob(pattern)
+        )
     try:
-        found = huggingface_hub.get_cached_repo_tree(os.fspath(source), revision=checkpoint_directory(source, (CONFIG,)).name)
+        found = huggingface_hub.get_cached_repo_tree(
+            os.fspath(source), revision=checkpoint_directory(source, (CONFIG,)).name
+        )
     except CachedRepoTreeNotFoundError:
         return []
     return sorted(file.path for file in found)

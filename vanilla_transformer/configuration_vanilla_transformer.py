@@ -1,8 +1,10 @@
-"""Configurations of the four variants: encoder, decoder and encoder-decoder (seq2seq) of text, and encoder of images (vision).
+"""Configurations of the four variants: encoder, decoder and encoder-decoder (seq2seq) of text, and
+encoder of images (vision).
 
-The defaults of text are the base model of Vaswani et al. 2017, "Attention Is All You Need", Table 3. Every field has its
-Hugging Face name; the paper's symbols reach the same fields: `d_model`, `d_ff`, `h`, `d_k`, `d_v`, and `N`, which is the depth
-of both stacks where there are two.
+The defaults of text are the base model of Vaswani et al. 2017, "Attention Is All You Need",
+Table 3. Every field has its Hugging Face name; the paper's symbols reach the same fields:
+`d_model`, `d_ff`, `h`, `d_k`, `d_v`, and `N`, which is the depth of both stacks where there are
+two.
 """
 
 import copy
@@ -19,8 +21,11 @@ from packaging.version import Version
 from transformers.activations import ACT2FN
 from transformers.utils import cached_file, logging
 
-if Version(transformers.__version__) < Version("5.23"):  # before names are looked up that others do not have
-    raise ImportError(f"vanilla-transformer needs transformers >= 5.23, found {transformers.__version__}")
+# before names are looked up that others do not have
+if Version(transformers.__version__) < Version("5.23"):
+    raise ImportError(
+        f"vanilla-transformer needs transformers >= 5.23, found {transformers.__version__}"
+    )
 
 logger = logging.get_logger(__name__)
 
@@ -35,11 +40,24 @@ CODE = "modeling_vanilla_transformer."
 DEPTHS = ("encoder_layers", "decoder_layers")
 # Of all variants: where a config has no such field, nothing is checked.
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim")
-SIZES += ("vocab_size", "embedding_size", "max_position_embeddings", "num_channels", "num_first_tokens")
+SIZES += (
+    "vocab_size",
+    "embedding_size",
+    "max_position_embeddings",
+    "num_channels",
+    "num_first_tokens",
+)
 LARGEST = 2**28  # of two such sizes a matrix still has bytes that torch can count
-# What `transformers.pipeline` reads of a task that it does not have: where its code is beside the weights.
+# What `transformers.pipeline` reads of a task that it does not have: where its code is beside the
+# weights.
 PIPELINES = "pipelines_vanilla_transformer"
-TRANSLATION = {"translation": {"impl": f"{PIPELINES}.TranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"], "type": "text"}}
+TRANSLATION = {
+    "translation": {
+        "impl": f"{PIPELINES}.TranslationPipeline",
+        "pt": ["AutoModelForSeq2SeqLM"],
+        "type": "text",
+    }
+}
 
 
 @strict
@@ -50,31 +68,36 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         hidden_size (`int`, defaults to 512): width of the residual stream, the paper's d_model.
         intermediate_size (`int`, defaults to 2048): inner width of the feed-forward network, d_ff.
         num_attention_heads (`int`, defaults to 8): h.
-        head_dim (`int`, defaults to `hidden_size / num_attention_heads`): width of one query and key, d_k.
+        head_dim (`int`, defaults to `hidden_size / num_attention_heads`): width of one query and
+            key, d_k.
         value_head_dim (`int`, defaults to `head_dim`): width of one value, d_v.
-        hidden_act (`str`, defaults to `"relu"`): feed-forward activation, a key of `transformers.activations.ACT2FN`.
-        norm_first (`bool`, defaults to `False`): `False` is LayerNorm(x + Sublayer(x)), section 3.1; `True` is
-            x + Sublayer(LayerNorm(x)) (GPT-2).
-        final_norm (`bool`, defaults to `norm_first`): one more LayerNorm after the last layer of a stack.
-        norm_type (`str`, defaults to `"layer_norm"`): or `"rms_norm"`, which neither centres nor shifts (Zhang
-            and Sennrich 2019).
+        hidden_act (`str`, defaults to `"relu"`): feed-forward activation, a key of
+            `transformers.activations.ACT2FN`.
+        norm_first (`bool`, defaults to `False`): `False` is LayerNorm(x + Sublayer(x)), section
+            3.1; `True` is x + Sublayer(LayerNorm(x)) (GPT-2).
+        final_norm (`bool`, defaults to `norm_first`): one more LayerNorm after the last layer of a
+            stack.
+        norm_type (`str`, defaults to `"layer_norm"`): or `"rms_norm"`, which neither centres nor
+            shifts (Zhang and Sennrich 2019).
         layer_norm_eps (`float`, defaults to 1e-5): of either.
-        gated (`bool`, defaults to `False`): the feed-forward network multiplies its activation by a second map of the same
-            input (Shazeer 2020, GLU Variants).
+        gated (`bool`, defaults to `False`): the feed-forward network multiplies its activation by a
+            second map of the same input (Shazeer 2020, GLU Variants).
         linear_bias (`bool`, defaults to `True`): biases of the linear maps in the layers.
         initializer_range (`float`, defaults to 0.02): standard deviation of new linear weights.
-        embedding_dropout, dropout, attention_dropout, activation_dropout (`float`): on the sum of embeddings and
-            positions (after its LayerNorm, if there is one) and on each sub-layer's output, the paper's P_drop (0.1
-            both); on the attention weights and on the feed-forward activation (0.0 both).
+        embedding_dropout, dropout, attention_dropout, activation_dropout (`float`): on the sum of
+            embeddings and positions (after its LayerNorm, if there is one) and on each sub-layer's
+            output, the paper's P_drop (0.1 both); on the attention weights and on the feed-forward
+            activation (0.0 both).
         classifier_dropout (`float`, defaults to 0.1): in front of a classification head.
 
     Raises:
-        ValueError: for sizes below 1 or above 2**28, heads that do not divide the width when `head_dim` is not given, an
-            unknown activation, or a dropout outside [0, 1).
+        ValueError: for sizes below 1 or above 2**28, heads that do not divide the width when
+            `head_dim` is not given, an unknown activation, or a dropout outside [0, 1).
         huggingface_hub.errors.StrictDataclassError: for a value of the wrong type.
     """
 
-    # Of each stack; what it has no such module for does not apply (Shoeybi et al. 2019, Megatron-LM, section 3).
+    # Of each stack; what it has no such module for does not apply (Shoeybi et al. 2019,
+    # Megatron-LM, section 3).
     base_model_tp_plan = {
         "embeddings.embed_tokens": "embedding_rowwise",
         "layers.*.self_attn.q_proj": "colwise",
@@ -116,13 +139,15 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         self._warn_near_misses(kwargs)
         for name, field in self.attribute_map.items():
             if name in kwargs:
-                setattr(self, field, kwargs.pop(name))  # under its own name, by which `@strict` checks the type
+                # under its own name, by which `@strict` checks the type
+                setattr(self, field, kwargs.pop(name))
         super().__post_init__(**kwargs)
         self._check_values()  # before `@strict` does, whose errors are no ValueErrors
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
-                    f"hidden_size must be a multiple of num_attention_heads unless head_dim is given: got hidden_size="
+                    "hidden_size must be a multiple of num_attention_heads unless head_dim is "
+                    "given: got hidden_size="
                     f"{self.hidden_size} and num_attention_heads={self.num_attention_heads}"
                 )
             self.head_dim = self.hidden_size // self.num_attention_heads
@@ -134,17 +159,25 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
             self.auto_map = dict(self.default_auto_map)
 
     def _warn_near_misses(self, unknown):
-        """A name that is no field is kept, as everywhere in transformers, so a misspelt field would have no effect."""
+        """A name that is no field is kept, as everywhere in transformers, so a misspelt field would
+        have no effect."""
         names = self.field_names()
         for name in unknown:
             is_known = name in names or hasattr(type(self), name)
             if not is_known and (close := difflib.get_close_matches(name, names, n=1, cutoff=0.8)):
-                logger.warning(f"{type(self).__name__} has no field {name!r}; did you mean {close[0]!r}?")
+                logger.warning(
+                    f"{type(self).__name__} has no field {name!r}; did you mean {close[0]!r}?"
+                )
 
     @classmethod
     def auto_classes(cls) -> dict[str, str]:
-        """The Auto classes that load a model of this variant, each with the name of the class it loads."""
-        return {name: code.removeprefix(CODE) for name, code in cls.default_auto_map.items() if name != "AutoConfig"}
+        """The Auto classes that load a model of this variant, each with the name of the class it
+        loads."""
+        return {
+            name: code.removeprefix(CODE)
+            for name, code in cls.default_auto_map.items()
+            if name != "AutoConfig"
+        }
 
     @classmethod
     def field_names(cls) -> list[str]:
@@ -165,15 +198,28 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
                 raise ValueError(f"{name} must be at most {LARGEST}, got {getattr(self, name)}")
         for name in ["head_dim", "value_head_dim"]:
             if self.num_attention_heads * (getattr(self, name) or 1) > LARGEST:
-                found = f"num_attention_heads={self.num_attention_heads} and {name}={getattr(self, name)}"
-                raise ValueError(f"num_attention_heads times {name} must be at most {LARGEST}, got {found}")
+                found = (
+                    f"num_attention_heads={self.num_attention_heads} and "
+                    f"{name}={getattr(self, name)}"
+                )
+                raise ValueError(
+                    f"num_attention_heads times {name} must be at most {LARGEST}, got {found}"
+                )
         for name in [field.name for field in fields(self) if field.name.endswith("_act")]:
             if (value := getattr(self, name)) is not None and value not in ACT2FN:
-                raise ValueError(f"{name} must be one of {', '.join(sorted(ACT2FN))}, got {value!r}")
+                raise ValueError(
+                    f"{name} must be one of {', '.join(sorted(ACT2FN))}, got {value!r}"
+                )
         for name in ["layer_norm_eps", "initializer_range"]:
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
-        for name in ["embedding_dropout", "dropout", "attention_dropout", "activation_dropout", "classifier_dropout"]:
+        for name in [
+            "embedding_dropout",
+            "dropout",
+            "attention_dropout",
+            "activation_dropout",
+            "classifier_dropout",
+        ]:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
 
@@ -184,41 +230,51 @@ class VanillaTextConfig(VanillaTransformerConfig):
 
     Args beside those of `VanillaTransformerConfig`:
         vocab_size (`int`, defaults to 37000): number of token types.
-        embedding_size (`int`, defaults to `hidden_size`): width of the token embeddings and of the states that the projection
-            to the vocabulary reads. Another width than `hidden_size` adds a linear map on both sides. With `embedding_norm`
-            the input map has a bias and follows the norm, and positions and token types have this width too (Clark et al.
-            2020, ELECTRA). Without, it has no bias and follows the token embeddings (Zhang et al. 2022, OPT). The output map
-            ends a decoder, which then returns states of this width. In an encoder it belongs to the language model head.
-        position_embedding_type (`str`, defaults to `"sinusoidal"`): `"sinusoidal"` (section 3.5), `"learned"` (Table 3 row
-            (E)), `"rotary"` (Su et al. 2021, RoFormer), `"relative"` (Raffel et al. 2020, T5), `"learned_relative"`, both at
-            once (Song et al. 2020, MPNet), or `"none"`. Rotary and relative positions act in self-attention; they and `"none"`
-            add nothing to the embeddings.
-        max_position_embeddings (`int`, defaults to 512): learned positions, so the longest sequence; the others have no limit.
-        position_ids_from (`str`, defaults to `"place"`): what a token's position counts where no `position_ids` are given:
-            its `"place"` in the row (BERT, GPT-2); the tokens before it that the attention `"mask"` does not hide (OPT); or
-            the `"ids"` before it that are not `pad_token_id` (RoBERTa). Padding, where it does not count, is at -1, and has
-            a row of its own in the learned table, the first.
+        embedding_size (`int`, defaults to `hidden_size`): width of the token embeddings and of the
+            states that the projection to the vocabulary reads. Another width than `hidden_size`
+            adds a linear map on both sides. With `embedding_norm` the input map has a bias and
+            follows the norm, and positions and token types have this width too (Clark et al. 2020,
+            ELECTRA). Without, it has no bias and follows the token embeddings (Zhang et al. 2022,
+            OPT). The output map ends a decoder, which then returns states of this width. In an
+            encoder it belongs to the language model head.
+        position_embedding_type (`str`, defaults to `"sinusoidal"`): `"sinusoidal"` (section 3.5),
+            `"learned"` (Table 3 row (E)), `"rotary"` (Su et al. 2021, RoFormer), `"relative"`
+            (Raffel et al. 2020, T5), `"learned_relative"`, both at once (Song et al. 2020, MPNet),
+            or `"none"`. Rotary and relative positions act in self-attention; they and `"none"` add
+            nothing to the embeddings.
+        max_position_embeddings (`int`, defaults to 512): learned positions, so the longest
+        sequence; the others have no limit. position_ids_from (`str`, defaults to `"place"`): what a
+        token's position counts where no `position_ids` are given:
+            its `"place"` in the row (BERT, GPT-2); the tokens before it that the attention `"mask"`
+            does not hide (OPT); or the `"ids"` before it that are not `pad_token_id` (RoBERTa).
+            Padding, where it does not count, is at -1, and has a row of its own in the learned
+            table, the first.
         rope_theta (`float`, defaults to 10000): base of the rotary angles.
-        relative_attention_num_buckets (`int`, defaults to 32): distances that relative positions tell apart.
-        relative_attention_max_distance (`int`, defaults to 128): all distances from here on are one bucket.
-        sliding_window (`int`, *optional*): in self-attention, a decoder's token looks at this many tokens, itself included,
-            an encoder at this many before and after it (Beltagy et al. 2020, section 3.1); by default at all. At least
-            2 with a decoder.
-        scale_embedding (`bool`, defaults to `True`): multiply token embeddings by sqrt(embedding_size), section 3.4.
-        embedding_norm (`bool`, defaults to `False`): LayerNorm after the sum of embeddings and positions (BERT, BART).
-        lm_head_bias (`bool`, defaults to `True`): bias of the projection to the vocabulary.
-        tie_word_embeddings (`bool`, defaults to `True`): one matrix for the token embeddings and the projection to the
-            vocabulary, section 3.4.
+        relative_attention_num_buckets (`int`, defaults to 32): distances that relative positions
+        tell apart. relative_attention_max_distance (`int`, defaults to 128): all distances from
+        here on are one bucket. sliding_window (`int`, *optional*): in self-attention, a decoder's
+            token looks at this many tokens, itself included, an encoder at this many before and
+            after it (Beltagy et al. 2020, section 3.1); by default at all. At least 2 with a
+            decoder.
+        scale_embedding (`bool`, defaults to `True`): multiply token embeddings by
+        sqrt(embedding_size), section 3.4. embedding_norm (`bool`, defaults to `False`): LayerNorm
+        after the sum of embeddings and positions (BERT, BART). lm_head_bias (`bool`, defaults to
+        `True`): bias of the projection to the vocabulary. tie_word_embeddings (`bool`, defaults to
+            `True`): one matrix for the token embeddings and the projection to the vocabulary,
+            section 3.4.
         pad_token_id, bos_token_id, eos_token_id, sep_token_id: 0, 1, 2 and `None`.
 
     Raises:
-        ValueError: also for an odd width of sinusoidal positions or an odd `head_dim` with rotary ones, positions from ids
-            without a `pad_token_id`, or a special token outside the vocabulary.
+        ValueError: also for an odd width of sinusoidal positions or an odd `head_dim` with rotary
+            ones, positions from ids without a `pad_token_id`, or a special token outside the
+            vocabulary.
     """
 
     vocab_size: int = 37000
     embedding_size: int | None = None
-    position_embedding_type: Literal["sinusoidal", "learned", "rotary", "relative", "learned_relative", "none"] = "sinusoidal"
+    position_embedding_type: Literal[
+        "sinusoidal", "learned", "rotary", "relative", "learned_relative", "none"
+    ] = "sinusoidal"
     max_position_embeddings: int = 512
     position_ids_from: Literal["place", "mask", "ids"] = "place"
     rope_theta: float | int = 10000.0
@@ -257,7 +313,10 @@ class VanillaTextConfig(VanillaTransformerConfig):
     def _check_values(self):
         super()._check_values()
         if self.sliding_window == 1 and self.model_type != "vanilla-encoder":
-            raise ValueError("sliding_window must be at least 2, got 1: the caches of transformers cannot hold a window of 1")
+            raise ValueError(
+                "sliding_window must be at least 2, got 1: the caches of transformers cannot hold "
+                "a window of 1"
+            )
         if getattr(self, "type_vocab_size", 0) < 0:
             raise ValueError(f"type_vocab_size must be at least 0, got {self.type_vocab_size}")
         self._check_positions()
@@ -265,7 +324,9 @@ class VanillaTextConfig(VanillaTransformerConfig):
             value = getattr(self, name)
             for token in value if isinstance(value, list) else [value]:
                 if token is not None and not 0 <= token < self.vocab_size:
-                    raise ValueError(f"{name} must be in the vocabulary, 0 to {self.vocab_size - 1}, got {token}")
+                    raise ValueError(
+                        f"{name} must be in the vocabulary, 0 to {self.vocab_size - 1}, got {token}"
+                    )
 
     def _check_positions(self):
         if self.position_embedding_type == "sinusoidal" and self.position_size % 2:
@@ -277,31 +338,40 @@ class VanillaTextConfig(VanillaTransformerConfig):
             raise ValueError("position_ids_from='ids' needs a pad_token_id, got None")
         if not 0 < self.rope_theta < math.inf:
             raise ValueError(f"rope_theta must be above 0, got {self.rope_theta}")
-        buckets, distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        buckets, distance = (
+            self.relative_attention_num_buckets,
+            self.relative_attention_max_distance,
+        )
         if buckets < 4 or buckets % 2:
-            raise ValueError(f"relative_attention_num_buckets must be even and at least 4, got {buckets}")
+            raise ValueError(
+                f"relative_attention_num_buckets must be even and at least 4, got {buckets}"
+            )
         if distance <= buckets // 2:
             raise ValueError(
-                f"relative_attention_max_distance must be above half of relative_attention_num_buckets, {buckets // 2}, "
+                f"relative_attention_max_distance must be above half of "
+                f"relative_attention_num_buckets, {buckets // 2}, "
                 f"got {distance}"
             )
 
 
 @strict
 class VanillaEncoderConfig(VanillaTextConfig):
-    """A stack of `num_hidden_layers` (6, the paper's N) encoder layers: bidirectional attention, as in BERT.
+    """A stack of `num_hidden_layers` (6, the paper's N) encoder layers: bidirectional attention, as
+    in BERT.
 
     Args beside the common ones:
-        type_vocab_size (`int`, defaults to 0): kinds of tokens (`token_type_ids`) that have an embedding of their own.
-        pooler_act (`str`, *optional*): the first token's state passes a linear map and this activation to become
-            `pooler_output`, which the sentence heads then read (`"tanh"` in BERT); by default they read the state itself.
-        lm_transform_act (`str`, *optional*): a linear map, this activation and a LayerNorm stand in front of the
-            projection to the vocabulary (BERT's masked-LM transform).
-        token_transform_act (`str`, *optional*): a linear map and this activation stand in front of the classifier of
-            single tokens (ELECTRA's discriminator).
-        classifier_pooling (`str`, defaults to `"cls"`): what the classifier of whole sequences reads: the first token's state,
-            through the pooler if `pooler_act` is set, or with `"mean"` the mean of the states of all tokens that are not
-            padding (as in ModernBERT), without a pooler.
+        type_vocab_size (`int`, defaults to 0): kinds of tokens (`token_type_ids`) that have an
+        embedding of their own. pooler_act (`str`, *optional*): the first token's state passes a
+            linear map and this activation to become `pooler_output`, which the sentence heads then
+            read (`"tanh"` in BERT); by default they read the state itself.
+        lm_transform_act (`str`, *optional*): a linear map, this activation and a LayerNorm stand in
+            front of the projection to the vocabulary (BERT's masked-LM transform).
+        token_transform_act (`str`, *optional*): a linear map and this activation stand in front of
+            the classifier of single tokens (ELECTRA's discriminator).
+        classifier_pooling (`str`, defaults to `"cls"`): what the classifier of whole sequences
+            reads: the first token's state, through the pooler if `pooler_act` is set, or with
+            `"mean"` the mean of the states of all tokens that are not padding (as in ModernBERT),
+            without a pooler.
     """
 
     model_type = "vanilla-encoder"
@@ -324,12 +394,14 @@ class VanillaEncoderConfig(VanillaTextConfig):
     lm_transform_act: str | None = None
     token_transform_act: str | None = None
     classifier_pooling: Literal["cls", "mean"] = "cls"
-    is_decoder = add_cross_attention = False  # no fields: what transformers sets of the decoder of an `EncoderDecoderModel`
+    # no fields: what transformers sets of the decoder of an `EncoderDecoderModel`
+    is_decoder = add_cross_attention = False
 
     def __setattr__(self, name, value):
         if name in ("is_decoder", "add_cross_attention") and value:
             raise ValueError(
-                f"{name} is {value} for a {type(self).__name__}, whose attention is neither causal nor to another encoder: "
+                f"{name} is {value} for a {type(self).__name__}, whose attention is neither "
+                "causal nor to another encoder: "
                 "expected the config or checkpoint of a VanillaDecoderForCausalLM"
             )
         super().__setattr__(name, value)
@@ -339,8 +411,9 @@ class VanillaEncoderConfig(VanillaTextConfig):
 class VanillaDecoderConfig(VanillaTextConfig):
     """A stack of `num_hidden_layers` (6) layers with causal attention, as in GPT-2.
 
-    `add_cross_attention` (`bool`, defaults to `False`) gives each layer attention to `encoder_hidden_states`, as the right
-    half of Figure 1 has: a decoder for an encoder that is a model of its own.
+    `add_cross_attention` (`bool`, defaults to `False`) gives each layer attention to
+    `encoder_hidden_states`, as the right half of Figure 1 has: a decoder for an encoder that is a
+    model of its own.
     """
 
     model_type = "vanilla-decoder"
@@ -362,19 +435,21 @@ class VanillaDecoderConfig(VanillaTextConfig):
 
 @strict
 class VanillaSeq2SeqConfig(VanillaTextConfig):
-    """The paper's encoder-decoder: `encoder_layers` (6) and `decoder_layers` (6), Figure 1. Given to the constructor, `N` or
-    `num_hidden_layers` is the depth of both.
+    """The paper's encoder-decoder: `encoder_layers` (6) and `decoder_layers` (6), Figure 1. Given
+    to the constructor, `N` or `num_hidden_layers` is the depth of both.
 
-    `decoder_start_token_id` (defaults to 1, the token `bos_token_id` names) is what generation starts from, and what stands in
-    front where the decoder's input is another sequence shifted right: the labels in training, for some heads the source. With
-    `wrap_last_token` (`bool`, defaults to `False`) its own last token stands there, as mBART's language code does.
-    `share_encoder_decoder_embeddings` (defaults to `True`): with `tie_word_embeddings`, source and target have one
-    embedding matrix; `False` ties the target's with the projection to the vocabulary only.
+    `decoder_start_token_id` (defaults to 1, the token `bos_token_id` names) is what generation
+    starts from, and what stands in front where the decoder's input is another sequence shifted
+    right: the labels in training, for some heads the source. With `wrap_last_token` (`bool`,
+    defaults to `False`) its own last token stands there, as mBART's language code does.
+    `share_encoder_decoder_embeddings` (defaults to `True`): with `tie_word_embeddings`, source and
+    target have one embedding matrix; `False` ties the target's with the projection to the
+    vocabulary only.
     """
 
     model_type = "vanilla-seq2seq"
-    # `num_hidden_layers` is what transformers asks of every config; generic code that means the decoder asks
-    # `get_text_config(decoder=True)`, which puts `decoder_layers` there.
+    # `num_hidden_layers` is what transformers asks of every config; generic code that means the
+    # decoder asks `get_text_config(decoder=True)`, which puts `decoder_layers` there.
     attribute_map = {**PAPER_SYMBOLS, "num_hidden_layers": "encoder_layers"}
     keys_to_ignore_at_inference = ["past_key_values"]
     default_auto_map = {
@@ -394,38 +469,58 @@ class VanillaSeq2SeqConfig(VanillaTextConfig):
     share_encoder_decoder_embeddings: bool = True
 
     def __post_init__(self, **kwargs):
-        both = {name: value for name in ("N", "num_hidden_layers") if (value := kwargs.pop(name, None)) is not None}
-        given = both | {stack: value for stack in DEPTHS if (value := getattr(self, stack)) is not None}
+        both = {
+            name: value
+            for name in ("N", "num_hidden_layers")
+            if (value := kwargs.pop(name, None)) is not None
+        }
+        given = both | {
+            stack: value for stack in DEPTHS if (value := getattr(self, stack)) is not None
+        }
         depth = next(iter(both.values()), 6)
         if both and any(value != depth for value in given.values()):
             found = ", ".join(f"{name}={value!r}" for name, value in given.items())
-            raise ValueError(f"{' and '.join(both)} set the depth of both stacks, expected no other beside, got {found}")
+            raise ValueError(
+                f"{' and '.join(both)} set the depth of both stacks, expected no other beside, "
+                f"got {found}"
+            )
         for stack in DEPTHS:
             setattr(self, stack, given.get(stack, depth))
         self._translates = kwargs.get("custom_pipelines") == TRANSLATION
         if self._translates and not __name__.startswith("transformers_modules."):
-            # The package has this pipeline itself; a config that names code for it makes every task ask for its trust.
+            # The package has this pipeline itself; a config that names code for it makes every task
+            # ask for its trust.
             del kwargs["custom_pipelines"]
         super().__post_init__(**kwargs)
 
     @classmethod
     def from_dict(cls, config_dict: dict, **kwargs) -> "VanillaSeq2SeqConfig":
-        """A file has both depths. An `N` beside them is of a config that was made when it had no effect, and has none."""
+        """A file has both depths. An `N` beside them is of a config that was made when it had no
+        effect, and has none."""
         if config_dict.keys() >= set(DEPTHS):
             config_dict = {name: value for name, value in config_dict.items() if name != "N"}
         return super().from_dict(config_dict, **kwargs)
 
     def to_dict(self) -> dict:
-        """With the pipeline that a file named, as it named it: `transformers.pipeline` puts classes there."""
+        """With the pipeline that a file named, as it named it: `transformers.pipeline` puts classes
+        there."""
         content = super().to_dict()
-        return content | ({"custom_pipelines": copy.deepcopy(TRANSLATION)} if content.pop("_translates", False) else {})
+        return content | (
+            {"custom_pipelines": copy.deepcopy(TRANSLATION)}
+            if content.pop("_translates", False)
+            else {}
+        )
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
-        """With the code of that pipeline, if it is beside this file or where the config was loaded from."""
+        """With the code of that pipeline, if it is beside this file or where the config was loaded
+        from."""
         if self._translates:
             file = Path(__file__).with_name(f"{PIPELINES}.py")
             if not file.is_file():
-                quietly = ("_raise_exceptions_for_missing_entries", "_raise_exceptions_for_connection_errors")
+                quietly = (
+                    "_raise_exceptions_for_missing_entries",
+                    "_raise_exceptions_for_connection_errors",
+                )
                 file = cached_file(self.name_or_path, file.name, **dict.fromkeys(quietly, False))
             self._translates = file is not None
             if self._translates:
@@ -439,36 +534,47 @@ class VanillaSeq2SeqConfig(VanillaTextConfig):
 
     @classmethod
     def preset(cls, name: str, **overrides) -> "VanillaSeq2SeqConfig":
-        """The models of Table 3, `"base"` and `"big"`, and `"tiny"`, the shape of Wu et al. 2021 for Multi30k."""
+        """The models of Table 3, `"base"` and `"big"`, and `"tiny"`, the shape of Wu et al. 2021
+        for Multi30k."""
         presets = {
             "base": {},
-            "big": dict(hidden_size=1024, intermediate_size=4096, num_attention_heads=16, dropout=0.3, embedding_dropout=0.3),
+            "big": dict(
+                hidden_size=1024, intermediate_size=4096, num_attention_heads=16, dropout=0.3,
+                embedding_dropout=0.3
+            ),
             "tiny": dict(
-                vocab_size=9700, hidden_size=128, intermediate_size=256, num_attention_heads=4, encoder_layers=4,
-                decoder_layers=4, dropout=0.3, embedding_dropout=0.3,
+                vocab_size=9700, hidden_size=128, intermediate_size=256, num_attention_heads=4,
+                encoder_layers=4, decoder_layers=4, dropout=0.3, embedding_dropout=0.3,
             ),
         }  # fmt: skip
         if name not in presets:
             raise ValueError(f"no preset {name!r}, expected one of {sorted(presets)}")
         of_both = overrides.keys() & {"N", "num_hidden_layers"}
-        shape = {field: value for field, value in presets[name].items() if not (of_both and field in DEPTHS)}
+        shape = {
+            field: value
+            for field, value in presets[name].items()
+            if not (of_both and field in DEPTHS)
+        }
         return cls(**shape | overrides)
 
 
 @strict
 class VanillaVisionConfig(VanillaTransformerConfig):
-    """An encoder of images (Dosovitskiy et al. 2021, ViT): `num_hidden_layers` (12) layers that read the patches of an image
-    and, before them, learned tokens. The defaults are their ViT-B/16 (Table 1): other than above, `hidden_size` 768,
-    `intermediate_size` 3072, 12 heads, `"gelu"`, `norm_first` and no dropout.
+    """An encoder of images (Dosovitskiy et al. 2021, ViT): `num_hidden_layers` (12) layers that
+    read the patches of an image and, before them, learned tokens. The defaults are their ViT-B/16
+    (Table 1): other than above, `hidden_size` 768, `intermediate_size` 3072, 12 heads, `"gelu"`,
+    `norm_first` and no dropout.
 
     Args beside those of `VanillaTransformerConfig`:
-        image_size (`int` or a pair, defaults to 224): pixels of the height and the width of an image.
-        patch_size (`int` or a pair, defaults to 16): of a patch. What an image has beyond whole patches is not read.
-        num_channels (`int`, defaults to 3): numbers of a pixel.
-        num_first_tokens (`int`, defaults to 1): learned tokens before the patches; 2 are a class and a distillation token
-            (Touvron et al. 2021, DeiT). Their states are what the classifier reads.
-        interpolate_pos_encoding (`bool`, defaults to `False`): whether images of any size are read, with the positions of
-            `image_size` interpolated; `forward` has an argument of this name, which goes before it.
+        image_size (`int` or a pair, defaults to 224): pixels of the height and the width of an
+        image. patch_size (`int` or a pair, defaults to 16): of a patch. What an image has beyond
+        whole patches is not read. num_channels (`int`, defaults to 3): numbers of a pixel.
+        num_first_tokens (`int`, defaults to 1): learned tokens before the patches; 2 are a class
+            and a distillation token (Touvron et al. 2021, DeiT). Their states are what the
+            classifier reads.
+        interpolate_pos_encoding (`bool`, defaults to `False`): whether images of any size are read,
+            with the positions of `image_size` interpolated; `forward` has an argument of this name,
+            which goes before it.
         pooler_act (`str`, *optional*): as in `VanillaEncoderConfig`.
 
     Raises:
@@ -510,7 +616,9 @@ class VanillaVisionConfig(VanillaTransformerConfig):
     @property
     def grid_shape(self) -> tuple[int, int]:
         """Rows and columns of patches in an image of `image_size`."""
-        height, width = (image // patch for image, patch in zip(pair(self.image_size), self.patch_shape))
+        height, width = (
+            image // patch for image, patch in zip(pair(self.image_size), self.patch_shape)
+        )
         return height, width
 
     def _check_values(self):
@@ -518,9 +626,14 @@ class VanillaVisionConfig(VanillaTransformerConfig):
         for name in ("image_size", "patch_size"):
             sides = pair(getattr(self, name))
             if len(sides) != 2 or not all(1 <= side <= LARGEST for side in sides):
-                raise ValueError(f"{name} must be one or two numbers from 1 to {LARGEST}, got {getattr(self, name)}")
+                raise ValueError(
+                    f"{name} must be one or two numbers from 1 to {LARGEST}, got "
+                    f"{getattr(self, name)}"
+                )
         if min(self.grid_shape) < 1:
-            raise ValueError(f"image_size must be at least patch_size, {self.patch_size}, got {self.image_size}")
+            raise ValueError(
+                f"image_size must be at least patch_size, {self.patch_size}, got {self.image_size}"
+            )
         if (count := math.prod(self.grid_shape)) > LARGEST:
             raise ValueError(f"an image must have at most {LARGEST} patches, got {count}")
 
@@ -532,7 +645,12 @@ def pair(size: int | list[int] | tuple[int, int]) -> tuple[int, ...]:
 
 CONFIGS = {
     config.model_type: config
-    for config in (VanillaEncoderConfig, VanillaDecoderConfig, VanillaSeq2SeqConfig, VanillaVisionConfig)
+    for config in (
+        VanillaEncoderConfig,
+        VanillaDecoderConfig,
+        VanillaSeq2SeqConfig,
+        VanillaVisionConfig,
+    )
 }
 
 __all__ = [

@@ -1,4 +1,5 @@
-"""A checkpoint as one of ours: as it is, or converted for as long as it is needed. Only a conversion needs torch."""
+"""A checkpoint as one of ours: as it is, or converted for as long as it is needed. Only a
+conversion needs torch."""
 
 import contextlib
 import os
@@ -24,9 +25,9 @@ def converted(
     leave_out: Iterable[str] = (),
     variant: str | None = None,
 ) -> Iterator[Path]:
-    """The directory of a checkpoint of ours: that of `source`, or if `source` is of one of `FAMILIES` that of what it becomes,
-    which is written to the directory `keep`, or to a temporary one that is gone afterwards. `config`, `leave_out`
-    and `variant` are as in `convert`.
+    """The directory of a checkpoint of ours: that of `source`, or if `source` is of one of
+    `FAMILIES` that of what it becomes, which is written to the directory `keep`, or to a temporary
+    one that is gone afterwards. `config`, `leave_out` and `variant` are as in `convert`.
 
     Raises:
         UsageError: for `keep`, `config` or `leave_out` where nothing is converted.
@@ -34,14 +35,22 @@ def converted(
         FileExistsError, FileNotFoundError, OSError, ValueError: as `convert`.
     """
     if is_ours(source):
-        for name, value in {"keep": keep and os.fspath(keep), "config": config, "leave_out": [*leave_out]}.items():
+        for name, value in {
+            "keep": keep and os.fspath(keep),
+            "config": config,
+            "leave_out": [*leave_out],
+        }.items():
             if value:
-                raise UsageError(f"{name} is {value!r}, and {source} needs no conversion: expected none")
+                raise UsageError(
+                    f"{name} is {value!r}, and {source} needs no conversion: expected none"
+                )
         with opened_variant(checkpoint_directory(source), variant) as directory:
             yield directory
         return
     if not HAS_TORCH:
-        raise torch_missing(f"{source} is a checkpoint of another family ({family_of(source)}), whose conversion")
+        raise torch_missing(
+            f"{source} is a checkpoint of another family ({family_of(source)}), whose conversion"
+        )
     from .conversion import convert, warn_of
 
     if keep is not None:

@@ -2,11 +2,14 @@
 
 
 class UsageError(ValueError):
-    """An option or recipe key whose name, type or range is wrong, as opposed to what is found in files or while running."""
+    """An option or recipe key whose name, type or range is wrong, as opposed to what is found in
+    files or while running."""
 
     exit_code = 2  # of the command, as argparse's own errors
 
 
 def torch_missing(task: str) -> ImportError:
     """Return the error of a `task` that needs torch, where torch is not installed."""
-    return ImportError(f"{task} needs torch and transformers: pip install 'vanilla-transformer[torch]'")
+    return ImportError(
+        f"{task} needs torch and transformers: pip install 'vanilla-transformer[torch]'"
+    )

@@ -1,14 +1,17 @@
-"""Outputs: directories and files that appear whole or not at all, and take the place only of what we wrote.
+"""Outputs: directories and files that appear whole or not at all, and take the place only of what
+we wrote.
 
-While OUT is being made, `.OUT.partial` stands beside it (or `OUT/.partial` inside, if OUT is a mount point, which cannot be
-renamed). A lock on it claims OUT for one process of this machine. It holds
+While OUT is being made, `.OUT.partial` stands beside it (or `OUT/.partial` inside, if OUT is a
+mount point, which cannot be renamed). A lock on it claims OUT for one process of this machine. It
+holds
 
     new      what is being written
     ready    `new`, whole, while its entries move into a mount point
     old      what OUT was, from when it is moved aside until `new` has its name
     trash    what OUT was, afterwards
 
-The lock ends with its process. So whoever locks a folder that is there already knows what a killed process left to do.
+The lock ends with its process. So whoever locks a folder that is there already knows what a killed
+process left to do.
 """
 
 import contextlib
@@ -36,7 +39,8 @@ TRITON_MARK = "# Written by vanilla-transformer export."  # its first line
 TRITON_FILE = re.compile(r"config\.pbtxt|1/model\.onnx(/\w+\.onnx(_data)?)?")
 IMAGE_PROCESSOR = "preprocessor_config.json"
 MODULES = "modules.json"  # of sentence-transformers, what is done with the states of a model
-VERSION_KEY = "vanilla_transformer_version"  # in the config of a checkpoint that we wrote for another library
+# in the config of a checkpoint that we wrote for another library
+VERSION_KEY = "vanilla_transformer_version"
 MODEL_TYPE = re.compile(r"vanilla-(encoder|decoder|seq2seq|vision)")
 VOCABULARIES = (  # a checkpoint with one of these has a tokenizer
     "tokenizer.json",
@@ -48,7 +52,8 @@ VOCABULARIES = (  # a checkpoint with one of these has a tokenizer
     "sentencepiece.bpe.model",
     "tokenizer_config.json",  # all there is of a tokenizer of bytes
 )
-TARGET_TOKENIZER = "target_tokenizer.json"  # of target text, where that is cut otherwise than source text
+# of target text, where that is cut otherwise than source text
+TARGET_TOKENIZER = "target_tokenizer.json"
 TOKENIZER_FILES = (
     *VOCABULARIES,
     TARGET_TOKENIZER,
@@ -59,15 +64,20 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
 )
 CHECKPOINT_FILE = re.compile(
-    r"(config|generation_config|training|model\.safetensors\.index)\.json|model(-\d{5}-of-\d{5})?\.safetensors"
+    r"(config|generation_config|training|model\.safetensors\.index)\.json"
+    r"|model(-\d{5}-of-\d{5})?\.safetensors"
     r"|README\.md|curves\.png|(configuration|layers|modeling|pipelines)_vanilla_transformer\.py|"
     + "|".join(map(re.escape, TOKENIZER_FILES))
 )
 EXPORT_FILE = re.compile(
-    r"(config|generation_config|genai_config|tokenizer_config|(target_)?tokenizer)\.json|onnx/\w+\.onnx(_data)?"
+    r"(config|generation_config|genai_config|tokenizer_config|(target_)?tokenizer)\.json"
+    r"|onnx/\w+\.onnx(_data)?"
 )
-# Of image processors and sentence-transformers, in both; the second kind are of a module, in its folder.
-COMPANION = re.compile(r"(preprocessor_config|modules|config_sentence_transformers|sentence_[\w-]+_config)\.json")
+# Of image processors and sentence-transformers, in both; the second kind are of a module, in its
+# folder.
+COMPANION = re.compile(
+    r"(preprocessor_config|modules|config_sentence_transformers|sentence_[\w-]+_config)\.json"
+)
 OF_MODULE = re.compile(r"([\w-]+)/(config\.json|model\.safetensors|pytorch_model\.bin)")
 IGNORED = {"__pycache__", ".DS_Store"}  # what systems put anywhere
 IGNORED_ON_MOUNT = {"lost+found", ".partial"}
@@ -80,30 +90,39 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the first bytes of 
 
 
 def check_no_pointer(path: str | os.PathLike) -> None:
-    """Raise ValueError if the file `path` is a pointer of git-lfs, of a clone that was made without git-lfs."""
+    """Raise ValueError if the file `path` is a pointer of git-lfs, of a clone that was made without
+    git-lfs."""
     if not Path(path).is_file():
         return
     with open(path, "rb") as file:
         if file.read(len(LFS_POINTER)) == LFS_POINTER:
-            raise ValueError(f"{path} is a git-lfs pointer, expected the file itself: run `git lfs pull` in the clone")
+            raise ValueError(
+                f"{path} is a git-lfs pointer, expected the file itself: run `git lfs pull` in "
+                f"the clone"
+            )
 
 
 @contextlib.contextmanager
-def new_directory(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ()) -> Iterator[Path]:
+def new_directory(
+    path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ()
+) -> Iterator[Path]:
     """Yields an empty directory that takes the name `path` when the block ends without an error.
 
     Args:
-        path: a new path, or an empty directory. A symbolic link to a directory stays, what it leads to is replaced.
-        force: whether what is at `path` may be replaced, if it is an export or a checkpoint that we wrote.
+        path: a new path, or an empty directory. A symbolic link to a directory stays, what it leads
+            to is replaced.
+        force: whether what is at `path` may be replaced, if it is an export or a checkpoint that we
+            wrote.
         inputs: paths that the caller reads, which must be neither `path` nor inside it.
 
     Raises:
         FileNotFoundError: if `path` is a link that leads nowhere.
         NotADirectoryError: if it is a file.
-        FileExistsError: if it exists and `force` is not given; if it holds anything that we do not write; if another process is
-            writing it; and, at the end, if it has changed since: what is there then stays, and the result beside it is named.
-        ValueError: if it is the working directory, the home directory, an input, one that holds any of these, or a mount point
-            that is not empty.
+        FileExistsError: if it exists and `force` is not given; if it holds anything that we do not
+            write; if another process is writing it; and, at the end, if it has changed since: what
+            is there then stays, and the result beside it is named.
+        ValueError: if it is the working directory, the home directory, an input, one that holds any
+            of these, or a mount point that is not empty.
     """
     out = output_path(path, inputs)
     with claimed(out) as claim:
@@ -129,7 +148,9 @@ def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ())
         if out.is_dir():
             raise IsADirectoryError(f"{out} is a directory, expected a file or a new path")
         if out.exists() and not force:
-            raise FileExistsError(f"{out} exists already; expected a new path, or --force to replace it")
+            raise FileExistsError(
+                f"{out} exists already; expected a new path, or --force to replace it"
+            )
         before, folder = state_of(out), claim / "writing"
         folder.mkdir()
         with full_disk_named(out):
@@ -141,27 +162,34 @@ def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ())
 
 @contextlib.contextmanager
 def full_disk_named(out: Path) -> Iterator[None]:
-    """Have the error of a full disk, which names no file, say that it was `out` that found no room."""
+    """Have the error of a full disk, which names no file, say that it was `out` that found no
+    room."""
     try:
         yield
     except OSError as error:
         if error.errno not in FULL or error.filename is not None:
             raise
-        raise OSError(error.errno, f"{error.strerror} while {out} was written, expected room for all of it") from error
+        raise OSError(
+            error.errno, f"{error.strerror} while {out} was written, expected room for all of it"
+        ) from error
 
 
-# ------------------------------------------------------------------------------------------------- what may be replaced
+# ----------------------------------------------------------------------------- what may be replaced
 
 
 def output_path(path: StrPath, inputs: Iterable[StrPath] = ()) -> Path:
-    """The place that `path` leads to, where something may be written, if only what we wrote is there.
+    """The place that `path` leads to, where something may be written, if only what we wrote is
+    there.
 
     Raises:
         FileNotFoundError: if `path` is a link that leads nowhere.
-        ValueError: if it is the working directory, the home directory, one of `inputs`, or holds any of these.
+        ValueError: if it is the working directory, the home directory, one of `inputs`, or holds
+            any of these.
     """
     if os.path.islink(path) and not os.path.exists(path):
-        raise FileNotFoundError(f"{path} is a link to {os.readlink(path)}, which does not exist: expected a new path")
+        raise FileNotFoundError(
+            f"{path} is a link to {os.readlink(path)}, which does not exist: expected a new path"
+        )
     out = Path(os.path.realpath(path))
     if not out.exists():
         return out
@@ -169,8 +197,13 @@ def output_path(path: StrPath, inputs: Iterable[StrPath] = ()) -> Path:
     kept |= {f"the input {name}": name for name in inputs if os.path.exists(name)}
     for what, place in kept.items():
         place = Path(os.path.realpath(place))
-        if any(os.path.exists(found) and os.path.samefile(out, found) for found in (place, *place.parents)):
-            raise ValueError(f"{path} is {what} or holds it: expected a path whose replacement leaves that alone")
+        if any(
+            os.path.exists(found) and os.path.samefile(out, found)
+            for found in (place, *place.parents)
+        ):
+            raise ValueError(
+                f"{path} is {what} or holds it: expected a path whose replacement leaves that alone"
+            )
     return out
 
 
@@ -185,7 +218,8 @@ def named(names: list[str]) -> str:
 
 
 def check_replaceable(directory: Path, force: bool) -> None:
-    """Raises as `new_directory` unless `directory` is missing, empty, or with `force` ours alone."""
+    """Raises as `new_directory` unless `directory` is missing, empty, or with `force` ours
+    alone."""
     if not directory.exists():
         return
     if not directory.is_dir():
@@ -193,20 +227,35 @@ def check_replaceable(directory: Path, force: bool) -> None:
     if not (entries := entries_of(directory)):
         return
     if os.path.ismount(directory):
-        raise ValueError(f"{directory} is a mount point that holds {named(entries)}: expected an empty one")
+        raise ValueError(
+            f"{directory} is a mount point that holds {named(entries)}: expected an empty one"
+        )
     if not force:
-        raise FileExistsError(f"{directory} exists already; expected a new path, or --force to replace it")
-    ours = files_of_export(directory) or files_of_checkpoint(directory) or files_of_triton_model(directory)
+        raise FileExistsError(
+            f"{directory} exists already; expected a new path, or --force to replace it"
+        )
+    ours = (
+        files_of_export(directory)
+        or files_of_checkpoint(directory)
+        or files_of_triton_model(directory)
+    )
     if not ours:
         found = f"{directory} holds {named(entries)}"
-        raise FileExistsError(f"{found}: expected an export or a checkpoint that vanilla-transformer wrote, nothing else")
+        raise FileExistsError(
+            f"{found}: expected an export or a checkpoint that vanilla-transformer wrote, "
+            f"nothing else"
+        )
     found = {path for path in relative_files(directory) if not IGNORED & {*Path(path).parts}}
     if foreign := sorted(found - ours):
-        raise FileExistsError(f"{directory} also holds {named(foreign)}, which vanilla-transformer did not write: move it away")
+        raise FileExistsError(
+            f"{directory} also holds {named(foreign)}, which vanilla-transformer did not write: "
+            "move it away"
+        )
 
 
 def relative_files(directory: Path) -> Iterator[str]:
-    """All that is in `directory` but folders that hold something, as paths with slashes; links are not followed."""
+    """All that is in `directory` but folders that hold something, as paths with slashes; links are
+    not followed."""
     for folder, names, files in os.walk(directory):
         links = [name for name in names if os.path.islink(os.path.join(folder, name))]
         for name in [*files, *links] or ([] if names else [""]):
@@ -214,12 +263,20 @@ def relative_files(directory: Path) -> Iterator[str]:
 
 
 def files_of_export(directory: Path) -> set[str]:
-    """Those that its manifest lists, the manifest and the card; none if there is no manifest of ours."""
+    """Those that its manifest lists, the manifest and the card; none if there is no manifest of
+    ours."""
     manifest = read_object(directory / MANIFEST)
     files = manifest.get("files")
-    if not {"schema_version", "architecture", "model_type"} <= manifest.keys() or not isinstance(files, dict):
+    if not {"schema_version", "architecture", "model_type"} <= manifest.keys() or not isinstance(
+        files, dict
+    ):
         return set()
-    return {MANIFEST, CARD, *(name for name in files if EXPORT_FILE.fullmatch(name)), *companions_in(directory, files)}
+    return {
+        MANIFEST,
+        CARD,
+        *(name for name in files if EXPORT_FILE.fullmatch(name)),
+        *companions_in(directory, files),
+    }
 
 
 def files_of_checkpoint(directory: Path) -> set[str]:
@@ -229,7 +286,10 @@ def files_of_checkpoint(directory: Path) -> set[str]:
     if not is_ours:
         return set()
     files = list(relative_files(directory))
-    return {*(name for name in files if CHECKPOINT_FILE.fullmatch(name)), *companions_in(directory, files)}
+    return {
+        *(name for name in files if CHECKPOINT_FILE.fullmatch(name)),
+        *companions_in(directory, files),
+    }
 
 
 def files_of_triton_model(directory: Path) -> set[str]:
@@ -238,14 +298,25 @@ def files_of_triton_model(directory: Path) -> set[str]:
         is_ours = (directory / TRITON_CONFIG).read_text(encoding="utf-8").startswith(TRITON_MARK)
     except (OSError, ValueError):
         return set()
-    return {name for name in relative_files(directory) if TRITON_FILE.fullmatch(name)} if is_ours else set()
+    return (
+        {name for name in relative_files(directory) if TRITON_FILE.fullmatch(name)}
+        if is_ours
+        else set()
+    )
 
 
 def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
-    """Those of `files` that are an image processor's or sentence-transformers' own, or of a module that modules.json names."""
+    """Those of `files` that are an image processor's or sentence-transformers' own, or of a module
+    that modules.json names."""
     modules = json_or_none(directory / MODULES)
-    named = {module.get("path") for module in modules if isinstance(module, dict)} if isinstance(modules, list) else set()
-    of_modules = {name for name in files if (found := OF_MODULE.fullmatch(name)) and found[1] in named}
+    named = (
+        {module.get("path") for module in modules if isinstance(module, dict)}
+        if isinstance(modules, list)
+        else set()
+    )
+    of_modules = {
+        name for name in files if (found := OF_MODULE.fullmatch(name)) and found[1] in named
+    }
     return of_modules | {name for name in files if COMPANION.fullmatch(name)}
 
 
@@ -270,20 +341,25 @@ def state_of(path: Path) -> dict[str, tuple] | None:
     names = relative_files(path) if path.is_dir() else [""]
     found = {name: (path / name).lstat() for name in names if not IGNORED & {*Path(name).parts}}
     return {
-        name: (state.st_ino, *((state.st_size, state.st_mtime_ns) if S_ISREG(state.st_mode) else ()))
+        name: (
+            state.st_ino,
+            *((state.st_size, state.st_mtime_ns) if S_ISREG(state.st_mode) else ()),
+        )
         for name, state in found.items()
     }
 
 
-# ------------------------------------------------------------------------------------------------------- one at a time
+# ------------------------------------------------------------------------------------ one at a time
 
 
 @contextlib.contextmanager
 def claimed(out: Path) -> Iterator[Path]:
-    """Yield the claim of `out`, a folder beside it. What a killed process left there is settled first.
+    """Yield the claim of `out`, a folder beside it. What a killed process left there is settled
+    first.
 
     Raises:
-        FileExistsError: if another process of this machine has the claim, or if something else is in its place.
+        FileExistsError: if another process of this machine has the claim, or if something else is
+            in its place.
     """
     claim = out / ".partial" if os.path.ismount(out) else out.with_name(f".{out.name}.partial")
     created = [folder for folder in claim.parents if not folder.exists()]
@@ -293,7 +369,9 @@ def claimed(out: Path) -> Iterator[Path]:
             check_ours(claim)
             settle(claim, out)
             if left := sorted(claim.iterdir()):
-                raise FileExistsError(f"{left[0]}, which a run that was killed left, cannot be removed: remove it")
+                raise FileExistsError(
+                    f"{left[0]}, which a run that was killed left, cannot be removed: remove it"
+                )
             try:
                 yield claim
             finally:
@@ -328,9 +406,12 @@ def locked(claim: Path, out: Path) -> Iterator[None]:
 
 
 def make_claim(claim: Path) -> None:
-    """Make the folder `claim` if it is not there. Raise FileExistsError for a link or a file in its place."""
+    """Make the folder `claim` if it is not there. Raise FileExistsError for a link or a file in its
+    place."""
     if claim.is_symlink() or (claim.exists() and not claim.is_dir()):
-        raise FileExistsError(f"{claim} is no directory of ours, expected nothing there: move it away")
+        raise FileExistsError(
+            f"{claim} is no directory of ours, expected nothing there: move it away"
+        )
     claim.mkdir(exist_ok=True)
 
 
@@ -338,7 +419,9 @@ def lock(handle: int, out: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise FileExistsError(f"{out} is being written by another process: expected to be alone") from None
+        raise FileExistsError(
+            f"{out} is being written by another process: expected to be alone"
+        ) from None
 
 
 def is_path_of(handle: int, path: Path) -> bool:
@@ -352,10 +435,13 @@ def is_path_of(handle: int, path: Path) -> bool:
 def check_ours(claim: Path) -> None:
     """Raise FileExistsError for an entry of `claim` that no run of this package makes."""
     if foreign := sorted({path.name for path in claim.iterdir()} - PARTS):
-        raise FileExistsError(f"{claim / foreign[0]} is of no run of vanilla-transformer: expected nothing else in {claim}")
+        raise FileExistsError(
+            f"{claim / foreign[0]} is of no run of vanilla-transformer: expected nothing else in "
+            f"{claim}"
+        )
 
 
-# ---------------------------------------------------------------------------------------------------- taking the name
+# ---------------------------------------------------------------------------------- taking the name
 
 
 def publish(claim: Path, out: Path, before: dict | None) -> None:
@@ -377,11 +463,14 @@ def publish(claim: Path, out: Path, before: dict | None) -> None:
             old.rename(out)
         kept = {"the result": new, "the rest of the result": ready, "what was there before": old}
         places = [f"{what} is in {keep(path, out)}" for what, path in kept.items() if path.exists()]
-        raise FileExistsError(f"{out} cannot be replaced, {error}: what is there stays, {', '.join(places)}") from error
+        raise FileExistsError(
+            f"{out} cannot be replaced, {error}: what is there stays, {', '.join(places)}"
+        ) from error
 
 
 def place(path: Path, out: Path) -> None:
-    """Renames `path`; raises FileExistsError or OSError if anything but an empty directory is at `out`."""
+    """Renames `path`; raises FileExistsError or OSError if anything but an empty directory is at
+    `out`."""
     if path.is_dir():
         path.rename(out)
         return
@@ -408,12 +497,15 @@ def keep(path: Path, out: Path) -> Path:
 
 def move_entries(source: Path, target: Path) -> None:
     """The manifest or config, which marks the rest as whole, comes last."""
-    for entry in sorted(source.iterdir(), key=lambda path: (path.name == MANIFEST, path.name == CONFIG, path.name)):
+    for entry in sorted(
+        source.iterdir(), key=lambda path: (path.name == MANIFEST, path.name == CONFIG, path.name)
+    ):
         place(entry, target / entry.name)
 
 
 def settle(claim: Path, out: Path) -> None:
-    """Ends the run of `claim`, wherever it stopped: `out` is as it was before, or as it was to be, and the claim is empty.
+    """Ends the run of `claim`, wherever it stopped: `out` is as it was before, or as it was to be,
+    and the claim is empty.
 
     Raises:
         FileExistsError: if what was at `out` cannot come back because something else is there.
@@ -424,7 +516,9 @@ def settle(claim: Path, out: Path) -> None:
     if old.exists() and not out.exists():
         place(old, out)
     elif old.exists() and new.exists() and not new.samefile(out):
-        raise FileExistsError(f"{out} was written while its last version stood in {old}: move one of them away")
+        raise FileExistsError(
+            f"{out} was written while its last version stood in {old}: move one of them away"
+        )
     elif old.exists():
         old.rename(claim / "trash")
     for part in claim.iterdir():
@@ -435,7 +529,8 @@ def settle(claim: Path, out: Path) -> None:
 
 
 def set_modes(path: Path, claim: Path) -> None:
-    """The modes that the umask gives, as `claim` has them: some libraries write files that only their owner may read."""
+    """The modes that the umask gives, as `claim` has them: some libraries write files that only
+    their owner may read."""
     mode = claim.stat().st_mode & 0o777
     for found in (path, *path.rglob("*")):
         found.chmod(mode if found.is_dir() else mode & 0o666)

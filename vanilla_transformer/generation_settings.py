@@ -1,6 +1,7 @@
 """The settings of generation_config.json that its generation mode does not use.
 
-transformers loads and generates with such a file, but refuses to save the settings once another field of them has changed.
+transformers loads and generates with such a file, but refuses to save the settings once another
+field of them has changed.
 """
 
 from collections.abc import Iterator
@@ -8,23 +9,47 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from .checkpoint_files import GENERATION_CONFIG, OPTIONAL_TOKENS, check_generation, is_absent_token, read_json
+from .checkpoint_files import (
+    GENERATION_CONFIG,
+    OPTIONAL_TOKENS,
+    check_generation,
+    is_absent_token,
+    read_json,
+)
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
 # By mode: the values that have no effect anyway, of the settings that only this mode uses.
-SAMPLING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None, "top_h": None, "typical_p": 1.0}
+SAMPLING = {
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 1.0,
+    "min_p": None,
+    "top_h": None,
+    "typical_p": 1.0,
+}
 SAMPLING |= {"epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
-BEAMS = {"early_stopping": False, "length_penalty": 1.0, "num_beam_groups": 1, "diversity_penalty": 0.0}
-OUTPUTS = dict.fromkeys(("output_attentions", "output_hidden_states", "output_scores", "output_logits"), False)
+BEAMS = {
+    "early_stopping": False,
+    "length_penalty": 1.0,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+}
+OUTPUTS = dict.fromkeys(
+    ("output_attentions", "output_hidden_states", "output_scores", "output_logits"), False
+)
 CACHE = dict.fromkeys(("cache_implementation", "cache_config"))
-SELECTORS = dict.fromkeys(("do_sample", "num_beams", "return_dict_in_generate", "use_cache"))  # that select a mode
+# that select a mode
+SELECTORS = dict.fromkeys(("do_sample", "num_beams", "return_dict_in_generate", "use_cache"))
 OF_CONFIGS = (*OPTIONAL_TOKENS, "decoder_start_token_id", "use_cache")  # that a config has too
 
 
-def read_generation_settings(directory: Path, config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return what generation_config.json in `directory` sets, and a note for each setting that has no effect, without torch.
+def read_generation_settings(
+    directory: Path, config: dict[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what generation_config.json in `directory` sets, and a note for each setting that has
+    no effect, without torch.
 
     Without the file, these are the settings in the `config`.
 
@@ -42,7 +67,10 @@ def read_generation_settings(directory: Path, config: dict[str, Any]) -> tuple[d
 def drop_unused_settings(generation: "GenerationConfig | SimpleNamespace") -> list[str]:
     """Remove the settings that have no effect from `generation`. Return a note for each of them."""
     unused = list(unused_settings(generation))
-    notes = [f"generation_config: {name}={getattr(generation, name)!r} is left out, {reason}" for name, reason in unused]
+    notes = [
+        f"generation_config: {name}={getattr(generation, name)!r} is left out, {reason}"
+        for name, reason in unused
+    ]
     for name, _ in unused:
         setattr(generation, name, None)
     return notes
@@ -60,10 +88,15 @@ def unused_settings(generation: "GenerationConfig | SimpleNamespace") -> Iterato
 
 
 def modes(generation: "GenerationConfig | SimpleNamespace") -> list[tuple[dict, bool, str]]:
-    """Return the settings of each mode, whether `generation` uses this mode, and the reason if it does not."""
+    """Return the settings of each mode, whether `generation` uses this mode, and the reason if it
+    does not."""
     return [
         (SAMPLING, generation.do_sample is True, "which has no effect without do_sample"),
         (BEAMS, (generation.num_beams or 1) > 1, "which has no effect without beams"),
-        (OUTPUTS, generation.return_dict_in_generate is True, "which has no effect without return_dict_in_generate"),
+        (
+            OUTPUTS,
+            generation.return_dict_in_generate is True,
+            "which has no effect without return_dict_in_generate",
+        ),
         (CACHE, generation.use_cache is not False, "which has no effect without use_cache"),
     ]

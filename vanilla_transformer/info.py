@@ -1,4 +1,5 @@
-"""What a checkpoint is and what it costs: parameters per block, memory, floating point operations per token."""
+"""What a checkpoint is and what it costs: parameters per block, memory, floating point operations
+per token."""
 
 import copy
 import math
@@ -13,7 +14,11 @@ from transformers import PreTrainedModel
 
 from .checkpoint import config_and_class
 from .checkpoint_files import checkpoint_directory
-from .configuration_vanilla_transformer import VanillaEncoderConfig, VanillaTransformerConfig, VanillaVisionConfig
+from .configuration_vanilla_transformer import (
+    VanillaEncoderConfig,
+    VanillaTransformerConfig,
+    VanillaVisionConfig,
+)
 from .conversion import plan_conversion
 from .converted import is_ours
 from .variants import check_variant
@@ -22,14 +27,16 @@ BYTES = {"float32": 4, "float16 or bfloat16": 2, "int8": 1, "int4": 0.5}
 
 
 def info(source: str | os.PathLike, variant: str | None = None) -> dict[str, Any]:
-    """Of the checkpoint directory or Hub id `source`; only its config is read, and of another family's the names and shapes of
-    its tensors, for what it becomes. `variant` is as in `from_pretrained`: "fp16" reads model.fp16.safetensors.
+    """Of the checkpoint directory or Hub id `source`; only its config is read, and of another
+    family's the names and shapes of its tensors, for what it becomes. `variant` is as in
+    `from_pretrained`: "fp16" reads model.fp16.safetensors.
 
-    Returns `architecture`, `variant`, `shape` (config fields), `parameters` (by block, each counted once where it is tied),
-    `total_parameters`, `memory` (bytes of the parameters by dtype), `cache_values` (keys and values a decoder keeps per
-    token) and `flops`: floating point operations, 2 for a multiplication and an addition, of the matrix products, for
-    one source token, one target token and one sequence (of images: one patch, which a first token costs too, and one image),
-    and of attention for one token and one token it looks at.
+    Returns `architecture`, `variant`, `shape` (config fields), `parameters` (by block, each counted
+    once where it is tied), `total_parameters`, `memory` (bytes of the parameters by dtype),
+    `cache_values` (keys and values a decoder keeps per token) and `flops`: floating point
+    operations, 2 for a multiplication and an addition, of the matrix products, for one source
+    token, one target token and one sequence (of images: one patch, which a first token costs too,
+    and one image), and of attention for one token and one token it looks at.
 
     Raises:
         OSError: if there is no config, or no weights of `variant`.
@@ -55,30 +62,57 @@ def info(source: str | os.PathLike, variant: str | None = None) -> dict[str, Any
     }
 
 
-def class_of_ours(source: str | os.PathLike, variant: str | None) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
+def class_of_ours(
+    source: str | os.PathLike, variant: str | None
+) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
     if variant is not None:
         check_variant(checkpoint_directory(source), variant)
     return config_and_class(source)
 
 
-def class_converted(source: str | os.PathLike, variant: str | None) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
+def class_converted(
+    source: str | os.PathLike, variant: str | None
+) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
     model = plan_conversion(source, variant=variant).model
     return model.config, type(model)
 
 
 def depth_fields(config: VanillaTransformerConfig) -> tuple[str, ...]:
-    return ("encoder_layers", "decoder_layers") if config.is_encoder_decoder else ("num_hidden_layers",)
+    return (
+        ("encoder_layers", "decoder_layers")
+        if config.is_encoder_decoder
+        else ("num_hidden_layers",)
+    )
 
 
 def shape_fields(config: VanillaTransformerConfig) -> tuple[str, ...]:
-    widths = ("hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim")
-    of_text = ("vocab_size", "embedding_size", "position_embedding_type", "norm_first", "tie_word_embeddings")
+    widths = (
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "head_dim",
+        "value_head_dim",
+    )
+    of_text = (
+        "vocab_size",
+        "embedding_size",
+        "position_embedding_type",
+        "norm_first",
+        "tie_word_embeddings",
+    )
     of_images = ("image_size", "patch_size", "num_channels", "num_first_tokens", "norm_first")
-    return (*depth_fields(config), *widths, *(of_images if isinstance(config, VanillaVisionConfig) else of_text))
+    return (
+        *depth_fields(config),
+        *widths,
+        *(of_images if isinstance(config, VanillaVisionConfig) else of_text),
+    )
 
 
-def with_one_layer(model_class: type[PreTrainedModel], config: VanillaTransformerConfig) -> PreTrainedModel:
-    """On the meta device, without values. The layers of a stack are alike: one of each is enough to count, however many."""
+def with_one_layer(
+    model_class: type[PreTrainedModel], config: VanillaTransformerConfig
+) -> PreTrainedModel:
+    """On the meta device, without values. The layers of a stack are alike: one of each is enough to
+    count, however many."""
     shallow = copy.deepcopy(config)
     for name in depth_fields(config):
         setattr(shallow, name, 1)
@@ -87,16 +121,21 @@ def with_one_layer(model_class: type[PreTrainedModel], config: VanillaTransforme
 
 
 def repeats(name: str, config: VanillaTransformerConfig | None) -> int:
-    """How often the model of `config` has what has this name in the model `with_one_layer`; once for `None`, a whole model."""
+    """How often the model of `config` has what has this name in the model `with_one_layer`; once
+    for `None`, a whole model."""
     if config is None:
         return 1
     stack = re.match(r"(?:model\.)?(?:(encoder|decoder)\.)?layers\.", name)
-    return getattr(config, f"{stack[1]}_layers" if stack[1] else "num_hidden_layers") if stack else 1
+    return (
+        getattr(config, f"{stack[1]}_layers" if stack[1] else "num_hidden_layers") if stack else 1
+    )
 
 
-def parameters_by_block(model: PreTrainedModel, config: VanillaTransformerConfig | None = None) -> dict[str, int]:
-    """Embeddings, all layers of a stack together, final norms, and the modules of the head. `config` is that of the whole model
-    if `model` is the one `with_one_layer`."""
+def parameters_by_block(
+    model: PreTrainedModel, config: VanillaTransformerConfig | None = None
+) -> dict[str, int]:
+    """Embeddings, all layers of a stack together, final norms, and the modules of the head.
+    `config` is that of the whole model if `model` is the one `with_one_layer`."""
     counts = Counter()
     for name, parameter in model.named_parameters():
         block = re.match(r"((encoder|decoder)\.)?(layers|\w+)", name.removeprefix("model.")).group()
@@ -105,11 +144,14 @@ def parameters_by_block(model: PreTrainedModel, config: VanillaTransformerConfig
 
 
 def flops(model: PreTrainedModel, config: VanillaTransformerConfig | None = None) -> dict[str, int]:
-    """Of the matrix products, per source token, target token and sequence, see `info`. `config` as in `parameters_by_block`."""
+    """Of the matrix products, per source token, target token and sequence, see `info`. `config` as
+    in `parameters_by_block`."""
     counts = Counter()
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            counts[runs_per(name, model)] += 2 * module.in_features * module.out_features * repeats(name, config)
+            counts[runs_per(name, model)] += (
+                2 * module.in_features * module.out_features * repeats(name, config)
+            )
     return dict(counts)
 
 
@@ -127,15 +169,25 @@ def runs_per(name: str, model: PreTrainedModel) -> str:
 
 def report(facts: dict[str, Any]) -> str:
     """The result of `info` as text."""
-    lines = [f"{facts['architecture']} ({facts['variant']})", ", ".join(f"{k}={v}" for k, v in facts["shape"].items()), ""]
+    lines = [
+        f"{facts['architecture']} ({facts['variant']})",
+        ", ".join(f"{k}={v}" for k, v in facts["shape"].items()),
+        "",
+    ]
     rows = {f"parameters in {block}": f"{count:,}" for block, count in facts["parameters"].items()}
     rows["parameters in all"] = f"{facts['total_parameters']:,}"
-    rows |= {f"memory in {dtype}": f"{size / 1e6:,.1f} MB" for dtype, size in facts["memory"].items()}
+    rows |= {
+        f"memory in {dtype}": f"{size / 1e6:,.1f} MB" for dtype, size in facts["memory"].items()
+    }
     if facts["cache_values"]:
         rows["cache per target token"] = f"{facts['cache_values']:,} values"
     rows |= {
-        f"FLOPs per {per}": f"{count / 1e6:,.3f} million" for per, count in facts["flops"].items() if "attention" not in per
+        f"FLOPs per {per}": f"{count / 1e6:,.3f} million"
+        for per, count in facts["flops"].items()
+        if "attention" not in per
     }
-    rows["FLOPs of attention to one token, per layer"] = f"{facts['flops']['attention to one token, per layer']:,}"
+    rows["FLOPs of attention to one token, per layer"] = (
+        f"{facts['flops']['attention to one token, per layer']:,}"
+    )
     width = max(len(name) for name in rows)
     return "\n".join(lines + [f"{name:<{width}}  {value:>18}" for name, value in rows.items()])

@@ -1,8 +1,11 @@
-"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017, section 3), in reading order.
+"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017, section 3), in reading
+order.
 
-    positions -> embeddings -> attention -> feed-forward -> layer -> encoder, decoder, encoder-decoder (Figure 1) -> images
+    positions -> embeddings -> attention -> feed-forward -> layer -> encoder, decoder,
+    encoder-decoder (Figure 1) -> images
 
-Shapes: B batch, T target length (queries), S source length (keys and values), H heads, D hidden_size, E embedding_size.
+Shapes: B batch, T target length (queries), S source length (keys and values), H heads, D
+hidden_size, E embedding_size.
 """
 
 import math
@@ -44,13 +47,18 @@ from .configuration_vanilla_transformer import (
     pair,
 )
 
-# ---------------------------------------------------------------------------------------------- embeddings and positions
+# ------------------------------------------------------------------------- embeddings and positions
 
 
 def counted_positions(config, input_ids, attention_mask, order):
-    """The position of each token, by what `config.position_ids_from` counts: (B, T), or (1, T) where that is places, which are
-    `order` (T,). Without ids or a mask of the shape (B, past + T), nothing is padding."""
-    if config.position_ids_from == "mask" and attention_mask is not None and attention_mask.ndim == 2:
+    """The position of each token, by what `config.position_ids_from` counts: (B, T), or (1, T)
+    where that is places, which are `order` (T,). Without ids or a mask of the shape (B, past + T),
+    nothing is padding."""
+    if (
+        config.position_ids_from == "mask"
+        and attention_mask is not None
+        and attention_mask.ndim == 2
+    ):
         not_padding = attention_mask != 0
         before = 0
     elif config.position_ids_from == "ids" and input_ids is not None:
@@ -61,7 +69,9 @@ def counted_positions(config, input_ids, attention_mask, order):
     return ((not_padding.long().cumsum(1) + before) * not_padding - 1)[:, -order.shape[0] :]
 
 
-def position_angles(position_ids: torch.Tensor, width: int, base: float, dtype: torch.dtype) -> torch.Tensor:
+def position_angles(
+    position_ids: torch.Tensor, width: int, base: float, dtype: torch.dtype
+) -> torch.Tensor:
     """pos / base^(2i / width) for i = 0 ... width / 2 - 1: (B, T) -> (B, T, width / 2)."""
     # float32 at least: half precision cannot tell position 2049 from 2048.
     precise = torch.promote_types(dtype, torch.float32)
@@ -69,25 +79,31 @@ def position_angles(position_ids: torch.Tensor, width: int, base: float, dtype: 
     return position_ids[..., None].to(precise) * torch.exp(two_i * (-math.log(base) / width))
 
 
-def sinusoidal_positions(position_ids: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos(the same angle).
+def sinusoidal_positions(
+    position_ids: torch.Tensor, width: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos(the same
+    angle).
 
-    Computed for the positions asked for, so there is no table to run out of. `position_ids` (B, T) -> (B, T, width).
+    Computed for the positions asked for, so there is no table to run out of. `position_ids` (B, T)
+    -> (B, T, width).
     """
     angles = position_angles(position_ids, width, 10000.0, dtype)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype)
 
 
 def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary positions (Su et al. 2021, RoFormer, equation 34): components 2i and 2i+1 of a query or key are a point in the
-    plane, turned by the angle of its position. states (B, H, T, d_k); cos, sin (B, T, d_k / 2)."""
+    """Rotary positions (Su et al. 2021, RoFormer, equation 34): components 2i and 2i+1 of a query
+    or key are a point in the plane, turned by the angle of its position. states (B, H, T, d_k);
+    cos, sin (B, T, d_k / 2)."""
     x, y = states[..., 0::2], states[..., 1::2]
     cos, sin = cos[:, None], sin[:, None]
     return torch.stack([x * cos - y * sin, x * sin + y * cos], dim=-1).flatten(-2)
 
 
 def rotary_positions(config, position_ids, dtype):
-    """Cosines and sines (B, T, d_k / 2) for `rotate`, or None where positions are of another kind."""
+    """Cosines and sines (B, T, d_k / 2) for `rotate`, or None where positions are of another
+    kind."""
     if config.position_embedding_type != "rotary":
         return None
     angles = position_angles(position_ids, config.head_dim, config.rope_theta, dtype)
@@ -95,9 +111,10 @@ def rotary_positions(config, position_ids, dtype):
 
 
 class VanillaRelativePositions(nn.Module):
-    """Relative positions (Raffel et al. 2020, T5, section 2.1): a learned number for each head and distance between key and
-    query, added to the scores of self-attention in every layer of a stack. Half of the buckets hold one distance each, the
-    others grow logarithmically; an encoder has such buckets for keys before the query and for keys after it."""
+    """Relative positions (Raffel et al. 2020, T5, section 2.1): a learned number for each head and
+    distance between key and query, added to the scores of self-attention in every layer of a stack.
+    Half of the buckets hold one distance each, the others grow logarithmically; an encoder has such
+    buckets for keys before the query and for keys after it."""
 
     def __init__(self, config: VanillaTextConfig, is_causal: bool):
         super().__init__()
@@ -107,28 +124,34 @@ class VanillaRelativePositions(nn.Module):
         self.bias = nn.Embedding(self.buckets, config.num_attention_heads)
 
     def forward(self, queries, keys):
-        """Where queries (T,) and keys (S,) stand in the sequence -> what is added to the scores, (1, H, T, S)."""
+        """Where queries (T,) and keys (S,) stand in the sequence -> what is added to the scores,
+        (1, H, T, S)."""
         return self.bias(self.bucket(keys - queries[:, None])).permute(2, 0, 1)[None]
 
     def bucket(self, offset):
         count = self.buckets if self.is_causal else self.buckets // 2
         distance = (-offset).clamp(min=0) if self.is_causal else offset.abs()
         exact = count // 2
-        growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
+        growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(
+            self.max_distance / exact
+        )
         far = (exact + (growth * (count - exact)).long()).clamp(max=count - 1)
         bucket = torch.where(distance < exact, distance, far)
         return bucket if self.is_causal else bucket + (offset > 0) * count
 
 
-def new_norm(config: VanillaTransformerConfig, size: int | None = None) -> nn.LayerNorm | nn.RMSNorm:
-    """LayerNorm (Ba et al. 2016), or x / sqrt(mean(x^2) + eps) * weight, both computed in float32 where x is half. `size` is
-    the width of x, by default `config.hidden_size`."""
+def new_norm(
+    config: VanillaTransformerConfig, size: int | None = None
+) -> nn.LayerNorm | nn.RMSNorm:
+    """LayerNorm (Ba et al. 2016), or x / sqrt(mean(x^2) + eps) * weight, both computed in float32
+    where x is half. `size` is the width of x, by default `config.hidden_size`."""
     kind = nn.RMSNorm if config.norm_type == "rms_norm" else nn.LayerNorm
     return kind(size or config.hidden_size, config.layer_norm_eps)
 
 
 def new_projection(in_size: int, out_size: int, bias: bool = False) -> nn.Linear | nn.Identity:
-    """Return a linear map between embeddings and states of different widths, or the identity for equal widths."""
+    """Return a linear map between embeddings and states of different widths, or the identity for
+    equal widths."""
     return nn.Identity() if in_size == out_size else nn.Linear(in_size, out_size, bias)
 
 
@@ -138,28 +161,39 @@ def has_values(tensor: torch.Tensor) -> bool:
 
 
 class VanillaEmbeddings(nn.Module):
-    """Sections 3.4 and 3.5: token embeddings times sqrt(d_model), plus positions (and token types), then dropout.
+    """Sections 3.4 and 3.5: token embeddings times sqrt(d_model), plus positions (and token types),
+    then dropout.
 
-    A projection to the width of the layers follows the norm, as in ELECTRA. Without a norm it follows the tokens, as in OPT."""
+    A projection to the width of the layers follows the norm, as in ELECTRA. Without a norm it
+    follows the tokens, as in OPT."""
 
     def __init__(self, config: VanillaTextConfig):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size)
         if config.has_learned_positions:
-            self.first_row = int(config.position_ids_from != "place")  # of position 0: padding, which is at -1, has row 0
-            self.embed_positions = nn.Embedding(self.first_row + config.max_position_embeddings, config.position_size)
+            # of position 0: padding, which is at -1, has row 0
+            self.first_row = int(config.position_ids_from != "place")
+            self.embed_positions = nn.Embedding(
+                self.first_row + config.max_position_embeddings, config.position_size
+            )
         if types := getattr(config, "type_vocab_size", 0):  # only encoders have them
             self.embed_token_types = nn.Embedding(types, config.position_size)
         self.scale = math.sqrt(config.embedding_size) if config.scale_embedding else 1.0
-        self.norm = new_norm(config, config.position_size) if config.embedding_norm else nn.Identity()
-        self.projection = new_projection(config.embedding_size, config.hidden_size, bias=config.embedding_norm)
+        self.norm = (
+            new_norm(config, config.position_size) if config.embedding_norm else nn.Identity()
+        )
+        self.projection = new_projection(
+            config.embedding_size, config.hidden_size, bias=config.embedding_norm
+        )
         self.dropout = nn.Dropout(config.embedding_dropout)
 
     def tokens(self, input_ids, inputs_embeds):
         if (input_ids is None) == (inputs_embeds is None):
             given = "neither" if input_ids is None else "both"
-            raise ValueError(f"exactly one of input_ids and inputs_embeds must be given, got {given}")
+            raise ValueError(
+                f"exactly one of input_ids and inputs_embeds must be given, got {given}"
+            )
         return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
 
     def forward(self, inputs_embeds, position_ids, token_type_ids=None):
@@ -168,7 +202,9 @@ class VanillaEmbeddings(nn.Module):
         if not self.config.embedding_norm:
             hidden_states = self.projection(hidden_states)
         if self.config.position_embedding_type == "sinusoidal":
-            hidden_states = hidden_states + sinusoidal_positions(position_ids, hidden_states.shape[-1], inputs_embeds.dtype)
+            hidden_states = hidden_states + sinusoidal_positions(
+                position_ids, hidden_states.shape[-1], inputs_embeds.dtype
+            )
         elif self.config.has_learned_positions:
             hidden_states = hidden_states + self.learned_positions(position_ids)
         hidden_states = hidden_states + self.token_types(token_type_ids)
@@ -186,18 +222,30 @@ class VanillaEmbeddings(nn.Module):
         return self.embed_positions(position_ids + self.first_row)
 
     def token_types(self, token_type_ids):
-        """All tokens are of type 0 by default. Tokenizers give zeros to models without types too."""
+        """All tokens are of type 0 by default. Tokenizers give zeros to models without types
+        too."""
         types = getattr(self.config, "type_vocab_size", 0)
-        if token_type_ids is not None and has_values(token_type_ids) and (largest := token_type_ids.max()) >= max(types, 1):
-            raise ValueError(f"token type {largest.item()} does not exist: type_vocab_size is {types}")
+        if (
+            token_type_ids is not None
+            and has_values(token_type_ids)
+            and (largest := token_type_ids.max()) >= max(types, 1)
+        ):
+            raise ValueError(
+                f"token type {largest.item()} does not exist: type_vocab_size is {types}"
+            )
         if not types:
             return 0.0
-        return self.embed_token_types.weight[0] if token_type_ids is None else self.embed_token_types(token_type_ids)
+        return (
+            self.embed_token_types.weight[0]
+            if token_type_ids is None
+            else self.embed_token_types(token_type_ids)
+        )
 
 
 class VanillaPatchEmbeddings(nn.Module):
-    """Dosovitskiy et al. 2021 (ViT), equation 1: [x_first; x_1 E; ...; x_N E] + E_pos. The x_i are the patches of an image, row
-    by row, each flattened; E and its bias are learned, as are the first tokens and the positions."""
+    """Dosovitskiy et al. 2021 (ViT), equation 1: [x_first; x_1 E; ...; x_N E] + E_pos. The x_i are
+    the patches of an image, row by row, each flattened; E and its bias are learned, as are the
+    first tokens and the positions."""
 
     def __init__(self, config: VanillaVisionConfig):
         super().__init__()
@@ -212,55 +260,81 @@ class VanillaPatchEmbeddings(nn.Module):
         """Images (B, C, H, W) -> (B, first tokens and patches, D)."""
         batch, channels, *size = pixel_values.shape
         if channels != self.config.num_channels:
-            raise ValueError(f"pixel_values have {channels} channels, expected num_channels, {self.config.num_channels}")
+            raise ValueError(
+                f"pixel_values have {channels} channels, expected num_channels, "
+                f"{self.config.num_channels}"
+            )
         if not interpolates and tuple(size) != pair(self.config.image_size):
             expected = f"{pair(self.config.image_size)}, or interpolate_pos_encoding=True"
-            raise ValueError(f"pixel_values have the height and width {tuple(size)}, expected image_size, {expected}")
+            raise ValueError(
+                f"pixel_values have the height and width {tuple(size)}, expected image_size, "
+                f"{expected}"
+            )
         height, width = self.config.patch_shape
         rows, columns = size[0] // height, size[1] // width
-        whole = pixel_values[:, :, : rows * height, : columns * width].to(self.embed_patches.weight.dtype)
-        patches = whole.reshape(batch, channels, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
-        embedded = self.embed_patches(patches.reshape(batch, rows * columns, channels * height * width))
+        whole = pixel_values[:, :, : rows * height, : columns * width].to(
+            self.embed_patches.weight.dtype
+        )
+        patches = whole.reshape(batch, channels, rows, height, columns, width).permute(
+            0, 2, 4, 1, 3, 5
+        )
+        embedded = self.embed_patches(
+            patches.reshape(batch, rows * columns, channels * height * width)
+        )
         tokens = torch.cat([self.first_tokens.expand(batch, -1, -1), embedded], dim=1)
-        return self.dropout(tokens + (self.interpolated_positions(rows, columns) if interpolates else self.positions))
+        return self.dropout(
+            tokens
+            + (self.interpolated_positions(rows, columns) if interpolates else self.positions)
+        )
 
     def interpolated_positions(self, rows, columns):
-        """E_pos of an image with another number of patches: those of the first tokens, and between those of patches."""
+        """E_pos of an image with another number of patches: those of the first tokens, and between
+        those of patches."""
         first, grid = self.positions.tensor_split([self.config.num_first_tokens])
         grid = grid.T.unflatten(1, self.config.grid_shape)[None]
         grid = nn.functional.interpolate(grid, (rows, columns), mode="bicubic", align_corners=False)
         return torch.cat([first, grid[0].flatten(1).T])
 
 
-# ------------------------------------------------------------------------------------------------------------- attention
+# ---------------------------------------------------------------------------------------- attention
 
 
-def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, position_bias=None, **kwargs):
+def eager_attention_forward(
+    module, query, key, value, attention_mask, scaling, dropout=0.0, position_bias=None, **kwargs
+):
     """Equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V.
 
-    query (B, H, T, d_k), key (B, H, S, d_k), value (B, H, S, d_v) -> output (B, T, H, d_v), weights (B, H, T, S).
-    `attention_mask` is added to the scores: 0 where a query may look, the dtype's minimum where not. So is
-    `position_bias` (1, H, T, S), where positions are relative.
+    query (B, H, T, d_k), key (B, H, S, d_k), value (B, H, S, d_v) -> output (B, T, H, d_v), weights
+    (B, H, T, S). `attention_mask` is added to the scores: 0 where a query may look, the dtype's
+    minimum where not. So is `position_bias` (1, H, T, S), where positions are relative.
     """
     scores = query @ key.transpose(2, 3) * scaling
     if position_bias is not None:
         scores = scores + position_bias
     if attention_mask is not None:
-        # Clamped, because a low score plus the minimum of float16 is -inf, and softmax makes NaN of a row of those.
+        # Clamped, because a low score plus the minimum of float16 is -inf, and softmax makes NaN of
+        # a row of those.
         scores = (scores + attention_mask).clamp(min=torch.finfo(scores.dtype).min)
     weights = nn.functional.dropout(scores.softmax(dim=-1), p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2), weights
 
 
 class VanillaAttention(nn.Module):
-    """Section 3.2.2: MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O, head_i = Attention(Q W^Q_i, K W^K_i, V W^V_i).
+    """Section 3.2.2: MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O, head_i = Attention(Q
+    W^Q_i, K W^K_i, V W^V_i).
 
-    Self-attention, unless `key_value_states` (the encoder's output) is given: then cross-attention, whose keys and
-    values are computed once and stay in the cache. `sliding_window` is counted as attention functions do, one more than
-    the keys a query may look back at.
+    Self-attention, unless `key_value_states` (the encoder's output) is given: then cross-attention,
+    whose keys and values are computed once and stay in the cache. `sliding_window` is counted as
+    attention functions do, one more than the keys a query may look back at.
     """
 
-    def __init__(self, config: VanillaTransformerConfig, layer_idx: int, is_causal: bool, sliding_window: int | None = None):
+    def __init__(
+        self,
+        config: VanillaTransformerConfig,
+        layer_idx: int,
+        is_causal: bool,
+        sliding_window: int | None = None,
+    ):
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
@@ -270,10 +344,18 @@ class VanillaAttention(nn.Module):
         self.value_head_dim = config.value_head_dim
         self.scaling = config.head_dim**-0.5
         heads = config.num_attention_heads
-        self.q_proj = nn.Linear(config.hidden_size, heads * config.head_dim, bias=config.linear_bias)
-        self.k_proj = nn.Linear(config.hidden_size, heads * config.head_dim, bias=config.linear_bias)
-        self.v_proj = nn.Linear(config.hidden_size, heads * config.value_head_dim, bias=config.linear_bias)
-        self.o_proj = nn.Linear(heads * config.value_head_dim, config.hidden_size, bias=config.linear_bias)
+        self.q_proj = nn.Linear(
+            config.hidden_size, heads * config.head_dim, bias=config.linear_bias
+        )
+        self.k_proj = nn.Linear(
+            config.hidden_size, heads * config.head_dim, bias=config.linear_bias
+        )
+        self.v_proj = nn.Linear(
+            config.hidden_size, heads * config.value_head_dim, bias=config.linear_bias
+        )
+        self.o_proj = nn.Linear(
+            heads * config.value_head_dim, config.hidden_size, bias=config.linear_bias
+        )
 
     def forward(
         self,
@@ -287,10 +369,17 @@ class VanillaAttention(nn.Module):
         query = split_heads(self.q_proj(hidden_states), self.head_dim)
         if position_embeddings is not None:
             query = rotate(query, *position_embeddings)
-        key, value = self.keys_and_values(hidden_states, key_value_states, past_key_values, position_embeddings)
+        key, value = self.keys_and_values(
+            hidden_states, key_value_states, past_key_values, position_embeddings
+        )
         implementation = self.config._attn_implementation or "eager"
-        if "flash" in implementation and key_value_states is not None and attention_mask is not None:
-            # By the mask of the keys transformers would drop queries too, which here are other tokens.
+        if (
+            "flash" in implementation
+            and key_value_states is not None
+            and attention_mask is not None
+        ):
+            # By the mask of the keys transformers would drop queries too, which here are other
+            # tokens.
             implementation, attention_mask = "sdpa", attention_mask[:, None, None].bool()
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         output, weights = attend(
@@ -304,17 +393,24 @@ class VanillaAttention(nn.Module):
             sliding_window=self.sliding_window,
             **kwargs,
         )
-        output = output.reshape(*hidden_states.shape[:2], -1)  # (B, T, H, d_v), vLLM's (T, H * d_v) -> (B, T, H * d_v)
+        # (B, T, H, d_v), vLLM's (T, H * d_v) -> (B, T, H * d_v)
+        output = output.reshape(*hidden_states.shape[:2], -1)
         return self.o_proj(output), weights
 
-    def keys_and_values(self, hidden_states, key_value_states, past_key_values, position_embeddings):
+    def keys_and_values(
+        self, hidden_states, key_value_states, past_key_values, position_embeddings
+    ):
         is_cross_attention = key_value_states is not None
         cache = past_key_values
         if isinstance(past_key_values, EncoderDecoderCache):
             if is_cross_attention and past_key_values.is_updated.get(self.layer_idx):
                 layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
                 return layer.keys, layer.values
-            cache = past_key_values.cross_attention_cache if is_cross_attention else past_key_values.self_attention_cache
+            cache = (
+                past_key_values.cross_attention_cache
+                if is_cross_attention
+                else past_key_values.self_attention_cache
+            )
         source = key_value_states if is_cross_attention else hidden_states
         key = split_heads(self.k_proj(source), self.head_dim)
         value = split_heads(self.v_proj(source), self.value_head_dim)
@@ -332,33 +428,51 @@ def split_heads(states: torch.Tensor, head_dim: int) -> torch.Tensor:
     return states.view(*states.shape[:2], -1, head_dim).transpose(1, 2)
 
 
-# ------------------------------------------------------------------------------------------------ feed-forward and layer
+# --------------------------------------------------------------------------- feed-forward and layer
 
 
 class VanillaFeedForward(nn.Module):
-    """Section 3.3, equation 2: FFN(x) = max(0, x W_1 + b_1) W_2 + b_2. Gated (Shazeer 2020): (act(x W_g) * x W_1) W_2."""
+    """Section 3.3, equation 2: FFN(x) = max(0, x W_1 + b_1) W_2 + b_2. Gated (Shazeer 2020): (act(x
+    W_g) * x W_1) W_2."""
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__()
         if config.gated:
-            self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.linear_bias)
+            self.gate_proj = nn.Linear(
+                config.hidden_size, config.intermediate_size, bias=config.linear_bias
+            )
         self.is_gated = config.gated
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.linear_bias)
+        self.up_proj = nn.Linear(
+            config.hidden_size, config.intermediate_size, bias=config.linear_bias
+        )
         self.activation = ACT2FN[config.hidden_act]
         self.dropout = nn.Dropout(config.activation_dropout)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.linear_bias)
+        self.down_proj = nn.Linear(
+            config.intermediate_size, config.hidden_size, bias=config.linear_bias
+        )
 
     def forward(self, hidden_states):
         inner = self.up_proj(hidden_states)
-        inner = self.activation(self.gate_proj(hidden_states)) * inner if self.is_gated else self.activation(inner)
+        inner = (
+            self.activation(self.gate_proj(hidden_states)) * inner
+            if self.is_gated
+            else self.activation(inner)
+        )
         return self.down_proj(self.dropout(inner))
 
 
 class VanillaLayer(GradientCheckpointingLayer):
-    """Section 3.1, one of the N blocks of Figure 1: self-attention, cross-attention (in a decoder that has an encoder),
-    feed-forward, each with a residual connection and layer normalisation around it."""
+    """Section 3.1, one of the N blocks of Figure 1: self-attention, cross-attention (in a decoder
+    that has an encoder), feed-forward, each with a residual connection and layer normalisation
+    around it."""
 
-    def __init__(self, config: VanillaTransformerConfig, layer_idx: int, is_causal: bool, has_cross_attention: bool):
+    def __init__(
+        self,
+        config: VanillaTransformerConfig,
+        layer_idx: int,
+        is_causal: bool,
+        has_cross_attention: bool,
+    ):
         super().__init__()
         self.norm_first = config.norm_first
         self.dropout = nn.Dropout(config.dropout)
@@ -390,10 +504,13 @@ class VanillaLayer(GradientCheckpointingLayer):
             positions["position_bias"] = position_bias
 
         def self_attention(x):
-            return self.self_attn(x, None, attention_mask, past_key_values, **positions, **kwargs)[0]
+            options = {**positions, **kwargs}
+            return self.self_attn(x, None, attention_mask, past_key_values, **options)[0]
 
         def cross_attention(x):
-            return self.cross_attn(x, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs)[0]
+            return self.cross_attn(
+                x, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs
+            )[0]
 
         hidden_states = self.residual(hidden_states, self_attention, self.self_attn_norm)
         if encoder_hidden_states is not None:
@@ -401,13 +518,14 @@ class VanillaLayer(GradientCheckpointingLayer):
         return self.residual(hidden_states, self.feed_forward, self.feed_forward_norm)
 
     def residual(self, x, sublayer, norm):
-        """Post-norm, the paper's: LayerNorm(x + Dropout(Sublayer(x))). Pre-norm: x + Dropout(Sublayer(LayerNorm(x)))."""
+        """Post-norm, the paper's: LayerNorm(x + Dropout(Sublayer(x))). Pre-norm: x +
+        Dropout(Sublayer(LayerNorm(x)))."""
         if self.norm_first:
             return x + self.dropout(sublayer(norm(x)))
         return norm(x + self.dropout(sublayer(x)))
 
 
-# --------------------------------------------------------------------------------------------------------------- stacks
+# ------------------------------------------------------------------------------------------- stacks
 
 
 class VanillaPreTrainedModel(PreTrainedModel):
@@ -423,19 +541,21 @@ class VanillaPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
-    sequence_modules = frozenset({"pooler"})  # those that run once for a sequence, not for each token
+    # those that run once for a sequence, not for each token
+    sequence_modules = frozenset({"pooler"})
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         if cls.__module__.startswith("torch."):
-            # FSDP2 makes a subclass of what it shards; a checkpoint has to name our class, and to carry our code.
+            # FSDP2 makes a subclass of what it shards; a checkpoint has to name our class, and to
+            # carry our code.
             cls.__name__, cls.__module__ = cls.__bases__[-1].__name__, cls.__bases__[-1].__module__
 
     @torch.no_grad()
     def _init_weights(self, module):
-        """The paper gives no values. Linear: normal with deviation `initializer_range`, bias 0. Embeddings: uniform within
-        embedding_size^-0.5, so that tokens times its root are as large as sinusoids. Norms: the identity. First tokens and
-        positions of images: as Linear."""
+        """The paper gives no values. Linear: normal with deviation `initializer_range`, bias 0.
+        Embeddings: uniform within embedding_size^-0.5, so that tokens times its root are as large
+        as sinusoids. Norms: the identity. First tokens and positions of images: as Linear."""
         if isinstance(module, nn.Linear):
             init.normal_(module.weight, std=self.config.initializer_range)
             if module.bias is not None:
@@ -452,8 +572,9 @@ class VanillaPreTrainedModel(PreTrainedModel):
             init.normal_(module.positions, std=self.config.initializer_range)
 
     def init_parallel_plans(self):
-        """Of the config's plans, what this model has modules for. A process that holds some heads of self-attention cannot add
-        the bias of all of them, so with relative positions it holds them all."""
+        """Of the config's plans, what this model has modules for. A process that holds some heads
+        of self-attention cannot add the bias of all of them, so with relative positions it holds
+        them all."""
         super().init_parallel_plans()
         names = {re.sub(r"\d+", "*", name) for name, _ in self.named_modules()}
         if self.config.has_relative_positions:
@@ -465,26 +586,38 @@ class VanillaPreTrainedModel(PreTrainedModel):
     def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
         size, heads = distributed_config.tp_size, model.config.num_attention_heads
         if heads % size:
-            raise ValueError(f"num_attention_heads is {heads}, expected a multiple of tp_size, {size}")
+            raise ValueError(
+                f"num_attention_heads is {heads}, expected a multiple of tp_size, {size}"
+            )
         return super().maybe_distribute_model(model, distributed_config, mesh_manager)
 
 
 def check_attention_implementation(config: VanillaTransformerConfig):
-    """FlashAttention and vLLM would leave out what they cannot do, without an error; flex attention would fail inside torch."""
+    """FlashAttention and vLLM would leave out what they cannot do, without an error; flex attention
+    would fail inside torch."""
     name = config._attn_implementation or ""
     unequal = "flash" in name and config.head_dim != config.value_head_dim
     if unequal or (name == "vllm" and config.head_dim < config.value_head_dim):
         raise ValueError(
-            f"{name} needs values as wide as keys, got head_dim {config.head_dim} and value_head_dim "
+            f"{name} needs values as wide as keys, got head_dim {config.head_dim} and "
+            f"value_head_dim "
             f"{config.value_head_dim}: use sdpa, flex_attention or eager"
         )
     if any(each in name for each in ("flash", "flex", "vllm")) and config.has_relative_positions:
         positions = config.position_embedding_type
         raise ValueError(
-            f"{name} cannot add a bias to the scores, which position_embedding_type={positions!r} needs: use sdpa or eager"
+            f"{name} cannot add a bias to the scores, which position_embedding_type={positions!r} "
+            "needs: use sdpa or eager"
         )
-    if name == "vllm" and config.model_type == "vanilla-encoder" and config.sliding_window is not None:
-        raise ValueError(f"vllm counts an encoder's window in another way, got sliding_window={config.sliding_window}")
+    if (
+        name == "vllm"
+        and config.model_type == "vanilla-encoder"
+        and config.sliding_window is not None
+    ):
+        raise ValueError(
+            f"vllm counts an encoder's window in another way, got "
+            f"sliding_window={config.sliding_window}"
+        )
 
 
 def final_norm(config):
@@ -492,7 +625,8 @@ def final_norm(config):
 
 
 class VanillaPooler(nn.Module):
-    """Devlin et al. 2019 (BERT): a linear map and an activation on the first token's state, (B, S, D) -> (B, D)."""
+    """Devlin et al. 2019 (BERT): a linear map and an activation on the first token's state, (B, S,
+    D) -> (B, D)."""
 
     def __init__(self, config: VanillaEncoderConfig | VanillaVisionConfig):
         super().__init__()
@@ -504,7 +638,8 @@ class VanillaPooler(nn.Module):
 
 
 class VanillaEncoderModel(VanillaPreTrainedModel):
-    """The left half of Figure 1: embeddings and N layers, every position looking at every token that is not padding."""
+    """The left half of Figure 1: embeddings and N layers, every position looking at every token
+    that is not padding."""
 
     config_class = VanillaEncoderConfig
     _can_record_outputs = {"hidden_states": VanillaLayer, "attentions": VanillaAttention}
@@ -516,7 +651,10 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
         self.relative_positions = None
         if config.has_relative_positions:
             self.relative_positions = VanillaRelativePositions(config, is_causal=False)
-        self.layers = nn.ModuleList(VanillaLayer(config, i, is_causal=False, has_cross_attention=False) for i in range(depth))
+        self.layers = nn.ModuleList(
+            VanillaLayer(config, i, is_causal=False, has_cross_attention=False)
+            for i in range(depth)
+        )
         self.norm = final_norm(config)
         self.pooler = VanillaPooler(config) if add_pooling_layer and config.pooler_act else None
         self.post_init()
@@ -532,22 +670,29 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
-        """`input_ids` (B, S), or `inputs_embeds` (B, S, E) in their place; `attention_mask` (B, S), 1 for tokens, 0
-        for padding (all 1 by default); `token_type_ids` (B, S), 0 by default; `position_ids` (B, S), from 0 on, by default
-        counted by `config.position_ids_from` -> `last_hidden_state` (B, S, D), and `pooler_output` (B, D) if
-        `config.pooler_act` is set."""
+        """`input_ids` (B, S), or `inputs_embeds` (B, S, E) in their place; `attention_mask` (B, S),
+        1 for tokens, 0 for padding (all 1 by default); `token_type_ids` (B, S), 0 by default;
+        `position_ids` (B, S), from 0 on, by default counted by `config.position_ids_from` ->
+        `last_hidden_state` (B, S, D), and `pooler_output` (B, D) if `config.pooler_act` is set."""
         check_attention_implementation(self.config)
         if kwargs.get("past_key_values") is not None:
-            raise ValueError("got past_key_values, as of prefix tuning: an encoder keeps no keys and values, expected none")
+            raise ValueError(
+                "got past_key_values, as of prefix tuning: an encoder keeps no keys and values, "
+                "expected none"
+            )
         inputs_embeds = self.embeddings.tokens(input_ids, inputs_embeds)
         order = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
         if position_ids is None:
             position_ids = counted_positions(self.config, input_ids, attention_mask, order)
         hidden_states = self.embeddings(inputs_embeds, position_ids, token_type_ids)
         windowed = self.config.sliding_window is not None
-        create_mask = create_bidirectional_sliding_window_mask if windowed else create_bidirectional_mask
+        create_mask = (
+            create_bidirectional_sliding_window_mask if windowed else create_bidirectional_mask
+        )
         attention_mask = create_mask(self.config, hidden_states, attention_mask)
-        position_bias = None if self.relative_positions is None else self.relative_positions(order, order)
+        position_bias = (
+            None if self.relative_positions is None else self.relative_positions(order, order)
+        )
         position_embeddings = rotary_positions(self.config, position_ids, hidden_states.dtype)
         for layer in self.layers:
             hidden_states = layer(
@@ -564,8 +709,8 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
 
 
 class VanillaDecoderModel(VanillaPreTrainedModel):
-    """The right half of Figure 1: embeddings and N layers, each position looking at itself and what is before it, and,
-    in an encoder-decoder, at the encoder's output."""
+    """The right half of Figure 1: embeddings and N layers, each position looking at itself and what
+    is before it, and, in an encoder-decoder, at the encoder's output."""
 
     config_class = VanillaDecoderConfig
     _can_record_outputs = {
@@ -583,7 +728,8 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         if config.has_relative_positions:
             self.relative_positions = VanillaRelativePositions(config, is_causal=True)
         self.layers = nn.ModuleList(
-            VanillaLayer(config, i, is_causal=True, has_cross_attention=self.has_cross_attention) for i in range(depth)
+            VanillaLayer(config, i, is_causal=True, has_cross_attention=self.has_cross_attention)
+            for i in range(depth)
         )
         self.norm = final_norm(config)
         self.output_projection = new_projection(config.hidden_size, config.embedding_size)
@@ -603,17 +749,23 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """`input_ids` (B, T), the tokens that are not in the cache yet; `attention_mask` (B, past + T);
-        `position_ids` (B, T), from 0 on, by default counted by `config.position_ids_from`: where that is `"place"`, give them
-        for left-padded rows (without mask and cache, those that do not go up by 1 mean packed sequences, which do not see
-        each other);
-        `encoder_hidden_states` (B, S, D) with `encoder_attention_mask` (B, S) -> `last_hidden_state` (B, T, E)."""
+        """`input_ids` (B, T), the tokens that are not in the cache yet; `attention_mask` (B, past +
+        T); `position_ids` (B, T), from 0 on, by default counted by `config.position_ids_from`:
+        where that is `"place"`, give them for left-padded rows (without mask and cache, those that
+        do not go up by 1 mean packed sequences, which do not see each other);
+        `encoder_hidden_states` (B, S, D) with `encoder_attention_mask` (B, S) ->
+        `last_hidden_state` (B, T, E)."""
         check_attention_implementation(self.config)
         if encoder_hidden_states is not None and not self.has_cross_attention:
-            raise ValueError("encoder_hidden_states were given to a decoder without cross-attention")
-        past_key_values = self.prepare_cache(kwargs.pop("cache", past_key_values), use_cache)  # its name from 5.24 on
+            raise ValueError(
+                "encoder_hidden_states were given to a decoder without cross-attention"
+            )
+        # its name from 5.24 on
+        past_key_values = self.prepare_cache(kwargs.pop("cache", past_key_values), use_cache)
         has_cross_attention_cache = isinstance(past_key_values, EncoderDecoderCache)
-        cache = past_key_values.self_attention_cache if has_cross_attention_cache else past_key_values
+        cache = (
+            past_key_values.self_attention_cache if has_cross_attention_cache else past_key_values
+        )
         past_length = cache.get_seq_length() if cache is not None else 0
 
         inputs_embeds = self.embeddings.tokens(input_ids, inputs_embeds)
@@ -622,11 +774,20 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         if position_ids is None:
             positions = counted_positions(self.config, input_ids, attention_mask, order)
         hidden_states = self.embeddings(inputs_embeds, positions)
-        create_mask = create_causal_mask if self.config.sliding_window is None else create_sliding_window_causal_mask
-        attention_mask = create_mask(self.config, hidden_states, attention_mask, cache, position_ids=position_ids)
+        create_mask = (
+            create_causal_mask
+            if self.config.sliding_window is None
+            else create_sliding_window_causal_mask
+        )
+        attention_mask = create_mask(
+            self.config, hidden_states, attention_mask, cache, position_ids=position_ids
+        )
         if encoder_hidden_states is not None:
             encoder_attention_mask = create_bidirectional_mask(
-                self.config, hidden_states, encoder_attention_mask, encoder_hidden_states=encoder_hidden_states
+                self.config,
+                hidden_states,
+                encoder_attention_mask,
+                encoder_hidden_states=encoder_hidden_states,
             )
         position_bias = self.position_bias(order, cache)
         position_embeddings = rotary_positions(self.config, positions, hidden_states.dtype)
@@ -643,11 +804,13 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
                 **kwargs,
             )
         hidden_states = self.output_projection(self.norm(hidden_states))
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states, past_key_values=past_key_values)
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=hidden_states, past_key_values=past_key_values
+        )
 
     def prepare_cache(self, past_key_values, use_cache):
-        """The cache that was given, or a new one with `use_cache`. With cross-attention it is an `EncoderDecoderCache`: in a
-        single cache the target's keys would mix with the source's."""
+        """The cache that was given, or a new one with `use_cache`. With cross-attention it is an
+        `EncoderDecoderCache`: in a single cache the target's keys would mix with the source's."""
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if past_key_values is None or not self.has_cross_attention:
@@ -662,7 +825,9 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
     def position_bias(self, order, cache):
         if self.relative_positions is None:
             return None
-        length, first = (order.shape[0], 0) if cache is None else cache.get_mask_sizes(order.shape[0], 0)
+        length, first = (
+            (order.shape[0], 0) if cache is None else cache.get_mask_sizes(order.shape[0], 0)
+        )
         return self.relative_positions(order, first + torch.arange(length, device=order.device))
 
 
@@ -676,7 +841,9 @@ class VanillaSeq2SeqModel(VanillaPreTrainedModel):
         self.encoder = VanillaEncoderModel(config, add_pooling_layer=False)
         self.decoder = VanillaDecoderModel(config)
         if config.share_encoder_decoder_embeddings:
-            self._tied_weights_keys = {"decoder.embeddings.embed_tokens.weight": "encoder.embeddings.embed_tokens.weight"}
+            self._tied_weights_keys = {
+                "decoder.embeddings.embed_tokens.weight": "encoder.embeddings.embed_tokens.weight"
+            }
         self.post_init()
 
     def get_input_embeddings(self):
@@ -687,8 +854,11 @@ class VanillaSeq2SeqModel(VanillaPreTrainedModel):
         self.encoder.embeddings.embed_tokens = value
         if self.config.tie_word_embeddings and self.config.share_encoder_decoder_embeddings:
             self.decoder.embeddings.embed_tokens = value
-        elif old.num_embeddings != value.num_embeddings:  # the vocabulary is resized, and there is one of it
-            self.decoder.embeddings.embed_tokens = self._get_resized_embeddings(old, value.num_embeddings)
+        elif old.num_embeddings != value.num_embeddings:
+            # the vocabulary is resized, and there is one of it
+            self.decoder.embeddings.embed_tokens = self._get_resized_embeddings(
+                old, value.num_embeddings
+            )
 
     @can_return_tuple
     def forward(
@@ -705,14 +875,18 @@ class VanillaSeq2SeqModel(VanillaPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
-        """`input_ids` and `attention_mask` (B, S), or `encoder_outputs` computed before; `decoder_input_ids` (B, T),
-        starting with `decoder_start_token_id` -> `last_hidden_state` (B, T, E)."""
+        """`input_ids` and `attention_mask` (B, S), or `encoder_outputs` computed before;
+        `decoder_input_ids` (B, T), starting with `decoder_start_token_id` -> `last_hidden_state`
+        (B, T, E)."""
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError(
-                "one of decoder_input_ids and decoder_inputs_embeds must be given (or labels, to a head), got neither"
+                "one of decoder_input_ids and decoder_inputs_embeds must be given (or labels, to a "
+                "head), got neither"
             )
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
+            encoder_outputs = self.encoder(
+                input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs
+            )
         elif isinstance(encoder_outputs, tuple | list):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
         decoder_outputs = self.decoder(
@@ -752,7 +926,10 @@ class VanillaVisionModel(VanillaPreTrainedModel):
         super().__init__(config)
         depth = config.num_hidden_layers
         self.embeddings = VanillaPatchEmbeddings(config)
-        self.layers = nn.ModuleList(VanillaLayer(config, i, is_causal=False, has_cross_attention=False) for i in range(depth))
+        self.layers = nn.ModuleList(
+            VanillaLayer(config, i, is_causal=False, has_cross_attention=False)
+            for i in range(depth)
+        )
         self.norm = final_norm(config)
         self.pooler = VanillaPooler(config) if add_pooling_layer and config.pooler_act else None
         self.post_init()
@@ -765,9 +942,10 @@ class VanillaVisionModel(VanillaPreTrainedModel):
         interpolate_pos_encoding: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
-        """`pixel_values` (B, C, H, W), of `config.image_size`, or with `interpolate_pos_encoding` (by default
-        `config.interpolate_pos_encoding`) of any size -> `last_hidden_state` (B, S, D) of the first tokens and the patches, row
-        by row, and `pooler_output` (B, D) if `config.pooler_act` is set.
+        """`pixel_values` (B, C, H, W), of `config.image_size`, or with `interpolate_pos_encoding`
+        (by default `config.interpolate_pos_encoding`) of any size -> `last_hidden_state` (B, S, D)
+        of the first tokens and the patches, row by row, and `pooler_output` (B, D) if
+        `config.pooler_act` is set.
 
         Raises:
             ValueError: for images of another size or number of channels.

@@ -50,17 +50,19 @@ from .layers_vanilla_transformer import (
     new_projection,
 )
 
-# This module is the address of every model class, in checkpoints and in pickles. transformers copies the code that a class's
-# module imports, so a stack at this address is saved with its heads beside it.
+# This module is the address of every model class, in checkpoints and in pickles. transformers
+# copies the code that a class's module imports, so a stack at this address is saved with its heads
+# beside it.
 _stacks = (VanillaEncoderModel, VanillaDecoderModel, VanillaSeq2SeqModel, VanillaVisionModel)
 for _class in (VanillaPooler, VanillaPreTrainedModel, *_stacks):
     _class.__module__ = __name__
 
-# ----------------------------------------------------------------------------------------------------- language models
+# ---------------------------------------------------------------------------------- language models
 
 
 class VanillaLMTransform(nn.Module):
-    """Devlin et al. 2019 (BERT): linear map, activation and LayerNorm in front of the projection to the vocabulary."""
+    """Devlin et al. 2019 (BERT): linear map, activation and LayerNorm in front of the projection to
+    the vocabulary."""
 
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__()
@@ -73,22 +75,24 @@ class VanillaLMTransform(nn.Module):
 
 
 def lm_transform(config):
-    """Return the module between an encoder's states (..., D) and the projection to the vocabulary (..., E)."""
+    """Return the module between an encoder's states (..., D) and the projection to the vocabulary
+    (..., E)."""
     if config.lm_transform_act:
         return VanillaLMTransform(config)
     return new_projection(config.hidden_size, config.embedding_size)
 
 
 def select_labelled(hidden_states, labels, logits_to_keep):
-    """States (B, S, D) and `labels` (B, S), if any, where the mask `logits_to_keep` (B, S) is true: (N, D) and (N,). Without
-    a mask, all of them."""
+    """States (B, S, D) and `labels` (B, S), if any, where the mask `logits_to_keep` (B, S) is true:
+    (N, D) and (N,). Without a mask, all of them."""
     if logits_to_keep is None:
         return hidden_states, labels
     return hidden_states[logits_to_keep], None if labels is None else labels[logits_to_keep]
 
 
 class VanillaEncoderForMaskedLM(VanillaPreTrainedModel):
-    """Encoder with a projection to the vocabulary; `labels` (B, S), -100 where nothing is to be predicted."""
+    """Encoder with a projection to the vocabulary; `labels` (B, S), -100 where nothing is to be
+    predicted."""
 
     config_class = VanillaEncoderConfig
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.embed_tokens.weight"}
@@ -113,9 +117,12 @@ class VanillaEncoderForMaskedLM(VanillaPreTrainedModel):
         logits_to_keep: torch.BoolTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
-        """As `VanillaEncoderModel.forward` -> `logits` (B, S, V), and the mean cross-entropy where `labels` are given. With a
-        mask `logits_to_keep` (B, S) there are only its N logits (N, V), and the loss is of its labels."""
-        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        """As `VanillaEncoderModel.forward` -> `logits` (B, S, V), and the mean cross-entropy where
+        `labels` are given. With a mask `logits_to_keep` (B, S) there are only its N logits (N, V),
+        and the loss is of its labels."""
+        outputs = self.model(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
+        )
         hidden_states, labels = select_labelled(outputs.last_hidden_state, labels, logits_to_keep)
         logits = self.lm_head(self.transform(hidden_states))
         loss = None
@@ -152,8 +159,9 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithCrossAttentions:
-        """As `VanillaDecoderModel.forward` -> `logits` (B, T, V), of the last `logits_to_keep` positions if not 0. `labels`
-        (B, T) are `input_ids` with -100 where nothing is to be predicted; the shift by one happens in the loss."""
+        """As `VanillaDecoderModel.forward` -> `logits` (B, T, V), of the last `logits_to_keep`
+        positions if not 0. `labels` (B, T) are `input_ids` with -100 where nothing is to be
+        predicted; the shift by one happens in the loss."""
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -180,11 +188,17 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
 
 
 def shift_tokens_right(ids, config):
-    """`ids` (B, T) moved right by one, with -100 replaced by padding. The first token is `config.decoder_start_token_id` or,
-    with `config.wrap_last_token`, the last token of the row that is not padding."""
-    for name in ("pad_token_id",) if config.wrap_last_token else ("pad_token_id", "decoder_start_token_id"):
+    """`ids` (B, T) moved right by one, with -100 replaced by padding. The first token is
+    `config.decoder_start_token_id` or, with `config.wrap_last_token`, the last token of the row
+    that is not padding."""
+    for name in (
+        ("pad_token_id",) if config.wrap_last_token else ("pad_token_id", "decoder_start_token_id")
+    ):
         if getattr(config, name) is None:
-            raise ValueError(f"config.{name} is None, expected a token id: sequences cannot be shifted without it")
+            raise ValueError(
+                f"config.{name} is None, expected a token id: sequences cannot be shifted "
+                f"without it"
+            )
     ids = ids.masked_fill(ids == -100, config.pad_token_id)
     if config.wrap_last_token:
         start = ids.gather(1, ((ids != config.pad_token_id).sum(1, keepdim=True) - 1).clamp(min=0))
@@ -194,12 +208,14 @@ def shift_tokens_right(ids, config):
 
 
 def both_stacks(outputs):
-    """The fields of `VanillaSeq2SeqModel`'s outputs that a head returns unchanged: all but the state it reads."""
+    """The fields of `VanillaSeq2SeqModel`'s outputs that a head returns unchanged: all but the
+    state it reads."""
     return {name: value for name, value in outputs.items() if name != "last_hidden_state"}
 
 
 class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
-    """Encoder-decoder with a projection to the vocabulary: p(y_t | y_<t, x), the paper's translation model."""
+    """Encoder-decoder with a projection to the vocabulary: p(y_t | y_<t, x), the paper's
+    translation model."""
 
     config_class = VanillaSeq2SeqConfig
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -209,7 +225,9 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
         self.model = VanillaSeq2SeqModel(config)
         self.lm_head = nn.Linear(config.embedding_size, config.vocab_size, bias=config.lm_head_bias)
         tied_with = "encoder" if config.share_encoder_decoder_embeddings else "decoder"
-        self._tied_weights_keys = {"lm_head.weight": f"model.{tied_with}.embeddings.embed_tokens.weight"}
+        self._tied_weights_keys = {
+            "lm_head.weight": f"model.{tied_with}.embeddings.embed_tokens.weight"
+        }
         self.post_init()
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
@@ -233,8 +251,9 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
-        """As `VanillaSeq2SeqModel.forward` -> `logits` (B, T, V). With `labels` (B, T), -100 where nothing is to be
-        predicted, `decoder_input_ids` default to the labels shifted right, and the loss is the mean cross-entropy."""
+        """As `VanillaSeq2SeqModel.forward` -> `logits` (B, T, V). With `labels` (B, T), -100 where
+        nothing is to be predicted, `decoder_input_ids` default to the labels shifted right, and the
+        loss is the mean cross-entropy."""
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
@@ -253,18 +272,20 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
-            # The labels already stand where they are predicted, so the loss must not shift them again.
+            # The labels already stand where they are predicted, so the loss must not shift them
+            # again.
             kwargs["shift_labels"] = labels
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
         return Seq2SeqLMOutput(loss, logits, **both_stacks(outputs))
 
 
-# ------------------------------------------------------------------------------------------------------------- the heads
+# ---------------------------------------------------------------------------------------- the heads
 
 
 @dataclass
 class VanillaEncoderForPreTrainingOutput(ModelOutput):
-    """`loss`, `prediction_logits` (B, S, V), `seq_relationship_logits` (B, 2), and the encoder's states."""
+    """`loss`, `prediction_logits` (B, S, V), `seq_relationship_logits` (B, 2), and the encoder's
+    states."""
 
     loss: torch.Tensor | None = None
     prediction_logits: torch.Tensor | None = None
@@ -274,13 +295,16 @@ class VanillaEncoderForPreTrainingOutput(ModelOutput):
 
 
 def pooled_state(outputs):
-    """One state for the whole sequence, (B, D): the pooler's output, or without a pooler the first token's state."""
-    return outputs.last_hidden_state[:, 0] if outputs.pooler_output is None else outputs.pooler_output
+    """One state for the whole sequence, (B, D): the pooler's output, or without a pooler the first
+    token's state."""
+    return (
+        outputs.last_hidden_state[:, 0] if outputs.pooler_output is None else outputs.pooler_output
+    )
 
 
 def mean_state(hidden_states, attention_mask):
-    """The mean over the tokens that are not padding, 0 without any: states (B, S, D) and mask (B, S), or `None` without
-    padding -> (B, D)."""
+    """The mean over the tokens that are not padding, 0 without any: states (B, S, D) and mask (B,
+    S), or `None` without padding -> (B, D)."""
     if attention_mask is None:
         return hidden_states.mean(1)
     weights = attention_mask[:, :, None].to(hidden_states.dtype)
@@ -288,7 +312,8 @@ def mean_state(hidden_states, attention_mask):
 
 
 class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
-    """Devlin et al. 2019 (BERT), section 3.1: masked tokens, and whether the second sentence follows the first."""
+    """Devlin et al. 2019 (BERT), section 3.1: masked tokens, and whether the second sentence
+    follows the first."""
 
     config_class = VanillaEncoderConfig
     sequence_modules = frozenset({"pooler", "next_sentence"})
@@ -316,27 +341,40 @@ class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
         logits_to_keep: torch.BoolTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> VanillaEncoderForPreTrainingOutput:
-        """As `VanillaEncoderModel.forward`. `labels` (B, S) are those of masked language modelling, `next_sentence_label`
-        (B,) is 0 where the second sentence follows, 1 where not; `loss` is the sum of the cross-entropies given. With a mask
-        `logits_to_keep` (B, S) there are only its N prediction logits (N, V), and the loss is of its labels."""
-        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        """As `VanillaEncoderModel.forward`. `labels` (B, S) are those of masked language modelling,
+        `next_sentence_label` (B,) is 0 where the second sentence follows, 1 where not; `loss` is
+        the sum of the cross-entropies given. With a mask `logits_to_keep` (B, S) there are only its
+        N prediction logits (N, V), and the loss is of its labels."""
+        outputs = self.model(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
+        )
         hidden_states, labels = select_labelled(outputs.last_hidden_state, labels, logits_to_keep)
         prediction = self.lm_head(self.transform(hidden_states))
         relationship = self.next_sentence(pooled_state(outputs))
         losses = []
         if labels is not None:
-            losses.append(fixed_cross_entropy(prediction.flatten(0, -2).float(), labels.flatten(), **kwargs))
+            losses.append(
+                fixed_cross_entropy(prediction.flatten(0, -2).float(), labels.flatten(), **kwargs)
+            )
         if next_sentence_label is not None:
             loss = fixed_cross_entropy(relationship.float(), next_sentence_label.flatten())
-            count = kwargs.get("num_items_in_batch")  # the labels of all batches of an update; this one has a share of them
-            losses.append(loss if count is None or labels is None else loss * labels.ne(-100).sum() / count)
+            # the labels of all batches of an update; this one has a share of them
+            count = kwargs.get("num_items_in_batch")
+            losses.append(
+                loss if count is None or labels is None else loss * labels.ne(-100).sum() / count
+            )
         return VanillaEncoderForPreTrainingOutput(
-            sum(losses) if losses else None, prediction, relationship, outputs.hidden_states, outputs.attentions
+            sum(losses) if losses else None,
+            prediction,
+            relationship,
+            outputs.hidden_states,
+            outputs.attentions,
         )
 
 
 class VanillaEncoderForNextSentencePrediction(VanillaPreTrainedModel):
-    """Whether the second sentence follows the first; `labels` (B,), 0 where it does, 1 where not."""
+    """Whether the second sentence follows the first; `labels` (B,), 0 where it does, 1 where
+    not."""
 
     config_class = VanillaEncoderConfig
     sequence_modules = frozenset({"pooler", "next_sentence"})
@@ -358,8 +396,11 @@ class VanillaEncoderForNextSentencePrediction(VanillaPreTrainedModel):
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> NextSentencePredictorOutput:
-        """As `VanillaEncoderModel.forward` -> `logits` (B, 2), and the mean cross-entropy where `labels` are given."""
-        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        """As `VanillaEncoderModel.forward` -> `logits` (B, 2), and the mean cross-entropy where
+        `labels` are given."""
+        outputs = self.model(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
+        )
         logits = self.next_sentence(pooled_state(outputs))
         loss = None
         if labels is not None:
@@ -369,14 +410,17 @@ class VanillaEncoderForNextSentencePrediction(VanillaPreTrainedModel):
 
 class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
     """Encoder with a classifier of the whole sequence. `config.num_labels` classes, or with
-    `config.problem_type` `"regression"` numbers, `"multi_label_classification"` independent yes-or-no labels."""
+    `config.problem_type` `"regression"` numbers, `"multi_label_classification"` independent
+    yes-or-no labels."""
 
     config_class = VanillaEncoderConfig
     sequence_modules = frozenset({"pooler", "classifier"})
 
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__(config)
-        self.model = VanillaEncoderModel(config, add_pooling_layer=config.classifier_pooling == "cls")
+        self.model = VanillaEncoderModel(
+            config, add_pooling_layer=config.classifier_pooling == "cls"
+        )
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
@@ -392,8 +436,11 @@ class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
         labels: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
-        """As `VanillaEncoderModel.forward` -> `logits` (B, num_labels), and the loss where `labels` are given."""
-        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        """As `VanillaEncoderModel.forward` -> `logits` (B, num_labels), and the loss where `labels`
+        are given."""
+        outputs = self.model(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
+        )
         if self.config.classifier_pooling == "mean":
             state = mean_state(outputs.last_hidden_state, attention_mask)
         else:
@@ -401,12 +448,15 @@ class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
         logits = self.classifier(self.dropout(state))
         loss = None
         if labels is not None:
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
+            loss = self.loss_function(
+                labels=labels, pooled_logits=logits, config=self.config, **kwargs
+            )
         return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 class VanillaEncoderForTokenClassification(VanillaPreTrainedModel):
-    """Encoder with a classifier of each token; `labels` (B, S), -100 where nothing is to be predicted."""
+    """Encoder with a classifier of each token; `labels` (B, S), -100 where nothing is to be
+    predicted."""
 
     config_class = VanillaEncoderConfig
 
@@ -432,8 +482,11 @@ class VanillaEncoderForTokenClassification(VanillaPreTrainedModel):
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
-        """As `VanillaEncoderModel.forward` -> `logits` (B, S, num_labels), and the mean cross-entropy with `labels`."""
-        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        """As `VanillaEncoderModel.forward` -> `logits` (B, S, num_labels), and the mean
+        cross-entropy with `labels`."""
+        outputs = self.model(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
+        )
         logits = self.classifier(self.dropout(self.transform(outputs.last_hidden_state)))
         loss = None
         if labels is not None:
@@ -442,7 +495,8 @@ class VanillaEncoderForTokenClassification(VanillaPreTrainedModel):
 
 
 class VanillaEncoderForQuestionAnswering(VanillaPreTrainedModel):
-    """Encoder with two scores for each token: that the answer starts there, and that it ends there."""
+    """Encoder with two scores for each token: that the answer starts there, and that it ends
+    there."""
 
     config_class = VanillaEncoderConfig
 
@@ -464,18 +518,26 @@ class VanillaEncoderForQuestionAnswering(VanillaPreTrainedModel):
         end_positions: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
-        """As `VanillaEncoderModel.forward` -> `start_logits` and `end_logits` (B, S), and with `start_positions` and
-        `end_positions` (B,) the mean of their cross-entropies; positions after the sequence are ignored."""
-        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        """As `VanillaEncoderModel.forward` -> `start_logits` and `end_logits` (B, S), and with
+        `start_positions` and `end_positions` (B,) the mean of their cross-entropies; positions
+        after the sequence are ignored."""
+        outputs = self.model(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
+        )
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
-        return QuestionAnsweringModelOutput(loss, start_logits, end_logits, outputs.hidden_states, outputs.attentions)
+            loss = self.loss_function(
+                start_logits, end_logits, start_positions, end_positions, **kwargs
+            )
+        return QuestionAnsweringModelOutput(
+            loss, start_logits, end_logits, outputs.hidden_states, outputs.attentions
+        )
 
 
 class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
-    """Encoder with one score for each of several sequences; `labels` (B,), the index of the right one."""
+    """Encoder with one score for each of several sequences; `labels` (B,), the index of the right
+    one."""
 
     config_class = VanillaEncoderConfig
     sequence_modules = frozenset({"pooler", "choice_classifier"})
@@ -499,10 +561,12 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MultipleChoiceModelOutput:
-        """As `VanillaEncoderModel.forward` with one more axis, the choices C: `input_ids` (B, C, S) -> `logits` (B, C),
-        and the mean cross-entropy where `labels` are given."""
+        """As `VanillaEncoderModel.forward` with one more axis, the choices C: `input_ids` (B, C, S)
+        -> `logits` (B, C), and the mean cross-entropy where `labels` are given."""
         given = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.model(*(None if tensor is None else tensor.flatten(0, 1) for tensor in given), **kwargs)
+        outputs = self.model(
+            *(None if tensor is None else tensor.flatten(0, 1) for tensor in given), **kwargs
+        )
         choices = (inputs_embeds if input_ids is None else input_ids).shape[1]
         logits = self.choice_classifier(self.dropout(pooled_state(outputs))).view(-1, choices)
         loss = None
@@ -512,8 +576,9 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
 
 
 class VanillaDecoderForSequenceClassification(VanillaPreTrainedModel):
-    """Decoder with a classifier of the last token that is not padding, which has seen all others. `config.num_labels` and
-    `config.problem_type` as in `VanillaEncoderForSequenceClassification`."""
+    """Decoder with a classifier of the last token that is not padding, which has seen all others.
+    `config.num_labels` and `config.problem_type` as in
+    `VanillaEncoderForSequenceClassification`."""
 
     config_class = VanillaDecoderConfig
     sequence_modules = frozenset({"score"})
@@ -536,33 +601,45 @@ class VanillaDecoderForSequenceClassification(VanillaPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutputWithPast:
-        """As `VanillaDecoderModel.forward` -> `logits` (B, num_labels), and the loss where `labels` are given. Padding is
-        what `attention_mask` (B, T) hides, and every `config.pad_token_id`."""
+        """As `VanillaDecoderModel.forward` -> `logits` (B, num_labels), and the loss where `labels`
+        are given. Padding is what `attention_mask` (B, T) hides, and every
+        `config.pad_token_id`."""
         outputs = self.model(
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache=use_cache, **kwargs
+            input_ids,
+            attention_mask,
+            position_ids,
+            past_key_values,
+            inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
         )
         hidden_states = outputs.last_hidden_state
         last = self.last_real_token(hidden_states, input_ids, attention_mask)
         logits = self.score(hidden_states[torch.arange(len(last), device=last.device), last])
         loss = None
         if labels is not None:
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
+            loss = self.loss_function(
+                labels=labels, pooled_logits=logits, config=self.config, **kwargs
+            )
         return SequenceClassifierOutputWithPast(
             loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions
         )
 
     def last_real_token(self, hidden_states, input_ids, attention_mask):
-        not_padding = torch.ones(hidden_states.shape[:2], dtype=torch.long, device=hidden_states.device)
+        not_padding = torch.ones(
+            hidden_states.shape[:2], dtype=torch.long, device=hidden_states.device
+        )
         if attention_mask is not None and attention_mask.ndim == 2:
             not_padding = not_padding * (attention_mask[:, -not_padding.shape[1] :] != 0)
         if input_ids is not None and self.config.pad_token_id is not None:
             not_padding = not_padding * (input_ids != self.config.pad_token_id)
-        return (not_padding * torch.arange(not_padding.shape[1], device=not_padding.device)).argmax(-1)
+        places = torch.arange(not_padding.shape[1], device=not_padding.device)
+        return (not_padding * places).argmax(-1)
 
 
 class VanillaDecoderForTokenClassification(VanillaPreTrainedModel):
-    """Decoder with a classifier of each token, which has seen those before it; `labels` (B, T), -100 where nothing is to be
-    predicted."""
+    """Decoder with a classifier of each token, which has seen those before it; `labels` (B, T),
+    -100 where nothing is to be predicted."""
 
     config_class = VanillaDecoderConfig
 
@@ -585,9 +662,16 @@ class VanillaDecoderForTokenClassification(VanillaPreTrainedModel):
         use_cache: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
-        """As `VanillaDecoderModel.forward` -> `logits` (B, T, num_labels), and the mean cross-entropy with `labels`."""
+        """As `VanillaDecoderModel.forward` -> `logits` (B, T, num_labels), and the mean
+        cross-entropy with `labels`."""
         outputs = self.model(
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache=use_cache, **kwargs
+            input_ids,
+            attention_mask,
+            position_ids,
+            past_key_values,
+            inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
         )
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = None
@@ -597,7 +681,8 @@ class VanillaDecoderForTokenClassification(VanillaPreTrainedModel):
 
 
 class VanillaDecoderForQuestionAnswering(VanillaPreTrainedModel):
-    """Decoder with two scores for each token: that the answer starts there, and that it ends there."""
+    """Decoder with two scores for each token: that the answer starts there, and that it ends
+    there."""
 
     config_class = VanillaDecoderConfig
 
@@ -622,19 +707,30 @@ class VanillaDecoderForQuestionAnswering(VanillaPreTrainedModel):
     ) -> QuestionAnsweringModelOutput:
         """As `VanillaDecoderModel.forward` -> as `VanillaEncoderForQuestionAnswering.forward`."""
         outputs = self.model(
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache=use_cache, **kwargs
+            input_ids,
+            attention_mask,
+            position_ids,
+            past_key_values,
+            inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
         )
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
-        return QuestionAnsweringModelOutput(loss, start_logits, end_logits, outputs.hidden_states, outputs.attentions)
+            loss = self.loss_function(
+                start_logits, end_logits, start_positions, end_positions, **kwargs
+            )
+        return QuestionAnsweringModelOutput(
+            loss, start_logits, end_logits, outputs.hidden_states, outputs.attentions
+        )
 
 
 class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
-    """Encoder-decoder with a classifier of the whole sequence (Lewis et al. 2020, BART, section 3.1): the decoder reads the
-    source once more, shifted right, and the classifier its state where the source has its last end token. `config.num_labels`
-    and `config.problem_type` as in `VanillaEncoderForSequenceClassification`."""
+    """Encoder-decoder with a classifier of the whole sequence (Lewis et al. 2020, BART, section
+    3.1): the decoder reads the source once more, shifted right, and the classifier its state where
+    the source has its last end token. `config.num_labels` and `config.problem_type` as in
+    `VanillaEncoderForSequenceClassification`."""
 
     config_class = VanillaSeq2SeqConfig
     sequence_modules = frozenset({"dense", "classifier"})
@@ -660,9 +756,9 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
         use_cache: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqSequenceClassifierOutput:
-        """As `VanillaSeq2SeqModel.forward` -> `logits` (B, num_labels), and the loss where `labels` are given. Each row of
-        `input_ids` (B, S) needs an end token that `attention_mask` does not hide. `decoder_input_ids` (B, S) are by default
-        `input_ids` shifted right."""
+        """As `VanillaSeq2SeqModel.forward` -> `logits` (B, num_labels), and the loss where `labels`
+        are given. Each row of `input_ids` (B, S) needs an end token that `attention_mask` does not
+        hide. `decoder_input_ids` (B, S) are by default `input_ids` shifted right."""
         last = self.last_end_token(input_ids, attention_mask)
         if decoder_input_ids is None and kwargs.get("decoder_inputs_embeds") is None:
             decoder_input_ids = shift_tokens_right(input_ids, self.config)
@@ -681,24 +777,38 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
         logits = self.classifier(self.dropout(state))
         loss = None
         if labels is not None:
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
+            loss = self.loss_function(
+                labels=labels, pooled_logits=logits, config=self.config, **kwargs
+            )
         return Seq2SeqSequenceClassifierOutput(loss, logits, **both_stacks(outputs))
 
     def last_end_token(self, input_ids, attention_mask):
         if input_ids is None or self.config.eos_token_id is None:
             found = "eos_token_id is None" if input_ids is not None else "input_ids are None"
-            raise ValueError(f"{found}, expected token ids: the classifier reads the state at the last end token")
-        not_padding = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask != 0
-        ends = not_padding & (input_ids[..., None] == torch.tensor(self.config.eos_token_id, device=input_ids.device)).any(-1)
-        if has_values(ends) and (endless := not_padding.any(-1) & ~ends.any(-1)).any():  # a row of padding is no error
+            raise ValueError(
+                f"{found}, expected token ids: the classifier reads the state at the last end token"
+            )
+        not_padding = (
+            torch.ones_like(input_ids, dtype=torch.bool)
+            if attention_mask is None
+            else attention_mask != 0
+        )
+        ends = not_padding & (
+            input_ids[..., None] == torch.tensor(self.config.eos_token_id, device=input_ids.device)
+        ).any(-1)
+        # a row of padding is no error
+        if has_values(ends) and (endless := not_padding.any(-1) & ~ends.any(-1)).any():
             row = endless.long().argmax().item()
-            raise ValueError(f"row {row} of input_ids has no end token, expected {self.config.eos_token_id} in every row")
+            raise ValueError(
+                f"row {row} of input_ids has no end token, expected {self.config.eos_token_id} in "
+                "every row"
+            )
         return (ends * torch.arange(ends.shape[1], device=ends.device)).argmax(-1)
 
 
 class VanillaSeq2SeqForQuestionAnswering(VanillaPreTrainedModel):
-    """Encoder-decoder with two scores for each token of the source, which the decoder reads once more, shifted right: that the
-    answer starts there, and that it ends there."""
+    """Encoder-decoder with two scores for each token of the source, which the decoder reads once
+    more, shifted right: that the answer starts there, and that it ends there."""
 
     config_class = VanillaSeq2SeqConfig
 
@@ -724,8 +834,8 @@ class VanillaSeq2SeqForQuestionAnswering(VanillaPreTrainedModel):
         use_cache: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqQuestionAnsweringModelOutput:
-        """As `VanillaSeq2SeqModel.forward` -> as `VanillaEncoderForQuestionAnswering.forward`. `decoder_input_ids` (B, S) are
-        by default `input_ids` shifted right."""
+        """As `VanillaSeq2SeqModel.forward` -> as `VanillaEncoderForQuestionAnswering.forward`.
+        `decoder_input_ids` (B, S) are by default `input_ids` shifted right."""
         if input_ids is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = shift_tokens_right(input_ids, self.config)
         outputs = self.model(
@@ -744,13 +854,18 @@ class VanillaSeq2SeqForQuestionAnswering(VanillaPreTrainedModel):
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
-        return Seq2SeqQuestionAnsweringModelOutput(loss, start_logits, end_logits, **both_stacks(outputs))
+            loss = self.loss_function(
+                start_logits, end_logits, start_positions, end_positions, **kwargs
+            )
+        return Seq2SeqQuestionAnsweringModelOutput(
+            loss, start_logits, end_logits, **both_stacks(outputs)
+        )
 
 
 class VanillaVisionForImageClassification(VanillaPreTrainedModel):
-    """Encoder of images with a classifier of the states of the first tokens, side by side. `config.num_labels` and
-    `config.problem_type` as in `VanillaEncoderForSequenceClassification`."""
+    """Encoder of images with a classifier of the states of the first tokens, side by side.
+    `config.num_labels` and `config.problem_type` as in
+    `VanillaEncoderForSequenceClassification`."""
 
     config_class = VanillaVisionConfig
     main_input_name = "pixel_values"
@@ -772,13 +887,16 @@ class VanillaVisionForImageClassification(VanillaPreTrainedModel):
         interpolate_pos_encoding: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
-        """As `VanillaVisionModel.forward` -> `logits` (B, num_labels), and the loss where `labels` are given."""
+        """As `VanillaVisionModel.forward` -> `logits` (B, num_labels), and the loss where `labels`
+        are given."""
         outputs = self.model(pixel_values, interpolate_pos_encoding, **kwargs)
         states = outputs.last_hidden_state[:, : self.config.num_first_tokens]
         logits = self.classifier(self.dropout(states.flatten(1)))
         loss = None
         if labels is not None:
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
+            loss = self.loss_function(
+                labels=labels, pooled_logits=logits, config=self.config, **kwargs
+            )
         return ImageClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 

@@ -1,8 +1,9 @@
 """The text pipelines that transformers 5 removed, with the arguments and results of transformers 4.
 
-`text2text-generation`, `summarization`, `translation` (with every `translation_xx_to_yy`) and `question-answering` serve our
-models and transformers' own. `register_pipelines` makes `transformers.pipeline` find them. Where the package is not installed,
-a checkpoint that carries the code of `translation` has that one: `carry_translation`.
+`text2text-generation`, `summarization`, `translation` (with every `translation_xx_to_yy`) and
+`question-answering` serve our models and transformers' own. `register_pipelines` makes
+`transformers.pipeline` find them. Where the package is not installed, a checkpoint that carries the
+code of `translation` has that one: `carry_translation`.
 """
 
 import functools
@@ -11,7 +12,10 @@ import shutil
 from pathlib import Path
 
 import transformers.pipelines
-from transformers.models.auto.modeling_auto import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM
+from transformers.models.auto.modeling_auto import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
+)
 
 from . import pipelines_vanilla_transformer
 from .configuration_vanilla_transformer import TRANSLATION
@@ -24,7 +28,8 @@ from .pipelines_vanilla_transformer import (
 )
 
 T5 = {"model": ("google-t5/t5-base", "a9723ea")}
-# task: its class, what loads its model, and the model (with its revision) that transformers 4 took where none is named
+# task: its class, what loads its model, and the model (with its revision) that transformers 4 took
+# where none is named
 PIPELINES = {
     "text2text-generation": (Text2TextGenerationPipeline, AutoModelForSeq2SeqLM, T5),
     "summarization": (
@@ -46,7 +51,8 @@ PIPELINES = {
 
 
 def register_pipelines() -> None:
-    """Make `transformers.pipeline` find the classes of `PIPELINES` under their tasks, and every `translation_xx_to_yy`.
+    """Make `transformers.pipeline` find the classes of `PIPELINES` under their tasks, and every
+    `translation_xx_to_yy`.
 
     Doing it again changes nothing, and a task that somebody else has registered stays theirs.
     """
@@ -54,12 +60,14 @@ def register_pipelines() -> None:
     for task, (pipeline_class, model_class, default) in PIPELINES.items():
         # transformers 5 rejects the names in `REMOVED_TASKS` before it looks into the registry.
         getattr(transformers.pipelines, "REMOVED_TASKS", {}).pop(task, None)
-        # `registry.register_pipeline` is for code that travels with a checkpoint: a pipeline registered by it writes itself
-        # into the checkpoints it saves, which then ask for `trust_remote_code`.
+        # `registry.register_pipeline` is for code that travels with a checkpoint: a pipeline
+        # registered by it writes itself into the checkpoints it saves, which then ask for
+        # `trust_remote_code`.
         entry = {"impl": pipeline_class, "pt": (model_class,), "default": default, "type": "text"}
         registry.supported_tasks.setdefault(task, entry)
-    # The language pairs have no end, so they cannot be entries or aliases of the registry. Looking a task up is the one step
-    # that every use of the name goes through; the pipeline itself still gets the full name.
+    # The language pairs have no end, so they cannot be entries or aliases of the registry. Looking
+    # a task up is the one step that every use of the name goes through; the pipeline itself still
+    # gets the full name.
     if getattr(registry.check_task, "func", None) is not _check_task:
         registry.check_task = functools.partial(_check_task, registry, registry.check_task)
 
@@ -71,7 +79,8 @@ def _check_task(registry, check_task, task):
 
 
 def carry_translation(directory: Path) -> None:
-    """Makes the checkpoint `directory` name the code of the pipeline `translation`, and puts that beside its own."""
+    """Makes the checkpoint `directory` name the code of the pipeline `translation`, and puts that
+    beside its own."""
     shutil.copy(pipelines_vanilla_transformer.__file__, directory)
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     text = json.dumps(config | {"custom_pipelines": TRANSLATION}, indent=2, sort_keys=True)

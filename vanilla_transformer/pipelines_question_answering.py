@@ -1,4 +1,5 @@
-"""`pipeline("question-answering")`: the span of a context that answers a question (Devlin et al. 2019, section 4.2)."""
+"""`pipeline("question-answering")`: the span of a context that answers a question (Devlin et al.
+2019, section 4.2)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from types import GeneratorType
@@ -11,39 +12,46 @@ from transformers.pipelines.base import ChunkPipeline
 
 
 class QuestionAnsweringPipeline(ChunkPipeline):
-    """A question and a context in, the answer out: `{"score": float, "start": int, "end": int, "answer": str}`.
+    """A question and a context in, the answer out: `{"score": float, "start": int, "end": int,
+    "answer": str}`.
 
-    `answer` is `context[start:end]`. `score` is the probability that the answer starts at its first token times the
-    probability that it ends at its last token, each a softmax over the context's tokens (and the tokenizer's CLS token, where
-    there is one). The scores of spans with the same text, upper or lower case, are added up, among the best
-    `2 * top_k + 10` spans of a window (`top_k` where answers are not aligned to words). A context too long for the model is
-    read in overlapping windows, each with the question and its own softmax.
+    `answer` is `context[start:end]`. `score` is the probability that the answer starts at its first
+    token times the probability that it ends at its last token, each a softmax over the context's
+    tokens (and the tokenizer's CLS token, where there is one). The scores of spans with the same
+    text, upper or lower case, are added up, among the best `2 * top_k + 10` spans of a window
+    (`top_k` where answers are not aligned to words). A context too long for the model is read in
+    overlapping windows, each with the question and its own softmax.
 
-    A call takes `question=` and `context=`: two strings, two lists of the same length, or a list of questions and one
-    context. It also takes, as its argument or as `data=`, a dict `{"question": ..., "context": ...}`, an object with
-    `question_text` and `context_text` (a `SquadExample`), a list of those, or a generator or dataset of those; and a question
-    and a context as two arguments. One example, alone or in a list, gives one result, a list of several a list of results, and
-    a generator or dataset an iterator of results.
+    A call takes `question=` and `context=`: two strings, two lists of the same length, or a list of
+    questions and one context. It also takes, as its argument or as `data=`, a dict `{"question":
+    ..., "context": ...}`, an object with `question_text` and `context_text` (a `SquadExample`), a
+    list of those, or a generator or dataset of those; and a question and a context as two
+    arguments. One example, alone or in a list, gives one result, a list of several a list of
+    results, and a generator or dataset an iterator of results.
 
     The arguments are those of a call, or of `transformers.pipeline` for every call.
 
     Args:
-        top_k (`int`, defaults to 1): above 1, a result is a list of up to `top_k` answers, best first (one answer
-            alone is still a dict).
+        top_k (`int`, defaults to 1): above 1, a result is a list of up to `top_k` answers, best
+            first (one answer alone is still a dict).
         max_answer_len (`int`, defaults to 15): most tokens of an answer.
-        handle_impossible_answer (`bool`, defaults to `False`): the empty answer `""` competes too, with the lowest score that
-            a window gives its CLS token (0 for a tokenizer without one).
-        align_to_words (`bool`, defaults to `True`): extend answers to whole words, as the tokenizer splits them.
-        max_seq_len (`int`, defaults to 384, or the tokenizer's `model_max_length` if that is less): most tokens of a window.
-        doc_stride (`int`, defaults to 128, or half of `max_seq_len` if that is less): tokens that windows share.
+        handle_impossible_answer (`bool`, defaults to `False`): the empty answer `""` competes too,
+            with the lowest score that a window gives its CLS token (0 for a tokenizer without one).
+        align_to_words (`bool`, defaults to `True`): extend answers to whole words, as the tokenizer
+            splits them.
+        max_seq_len (`int`, defaults to 384, or the tokenizer's `model_max_length` if that is less):
+            most tokens of a window.
+        doc_stride (`int`, defaults to 128, or half of `max_seq_len` if that is less): tokens that
+            windows share.
         max_question_len (`int`, *optional*): cut the question to this many tokens.
         padding (`bool` or `str`, defaults to `False`): as in a call of the tokenizer, per window.
         batch_size (`int`, defaults to 1): windows that go through the model together.
 
     Raises:
-        ValueError: for a missing tokenizer or one that is not fast, a model without start and end logits, arguments out of
-            range, examples in none of the forms above, an empty question or context, windows without room for more of the
-            context than they share, and a token id outside the model's vocabulary.
+        ValueError: for a missing tokenizer or one that is not fast, a model without start and end
+            logits, arguments out of range, examples in none of the forms above, an empty question
+            or context, windows without room for more of the context than they share, and a token id
+            outside the model's vocabulary.
     """
 
     _load_processor = False
@@ -51,10 +59,18 @@ class QuestionAnsweringPipeline(ChunkPipeline):
     _load_feature_extractor = False
     _load_tokenizer = True
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        **kwargs: Any,
+    ) -> None:
         if not getattr(tokenizer, "is_fast", False):
             name = "None" if tokenizer is None else type(tokenizer).__name__
-            raise ValueError(f"question answering needs a fast tokenizer, which knows its characters' offsets: got {name}")
+            raise ValueError(
+                "question answering needs a fast tokenizer, which knows its characters' offsets: "
+                f"got {name}"
+            )
         super().__init__(model=model, tokenizer=tokenizer, **kwargs)
 
     def _sanitize_parameters(
@@ -70,7 +86,11 @@ class QuestionAnsweringPipeline(ChunkPipeline):
         padding=None,
     ):
         top_k = topk if top_k is None else top_k
-        lengths = {"max_seq_len": max_seq_len, "doc_stride": doc_stride, "max_question_len": max_question_len}
+        lengths = {
+            "max_seq_len": max_seq_len,
+            "doc_stride": doc_stride,
+            "max_question_len": max_question_len,
+        }
         for name, value in {"top_k": top_k, "max_answer_len": max_answer_len, **lengths}.items():
             if value is not None and value < (smallest := 0 if name == "doc_stride" else 1):
                 raise ValueError(f"{name} must be at least {smallest}, got {value}")
@@ -115,23 +135,32 @@ class QuestionAnsweringPipeline(ChunkPipeline):
         if doc_stride is None:
             doc_stride = min(max_seq_len // 2, 128)
         if doc_stride > max_seq_len:
-            raise ValueError(f"doc_stride must be at most max_seq_len={max_seq_len}, got {doc_stride}")
-        question_tokens = self.tokenizer(question, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            raise ValueError(
+                f"doc_stride must be at most max_seq_len={max_seq_len}, got {doc_stride}"
+            )
+        question_tokens = self.tokenizer(
+            question, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
         question_len = len(question_tokens["input_ids"])
         if max_question_len is not None and question_len > max_question_len:
             question = question[: question_tokens["offset_mapping"][max_question_len - 1][1]]
             question_len = max_question_len
-        # The tokenizer rejects windows that do not advance, without a reason. A short context needs none.
+        # The tokenizer rejects windows that do not advance, without a reason. A short context needs
+        # none.
         room = max_seq_len - question_len - self.tokenizer.num_special_tokens_to_add(pair=True)
         if room <= doc_stride:
-            context_len = len(self.tokenizer(context, add_special_tokens=False, verbose=False)["input_ids"])
+            context_len = len(
+                self.tokenizer(context, add_special_tokens=False, verbose=False)["input_ids"]
+            )
             if context_len > room:
                 raise ValueError(
-                    f"max_seq_len={max_seq_len} leaves {room} tokens for the context beside a question of {question_len}; "
+                    f"max_seq_len={max_seq_len} leaves {room} tokens for the context beside a "
+                    f"question of {question_len}; "
                     f"a context of {context_len} needs more than doc_stride={doc_stride}"
                 )
             doc_stride = 0
-        # Padding goes to the side of the question, so that the context's words and positions stay as they are.
+        # Padding goes to the side of the question, so that the context's words and positions stay
+        # as they are.
         question_first = self.tokenizer.padding_side == "right"
         windows = self.tokenizer(
             *((question, context) if question_first else (context, question)),
@@ -146,17 +175,34 @@ class QuestionAnsweringPipeline(ChunkPipeline):
         for index, encoding in enumerate(windows.encodings):
             if (largest := max(encoding.ids)) >= vocab_size:
                 raise ValueError(
-                    f"the tokenizer gave token id {largest}, but the model's vocabulary has {vocab_size} entries: "
+                    f"the tokenizer gave token id {largest}, but the model's vocabulary has "
+                    f"{vocab_size} entries: "
                     "they do not belong together"
                 )
-            model_inputs = {name: torch.tensor([windows[name][index]]) for name in self.tokenizer.model_input_names}
-            yield {**model_inputs, "context": context, "encoding": encoding, "is_last": index == last}
+            model_inputs = {
+                name: torch.tensor([windows[name][index]])
+                for name in self.tokenizer.model_input_names
+            }
+            yield {
+                **model_inputs,
+                "context": context,
+                "encoding": encoding,
+                "is_last": index == last,
+            }
 
     def _forward(self, inputs):
-        outputs = self.model(**{name: inputs.pop(name) for name in self.tokenizer.model_input_names})
+        outputs = self.model(
+            **{name: inputs.pop(name) for name in self.tokenizer.model_input_names}
+        )
         if "start_logits" not in outputs or "end_logits" not in outputs:
-            raise ValueError(f"expected a model with start and end logits, got {type(self.model).__name__}")
-        return {"start_logits": outputs["start_logits"], "end_logits": outputs["end_logits"], **inputs}
+            raise ValueError(
+                f"expected a model with start and end logits, got {type(self.model).__name__}"
+            )
+        return {
+            "start_logits": outputs["start_logits"],
+            "end_logits": outputs["end_logits"],
+            **inputs,
+        }
 
     def postprocess(
         self,
@@ -172,16 +218,26 @@ class QuestionAnsweringPipeline(ChunkPipeline):
             encoding = window["encoding"]
             context = window["context"]
             sequence = 1 if self.tokenizer.padding_side == "right" else 0
-            tokens = [index for index, found in enumerate(encoding.sequence_ids) if found == sequence]
+            tokens = [
+                index for index, found in enumerate(encoding.sequence_ids) if found == sequence
+            ]
             start, end, null_score = self._probabilities(window, tokens)
             null_scores.append(null_score)
-            firsts, lasts = torch.ones(len(tokens), len(tokens)).triu().tril(max_answer_len - 1).nonzero(as_tuple=True)
+            firsts, lasts = (
+                torch.ones(len(tokens), len(tokens))
+                .triu()
+                .tril(max_answer_len - 1)
+                .nonzero(as_tuple=True)
+            )
             scores = start[firsts] * end[lasts]
-            # Several spans may become one when they are extended to whole words, so more are looked at.
+            # Several spans may become one when they are extended to whole words, so more are looked
+            # at.
             count = 2 * top_k + 10 if align_to_words else top_k
             for best in scores.argsort(descending=True, stable=True)[:count].tolist():
                 first, last = tokens[firsts[best]], tokens[lasts[best]]
-                start_char, end_char = _characters(encoding, first, last, sequence if align_to_words else None)
+                start_char, end_char = _characters(
+                    encoding, first, last, sequence if align_to_words else None
+                )
                 text = context[start_char:end_char]
                 answer = {"score": 0.0, "start": start_char, "end": end_char, "answer": text}
                 answers.setdefault(text.lower(), answer)["score"] += scores[best].item()
@@ -192,7 +248,8 @@ class QuestionAnsweringPipeline(ChunkPipeline):
         return answers[0] if len(answers) == 1 else answers
 
     def _probabilities(self, window, tokens):
-        """Of each of the context's `tokens` to be the answer's first and last one, and of the CLS token to be both."""
+        """Of each of the context's `tokens` to be the answer's first and last one, and of the CLS
+        token to be both."""
         ids = window["encoding"].ids
         cls_id = self.tokenizer.cls_token_id
         cls = [ids.index(cls_id)] if cls_id in ids and ids.index(cls_id) not in tokens else []
@@ -200,7 +257,9 @@ class QuestionAnsweringPipeline(ChunkPipeline):
         for name in ("start_logits", "end_logits"):
             logits = window[name][0].float()
             # A batch pads its windows to the same length, which their encodings know nothing of.
-            logits = logits[-len(ids) :] if self.tokenizer.padding_side == "left" else logits[: len(ids)]
+            logits = (
+                logits[-len(ids) :] if self.tokenizer.padding_side == "left" else logits[: len(ids)]
+            )
             probabilities.append(logits[tokens + cls].softmax(-1))
         start, end = probabilities
         null_score = (start[-1] * end[-1]).item() if cls else 0.0
@@ -208,16 +267,20 @@ class QuestionAnsweringPipeline(ChunkPipeline):
 
 
 def _characters(encoding, first, last, sequence):
-    """Where tokens `first` to `last` stand in their text, extended to whole words of `sequence` unless that is `None`."""
+    """Where tokens `first` to `last` stand in their text, extended to whole words of `sequence`
+    unless that is `None`."""
     if sequence is not None:
         words = encoding.token_to_word(first), encoding.token_to_word(last)
         if None not in words:  # some tokenizers have no words
-            return encoding.word_to_chars(words[0], sequence)[0], encoding.word_to_chars(words[1], sequence)[1]
+            return encoding.word_to_chars(words[0], sequence)[0], encoding.word_to_chars(
+                words[1], sequence
+            )[1]
     return encoding.offsets[first][0], encoding.offsets[last][1]
 
 
 def _examples(args, question, context, data):
-    """The examples of a call: a list, a generator or a dataset, with nothing checked that is inside of them."""
+    """The examples of a call: a list, a generator or a dataset, with nothing checked that is inside
+    of them."""
     if args and not (question is None and context is None and data is None):
         raise ValueError(f"examples come as arguments or by name, not both: got {args!r} and names")
     if len(args) == 2 and all(isinstance(arg, str) for arg in args):
@@ -230,10 +293,14 @@ def _examples(args, question, context, data):
         if isinstance(question, list | tuple) and isinstance(context, str | list | tuple):
             contexts = [context] * len(question) if isinstance(context, str) else context
             if len(question) != len(contexts):
-                raise ValueError(f"expected as many contexts as questions, got {len(contexts)} and {len(question)}")
+                raise ValueError(
+                    f"expected as many contexts as questions, got {len(contexts)} and "
+                    f"{len(question)}"
+                )
             return [{"question": one, "context": other} for one, other in zip(question, contexts)]
         raise ValueError(
-            "expected question= and context= as two strings, two lists, or a list of questions and one context, got "
+            "expected question= and context= as two strings, two lists, or a list of questions and "
+            "one context, got "
             f"{question!r} and {context!r}"
         )
     if isinstance(data, GeneratorType | Dataset):
@@ -252,7 +319,8 @@ def _question_and_context(example):
         found = {"question": example.question_text, "context": example.context_text}
     else:
         raise ValueError(
-            "expected an example that is a dict with a question and a context, or that has question_text and "
+            "expected an example that is a dict with a question and a context, or that has "
+            "question_text and "
             f"context_text, got {example!r}"
         )
     for name, text in found.items():

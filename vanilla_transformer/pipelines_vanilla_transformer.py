@@ -1,5 +1,6 @@
-"""Text in, text out: the pipelines of encoder-decoders that transformers 5 removed, with the arguments and results of
-transformers 4. This file imports nothing of the package, so a checkpoint can carry it.
+"""Text in, text out: the pipelines of encoder-decoders that transformers 5 removed, with the
+arguments and results of transformers 4. This file imports nothing of the package, so a checkpoint
+can carry it.
 """
 
 import difflib
@@ -8,7 +9,13 @@ import reprlib
 import warnings
 from typing import Any
 
-from transformers import BatchEncoding, GenerationConfig, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    BatchEncoding,
+    GenerationConfig,
+    Pipeline,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
@@ -17,33 +24,38 @@ LANGUAGE_PAIR = re.compile(r"translation_(.+?)_to_(.+)")
 
 
 class Text2TextGenerationPipeline(Pipeline):
-    """Text in, generated text out: `[{"generated_text": str}]` for a string, a list of such dicts for a list.
+    """Text in, generated text out: `[{"generated_text": str}]` for a string, a list of such dicts
+    for a list.
 
-    A generator or a dataset gives an iterator with a list of dicts for each text. With `num_return_sequences` above 1 each
-    text gives a list of that many dicts.
+    A generator or a dataset gives an iterator with a list of dicts for each text. With
+    `num_return_sequences` above 1 each text gives a list of that many dicts.
 
     The arguments are those of a call, or of `transformers.pipeline` for every call.
 
     Args:
-        truncation (`bool` or `str`, defaults to `False`): cut a text that is longer than the tokenizer's
-            `model_max_length`. It is an error of the model otherwise.
-        return_tensors (`bool`, defaults to `False`): `"generated_token_ids"` (a tensor) in place of the text.
+        truncation (`bool` or `str`, defaults to `False`): cut a text that is longer than the
+            tokenizer's `model_max_length`. It is an error of the model otherwise.
+        return_tensors (`bool`, defaults to `False`): `"generated_token_ids"` (a tensor) in place of
+            the text.
         return_text (`bool`, *optional*): the opposite of `return_tensors`.
         clean_up_tokenization_spaces (`bool`, defaults to `False`): as in the tokenizer's `decode`.
         stop_sequence (`str`, *optional*): generation ends with the first token of it.
         batch_size (`int`, defaults to 1): texts that are generated together.
-        assistant_model, assistant_tokenizer (*optional*): for assisted generation, for `transformers.pipeline` only.
-        generate_kwargs: every parameter of `generate`. What is not given here is looked up in the model config's
-            `task_specific_params[task]`, in the model's generation config and in the defaults of the pipeline
-            (`max_new_tokens=256, num_beams=4`), in this order. `max_length` takes the place of a `max_new_tokens` that comes
-            later in this order, and the reverse. A `generation_config` in a call leaves only the model's own to look in.
+        assistant_model, assistant_tokenizer (*optional*): for assisted generation, for
+            `transformers.pipeline` only.
+        generate_kwargs: every parameter of `generate`. What is not given here is looked up in the
+            model config's `task_specific_params[task]`, in the model's generation config and in the
+            defaults of the pipeline (`max_new_tokens=256, num_beams=4`), in this order.
+            `max_length` takes the place of a `max_new_tokens` that comes later in this order, and
+            the reverse. A `generation_config` in a call leaves only the model's own to look in.
 
-    The text is put after the `prefix` of the model config's `task_specific_params[task]`, or of the model config, if any.
+    The text is put after the `prefix` of the model config's `task_specific_params[task]`, or of the
+    model config, if any.
 
     Raises:
         TypeError: for a text that is no string.
-        ValueError: for a model that is not an encoder-decoder, a missing tokenizer, an empty text, a `stop_sequence` without
-            tokens, and a token id outside the model's vocabulary.
+        ValueError: for a model that is not an encoder-decoder, a missing tokenizer, an empty text,
+            a `stop_sequence` without tokens, and a token id outside the model's vocabulary.
     """
 
     _load_processor = False
@@ -54,14 +66,24 @@ class Text2TextGenerationPipeline(Pipeline):
     _default_generation_config = GenerationConfig(max_new_tokens=256, num_beams=4)
     return_name = "generated"
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        **kwargs: Any,
+    ) -> None:
         if not (model.config.is_encoder_decoder and model.can_generate()):
-            raise ValueError(f"expected an encoder-decoder model that generates, got {type(model).__name__}")
+            raise ValueError(
+                f"expected an encoder-decoder model that generates, got {type(model).__name__}"
+            )
         if tokenizer is None:
             raise ValueError("expected a tokenizer, got None")
         super().__init__(model=model, tokenizer=tokenizer, **kwargs)
-        # transformers 5 ignores this field of the checkpoints that were published for transformers 4.
-        for_task = dict((getattr(model.config, "task_specific_params", None) or {}).get(self.task, {}))
+        # transformers 5 ignores this field of the checkpoints that were published for transformers
+        # 4.
+        for_task = dict(
+            (getattr(model.config, "task_specific_params", None) or {}).get(self.task, {})
+        )
         self.prefix = for_task.pop("prefix", self.prefix)
         self._generate_kwargs = {**_one_limit(for_task), **_one_limit(self._generate_kwargs)}
 
@@ -82,14 +104,22 @@ class Text2TextGenerationPipeline(Pipeline):
         if stop_sequence is not None:
             stop_ids = self.tokenizer.encode(stop_sequence, add_special_tokens=False)
             if not stop_ids:
-                raise ValueError(f"stop_sequence must have at least one token, got {stop_sequence!r}")
+                raise ValueError(
+                    f"stop_sequence must have at least one token, got {stop_sequence!r}"
+                )
             if len(stop_ids) > 1:
-                warnings.warn(f"stop_sequence has {len(stop_ids)} tokens; generation ends with the first of them", stacklevel=3)
+                warnings.warn(
+                    f"stop_sequence has {len(stop_ids)} tokens; generation ends with the first "
+                    f"of them",
+                    stacklevel=3,
+                )
             generate_kwargs["eos_token_id"] = stop_ids[0]
         if self.assistant_model is not None:
             generate_kwargs["assistant_model"] = self.assistant_model
         if self.assistant_tokenizer is not None:
-            generate_kwargs.update(tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)
+            generate_kwargs.update(
+                tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer
+            )
         return _given(preprocess), _one_limit(generate_kwargs), _given(postprocess)
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
@@ -109,14 +139,17 @@ class Text2TextGenerationPipeline(Pipeline):
         vocab_size = self.model.get_input_embeddings().num_embeddings
         if (largest := inputs["input_ids"].max().item()) >= vocab_size:
             raise ValueError(
-                f"the tokenizer gave token id {largest}, but the model's vocabulary has {vocab_size} entries: "
+                f"the tokenizer gave token id {largest}, but the model's vocabulary has "
+                f"{vocab_size} entries: "
                 "they do not belong together"
             )
         inputs.pop("token_type_ids", None)  # `generate` rejects what the model does not take
         return inputs
 
     def tokenize(self, text: str, truncation: bool | str = False) -> BatchEncoding:
-        return self.tokenizer((self.prefix or "") + text, return_tensors="pt", truncation=truncation)
+        return self.tokenizer(
+            (self.prefix or "") + text, return_tensors="pt", truncation=truncation
+        )
 
     def _forward(self, model_inputs, **generate_kwargs):
         rows, input_length = model_inputs["input_ids"].shape
@@ -130,25 +163,33 @@ class Text2TextGenerationPipeline(Pipeline):
         if limit := chosen.get("max_new_tokens") or chosen.get("max_length"):
             self.check_length(input_length, limit)
         output_ids = self.model.generate(**model_inputs, **kwargs)
-        return {"output_ids": output_ids.reshape(rows, -1, output_ids.shape[-1])}  # (texts, sequences of each, T)
+        # (texts, sequences of each, T)
+        return {"output_ids": output_ids.reshape(rows, -1, output_ids.shape[-1])}
 
     def check_length(self, input_length: int, limit: int) -> None:
-        """Warns where `limit`, the longest output allowed, looks wrong for an input of this length."""
+        """Warns where `limit`, the longest output allowed, looks wrong for an input of this
+        length."""
 
     def postprocess(
-        self, model_outputs: dict[str, Any], return_tensors: bool = False, clean_up_tokenization_spaces: bool = False
+        self,
+        model_outputs: dict[str, Any],
+        return_tensors: bool = False,
+        clean_up_tokenization_spaces: bool = False,
     ) -> list[dict[str, Any]]:
         sequences = model_outputs["output_ids"][0]
         if return_tensors:
             return [{f"{self.return_name}_token_ids": ids} for ids in sequences]
         texts = self.tokenizer.batch_decode(
-            sequences, skip_special_tokens=True, clean_up_tokenization_spaces=clean_up_tokenization_spaces
+            sequences,
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=clean_up_tokenization_spaces,
         )
         return [{f"{self.return_name}_text": text} for text in texts]
 
 
 class SummarizationPipeline(Text2TextGenerationPipeline):
-    """As `Text2TextGenerationPipeline`, with `"summary_text"` or `"summary_token_ids"` in its results.
+    """As `Text2TextGenerationPipeline`, with `"summary_text"` or `"summary_token_ids"` in its
+    results.
 
     It warns where an input is shorter than the longest summary that was asked for.
     """
@@ -158,73 +199,108 @@ class SummarizationPipeline(Text2TextGenerationPipeline):
     def check_length(self, input_length: int, limit: int) -> None:
         if input_length < limit:
             logger.warning(
-                f"The input has {input_length} tokens and its summary may have {limit}: a summary is usually shorter, "
+                f"The input has {input_length} tokens and its summary may have {limit}: a summary "
+                "is usually shorter, "
                 f"consider max_length={input_length // 2}."
             )
 
 
 class TranslationPipeline(Text2TextGenerationPipeline):
-    """As `Text2TextGenerationPipeline`, with `"translation_text"` or `"translation_token_ids"` in its results.
+    """As `Text2TextGenerationPipeline`, with `"translation_text"` or `"translation_token_ids"` in
+    its results.
 
-    Further args: `src_lang` and `tgt_lang` (`str`, default to the xx and yy of the task `translation_xx_to_yy`) for
-    multilingual tokenizers, as those name them; another language is a ValueError. Other tokenizers have no use for them, which
-    is warned about if they are given; multilingual ones get no prefix. It warns where an input is longer than 0.9 of the
-    longest translation that was asked for.
+    Further args: `src_lang` and `tgt_lang` (`str`, default to the xx and yy of the task
+    `translation_xx_to_yy`) for multilingual tokenizers, as those name them; another language is a
+    ValueError. Other tokenizers have no use for them, which is warned about if they are given;
+    multilingual ones get no prefix. It warns where an input is longer than 0.9 of the longest
+    translation that was asked for.
     """
 
     return_name = "translation"
 
     def _sanitize_parameters(self, src_lang=None, tgt_lang=None, **kwargs):
         preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
-        return {**preprocess, **_given({"src_lang": src_lang, "tgt_lang": tgt_lang})}, forward, postprocess
+        return (
+            {**preprocess, **_given({"src_lang": src_lang, "tgt_lang": tgt_lang})},
+            forward,
+            postprocess,
+        )
 
     def tokenize(
-        self, text: str, truncation: bool | str = False, src_lang: str | None = None, tgt_lang: str | None = None
+        self,
+        text: str,
+        truncation: bool | str = False,
+        src_lang: str | None = None,
+        tgt_lang: str | None = None,
     ) -> BatchEncoding:
         if hasattr(self.tokenizer, "_build_translation_inputs"):
-            if src_lang is None and tgt_lang is None and (pair := LANGUAGE_PAIR.fullmatch(self.task)):
+            if (
+                src_lang is None
+                and tgt_lang is None
+                and (pair := LANGUAGE_PAIR.fullmatch(self.task))
+            ):
                 src_lang, tgt_lang = pair.groups()
             if src_lang is None or tgt_lang is None:
-                raise ValueError(f"src_lang is {src_lang!r} and tgt_lang {tgt_lang!r}, expected languages of the tokenizer")
+                raise ValueError(
+                    f"src_lang is {src_lang!r} and tgt_lang {tgt_lang!r}, expected languages of "
+                    "the tokenizer"
+                )
             chosen = choose_languages(self.model, self.tokenizer, src_lang, tgt_lang)
-            return BatchEncoding({**self.tokenizer(text, return_tensors="pt", truncation=truncation), **chosen})
+            return BatchEncoding(
+                {**self.tokenizer(text, return_tensors="pt", truncation=truncation), **chosen}
+            )
         if src_lang is not None or tgt_lang is not None:
             name = type(self.tokenizer).__name__
-            logger.warning_once(f"{name} has no languages to choose, so {src_lang=} and {tgt_lang=} have no effect.")
+            logger.warning_once(
+                f"{name} has no languages to choose, so {src_lang=} and {tgt_lang=} have no effect."
+            )
         return super().tokenize(text, truncation)
 
     def check_length(self, input_length: int, limit: int) -> None:
         if input_length > 0.9 * limit:
             logger.warning(
-                f"The input has {input_length} tokens and its translation may have {limit} only: consider a larger max_length."
+                f"The input has {input_length} tokens and its translation may have {limit} only: "
+                "consider a larger max_length."
             )
 
 
 def choose_languages(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, src_lang: str | None, tgt_lang: str | None
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    src_lang: str | None,
+    tgt_lang: str | None,
 ) -> dict[str, int]:
-    """Has a multilingual `tokenizer` read texts in `src_lang`, and returns the option with which `model` generates in
-    `tgt_lang`: for mBART's tokenizer the start token (Liu et al. 2020, 2.2), for others the first token after it. `None`
-    changes nothing.
+    """Has a multilingual `tokenizer` read texts in `src_lang`, and returns the option with which
+    `model` generates in `tgt_lang`: for mBART's tokenizer the start token (Liu et al. 2020, 2.2),
+    for others the first token after it. `None` changes nothing.
 
     Raises:
         ValueError: for a language that the tokenizer does not have.
     """
     codes = getattr(tokenizer, "lang_code_to_id", None)
     if codes is None:  # of NLLB
-        codes = {str(token): tokenizer.convert_tokens_to_ids(str(token)) for token in tokenizer.extra_special_tokens}
+        codes = {
+            str(token): tokenizer.convert_tokens_to_ids(str(token))
+            for token in tokenizer.extra_special_tokens
+        }
     for name, language in {"src_lang": src_lang, "tgt_lang": tgt_lang}.items():
         if language is not None and language not in codes:
             same = [code for code in codes if code.partition("_")[0] == language.partition("_")[0]]
             close = same or difflib.get_close_matches(language, codes, n=1)
-            known = f"one of {reprlib.repr([*codes])}" + (f"; did you mean {close[0]!r}?" if close else "")
-            raise ValueError(f"{name} {language!r} is no language of the tokenizer, expected {known}")
+            known = f"one of {reprlib.repr([*codes])}" + (
+                f"; did you mean {close[0]!r}?" if close else ""
+            )
+            raise ValueError(
+                f"{name} {language!r} is no language of the tokenizer, expected {known}"
+            )
     if src_lang is not None:
         tokenizer.src_lang = src_lang
     if tgt_lang is None:
         return {}
     start = model.generation_config.decoder_start_token_id
-    is_start = type(tokenizer).__name__ == "MBartTokenizer" and (start is None or start in codes.values())
+    is_start = type(tokenizer).__name__ == "MBartTokenizer" and (
+        start is None or start in codes.values()
+    )
     return {"decoder_start_token_id" if is_start else "forced_bos_token_id": codes[tgt_lang]}
 
 
@@ -233,7 +309,8 @@ def _given(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _one_limit(generate_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """`generate` prefers `max_new_tokens` wherever it was set, so the limit that is given here switches off the other one."""
+    """`generate` prefers `max_new_tokens` wherever it was set, so the limit that is given here
+    switches off the other one."""
     limits = {"max_length", "max_new_tokens"}
     if len(limits & generate_kwargs.keys()) == 1:
         return {**dict.fromkeys(limits), **generate_kwargs}

@@ -24,7 +24,8 @@ def register_auto_classes():
         register_adapters(config_class.model_type)
         for auto_name, model_name in config_class.auto_classes().items():
             model_class = getattr(_modeling, model_name)
-            # Saving a class that is registered for an Auto class copies its code beside the weights.
+            # Saving a class that is registered for an Auto class copies its code beside the
+            # weights.
             model_class.register_for_auto_class(auto_name)
             getattr(transformers, auto_name).register(config_class, model_class, exist_ok=True)
 

@@ -1,4 +1,5 @@
-"""The parts of transformers that config classes need, for exports where transformers is not installed."""
+"""The parts of transformers that config classes need, for exports where transformers is not
+installed."""
 
 import logging
 import sys
@@ -11,7 +12,8 @@ from typing import Any, Literal
 
 @dataclass
 class PreTrainedConfig:
-    """The fields of `transformers.PreTrainedConfig` with their defaults, and how a subclass is made of keywords."""
+    """The fields of `transformers.PreTrainedConfig` with their defaults, and how a subclass is made
+    of keywords."""
 
     transformers_version: str | None = None
     architectures: list[str] | None = None
@@ -22,7 +24,9 @@ class PreTrainedConfig:
     is_encoder_decoder: bool = False
     id2label: dict[int, str] | dict[str, str] | None = None
     label2id: dict[str, int] | dict[str, str] | None = None
-    problem_type: Literal["regression", "single_label_classification", "multi_label_classification"] | None = None
+    problem_type: (
+        Literal["regression", "single_label_classification", "multi_label_classification"] | None
+    ) = None
 
     def __init_subclass__(cls) -> None:
         dataclass(repr=False, kw_only=True)(cls)
@@ -38,7 +42,10 @@ class PreTrainedConfig:
     ) -> None:
         self.dtype = self.dtype or torch_dtype
         if self.id2label is None:
-            self.id2label = {number: f"LABEL_{number}" for number in range(2 if num_labels is None else num_labels)}
+            self.id2label = {
+                number: f"LABEL_{number}"
+                for number in range(2 if num_labels is None else num_labels)
+            }
             self.label2id = {label: number for number, label in self.id2label.items()}
         self.id2label = {int(number): label for number, label in self.id2label.items()}
         for name, value in {**others, "output_attentions": output_attentions}.items():
@@ -56,7 +63,8 @@ class PreTrainedConfig:
 
 
 def set_fields(config: PreTrainedConfig, **values: Any) -> None:
-    """Set each field to its keyword or default. The keywords that are no fields go to `__post_init__`."""
+    """Set each field to its keyword or default. The keywords that are no fields go to
+    `__post_init__`."""
     for field in fields(config):
         setattr(config, field.name, values.pop(field.name, field.default))
     config.__post_init__(**values)
@@ -75,7 +83,9 @@ def standins() -> Iterator[None]:
     modules: dict[str, Any] = {
         "transformers": SimpleNamespace(__version__="5.23", PreTrainedConfig=PreTrainedConfig),
         "transformers.activations": SimpleNamespace(ACT2FN=AnyName()),
-        "transformers.utils": SimpleNamespace(cached_file=None, logging=SimpleNamespace(get_logger=logging.getLogger)),
+        "transformers.utils": SimpleNamespace(
+            cached_file=None, logging=SimpleNamespace(get_logger=logging.getLogger)
+        ),
     }
     before = {name: sys.modules[name] for name in modules if name in sys.modules}
     sys.modules.update(modules)

@@ -1,5 +1,5 @@
-"""Variants of the weights of a checkpoint, by transformers' names: model.fp16.safetensors, or the shards that
-model.safetensors.index.fp16.json names."""
+"""Variants of the weights of a checkpoint, by transformers' names: model.fp16.safetensors, or the
+shards that model.safetensors.index.fp16.json names."""
 
 import contextlib
 import os
@@ -19,8 +19,11 @@ def index_of(name: str) -> str:
     return f"{name}.index.json"
 
 
-def find_variants(directory: Path, names: Collection[str] = (WEIGHTS, PICKLE)) -> dict[str, dict[str, str]]:
-    """Return the files of each variant of the weights `names`, by the names that they have without the variant."""
+def find_variants(
+    directory: Path, names: Collection[str] = (WEIGHTS, PICKLE)
+) -> dict[str, dict[str, str]]:
+    """Return the files of each variant of the weights `names`, by the names that they have without
+    the variant."""
     variants: dict[str, dict[str, str]] = {}
     for file in sorted(path.name for path in directory.iterdir() if path.is_file()):
         for pattern, plain in name_patterns(names):
@@ -30,7 +33,8 @@ def find_variants(directory: Path, names: Collection[str] = (WEIGHTS, PICKLE)) -
 
 
 def name_patterns(names: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield patterns of the names with a variant, and the name without it. An index has the variant at one of two places."""
+    """Yield patterns of the names with a variant, and the name without it. An index has the variant
+    at one of two places."""
     for name in names:
         stem, suffix = map(re.escape, os.path.splitext(name))
         yield rf"{stem}\.(.+){suffix}", name
@@ -39,15 +43,19 @@ def name_patterns(names: Collection[str]) -> Iterator[tuple[str, str]]:
 
 
 def has_weights(directory: Path, variant: str | None) -> bool:
-    """Return whether `directory` has safetensors weights, those of `variant` if that is not None."""
+    """Return whether `directory` has safetensors weights, those of `variant` if that is not
+    None."""
     if variant is not None:
         return variant in find_variants(directory, (WEIGHTS,))
     return any((directory / name).is_file() for name in (WEIGHTS, index_of(WEIGHTS)))
 
 
 def variant_hint(directory: Path, names: Collection[str]) -> str:
-    """Return the end of an error about missing weights: the variants that are there, with their flags."""
-    variants = {variant: min(files.values()) for variant, files in find_variants(directory, names).items()}
+    """Return the end of an error about missing weights: the variants that are there, with their
+    flags."""
+    variants = {
+        variant: min(files.values()) for variant, files in find_variants(directory, names).items()
+    }
     return "".join(f"; --variant {variant} reads {file}" for variant, file in variants.items())
 
 
@@ -59,18 +67,22 @@ def check_variant(directory: Path, variant: str) -> None:
     found = ", ".join(sorted(os.listdir(directory))[:10]) or "nothing"
     hint = f", whose variants are {' and '.join(variants)}" if variants else ""
     raise FileNotFoundError(
-        f"{directory} has no weights of the variant {variant!r}: expected {stem}.{variant}{suffix}, found {found}{hint}"
+        f"{directory} has no weights of the variant {variant!r}: expected "
+        f"{stem}.{variant}{suffix}, found {found}{hint}"
     )
 
 
 def linked_variant(directory: Path, variant: str) -> TemporaryDirectory:
-    """Return a linked copy of `directory` in which the weights of `variant` have the names without it.
+    """Return a linked copy of `directory` in which the weights of `variant` have the names without
+    it.
 
     Raises:
         FileNotFoundError: if there are none.
     """
     check_variant(directory, variant)
-    copy = linked_copy(directory, {plain for name in (WEIGHTS, PICKLE) for plain in (name, index_of(name))})
+    copy = linked_copy(
+        directory, {plain for name in (WEIGHTS, PICKLE) for plain in (name, index_of(name))}
+    )
     for plain, file in find_variants(directory)[variant].items():
         Path(copy.name, plain).symlink_to(directory.resolve() / file)
     return copy
@@ -78,7 +90,8 @@ def linked_variant(directory: Path, variant: str) -> TemporaryDirectory:
 
 @contextlib.contextmanager
 def opened_variant(directory: Path, variant: str | None) -> Iterator[Path]:
-    """Yield `directory`, or with a `variant` a linked copy of it that is gone afterwards. Errors name `directory`."""
+    """Yield `directory`, or with a `variant` a linked copy of it that is gone afterwards. Errors
+    name `directory`."""
     if variant is None:
         yield directory
         return

@@ -1,4 +1,5 @@
-"""Text, JSON lines and Parquet: how a file is read in shards, and how the results of these are written and joined."""
+"""Text, JSON lines and Parquet: how a file is read in shards, and how the results of these are
+written and joined."""
 
 import contextlib
 import hashlib
@@ -61,14 +62,15 @@ def output_name(path: Path, result: str) -> str:
 
 
 def format_of(path: Path, fields: Fields, result: str, output_field: str | None = None) -> Format:
-    """For the file `path`; `result` is what comes out: translation, prediction or embedding. It is written to the field
-    `output_field`, by default of the same name.
+    """For the file `path`; `result` is what comes out: translation, prediction or embedding. It is
+    written to the field `output_field`, by default of the same name.
 
     Raises:
         ImportError: for Parquet without pyarrow.
-        ValueError: for a table with two columns of one name, a compression that cannot be read, and a git-lfs pointer.
-        UsageError: for a table without what the task reads, and for lines of text where it reads several; for records that
-            have the output field already.
+        ValueError: for a table with two columns of one name, a compression that cannot be read, and
+            a git-lfs pointer.
+        UsageError: for a table without what the task reads, and for lines of text where it reads
+            several; for records that have the output field already.
     """
     check_lines(path)
     name = output_field or result
@@ -86,19 +88,25 @@ def format_of(path: Path, fields: Fields, result: str, output_field: str | None 
         raise UsageError(f"{found}: expected JSON lines, a name with .jsonl")
     for option, value in {"field": fields.field, "output_field": output_field}.items():
         if value is not None:
-            raise UsageError(f"{option} is {value!r}, expected None for {path}: lines of text have no fields")
-    return Lines(fields.of_text, text_line if result == "translation" else lambda row, found: to_json(found))
+            raise UsageError(
+                f"{option} is {value!r}, expected None for {path}: lines of text have no fields"
+            )
+    return Lines(
+        fields.of_text, text_line if result == "translation" else lambda row, found: to_json(found)
+    )
 
 
 def check_output_field(path: Path, name: str) -> None:
-    """Raise UsageError if a JSON object of the file has the field `name` already: it would be overwritten."""
+    """Raise UsageError if a JSON object of the file has the field `name` already: it would be
+    overwritten."""
     if number := first_line_with(path, name):
         found = f"line {number} of {path} has a field {name} already"
         raise UsageError(f"{found}: expected another name for the results, --output-field NAME")
 
 
 def first_line_with(path: Path, name: str) -> int | None:
-    """Return the number, from 1, of the first JSON object with the field `name`. A damaged file is searched to the damage."""
+    """Return the number, from 1, of the first JSON object with the field `name`. A damaged file is
+    searched to the damage."""
     key = to_json(name).encode()
     with contextlib.suppress(ValueError), open_lines(path) as file:
         for number, line in enumerate(raw_lines(file, str(path)), 1):
@@ -108,10 +116,16 @@ def first_line_with(path: Path, name: str) -> int | None:
 
 
 def without_field(row: Row, name: str) -> Row:
-    """Return `row`, or a bad one if its record has the field `name` by an escaped name, which no search finds."""
+    """Return `row`, or a bad one if its record has the field `name` by an escaped name, which no
+    search finds."""
     if row.record is None or name not in row.record:
         return row
-    return Row(fault=f"it has a field {name} already, expected another name for the results, --output-field NAME")
+    return Row(
+        fault=(
+            f"it has a field {name} already, expected another name for the results, "
+            f"--output-field NAME"
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -144,8 +158,11 @@ class Lines:
     def write(self, path: Path, shard: list[bytes], rows: list[Row], results: list[Any]) -> None:
         """As `Format`."""
         with open(path, "wb") as file:
-            lines = (self.written(row, result) + "\n" for row, result in zip(rows, results, strict=True))
-            file.writelines(line.encode(errors="backslashreplace") for line in lines)  # half a pair, as JSON has it
+            lines = (
+                self.written(row, result) + "\n" for row, result in zip(rows, results, strict=True)
+            )
+            # half a pair, as JSON has it
+            file.writelines(line.encode(errors="backslashreplace") for line in lines)
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
         """As `Format`."""

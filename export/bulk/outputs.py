@@ -1,7 +1,8 @@
 """The directory of a run, of which each file appears whole or not at all.
 
 manifest.json      what the results depend on, and which files are finished
-NAME.parts/        while NAME grows: of each shard its results, and then `N.facts` with what they were made of
+NAME.parts/        while NAME grows: of each shard its results, and then `N.facts` with what they
+                   were made of
 NAME               the results of a file, in order
 NAME.bad.jsonl     its bad lines, if it has any
 """
@@ -24,7 +25,8 @@ KIND = "bulk"  # of a manifest that is ours
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """Yields the place to write the file `path` to, which takes its name when the block ends without an error."""
+    """Yields the place to write the file `path` to, which takes its name when the block ends
+    without an error."""
     new = path.with_name(f".{path.name}.new")
     try:
         yield new
@@ -61,7 +63,8 @@ class Directory:
         """Yields what is finished, by name.
 
         Raises:
-            FileExistsError: for a directory that holds anything else, was begun with other facts, or is another process's.
+            FileExistsError: for a directory that holds anything else, was begun with other facts,
+                or is another process's.
             NotADirectoryError: for a file.
         """
         if self.path.exists() and not self.path.is_dir():
@@ -80,9 +83,14 @@ class Directory:
         place = self.path / MANIFEST
         found = read_json(place)
         if found is None or found.get("kind") != KIND:
-            names = sorted(entry.name for entry in self.path.iterdir() if entry.name != f".{MANIFEST}.new")
+            names = sorted(
+                entry.name for entry in self.path.iterdir() if entry.name != f".{MANIFEST}.new"
+            )
             if names:
-                raise FileExistsError(f"{self.path} holds {', '.join(names[:5])}: expected a new or an empty directory")
+                raise FileExistsError(
+                    f"{self.path} holds {', '.join(names[:5])}: expected a new or an empty "
+                    f"directory"
+                )
             self.note({})
             return {}
         check_same(str(self.path), found["facts"], self.facts)
@@ -116,7 +124,11 @@ class Parts:
         if facts is None or facts.get("input") != digest:
             return None
         if facts.get("output") != digest_of(self.place(number)):
-            warnings.warn(f"{self.place(number)} is damaged, expected what was written there: it is made again", stacklevel=2)
+            warnings.warn(
+                f"{self.place(number)} is damaged, expected what was written there: it is "
+                f"made again",
+                stacklevel=2,
+            )
             return None
         return facts
 

@@ -17,8 +17,9 @@ from .rows import Fields, Row
 
 @dataclass(frozen=True)
 class Parquet:
-    """The `Format` of tables: a shard is a batch of rows. What is written has all columns and `output_field`: a string,
-    a list of numbers where `result` is the embedding, or the JSON of a prediction."""
+    """The `Format` of tables: a shard is a batch of rows. What is written has all columns and
+    `output_field`: a string, a list of numbers where `result` is the embedding, or the JSON of a
+    prediction."""
 
     fields: Fields
     result: str
@@ -29,14 +30,18 @@ class Parquet:
 
         Raises:
             ValueError: for what is none or has two columns of one name.
-            UsageError: for one without the columns that the task reads, or with a column `output_field` already.
+            UsageError: for one without the columns that the task reads, or with a column
+                `output_field` already.
         """
         try:
             schema = pyarrow.parquet.read_schema(path)
         except pyarrow.ArrowInvalid as error:
             raise ValueError(f"{path} is not a whole Parquet file: {error}") from None
         if doubles := [name for name, count in Counter(schema.names).items() if count > 1]:
-            raise ValueError(f"{path} has several columns of the name {', '.join(doubles)}, expected one of each name")
+            raise ValueError(
+                f"{path} has several columns of the name {', '.join(doubles)}, expected one of "
+                f"each name"
+            )
         if self.output_field in schema.names:
             found = f"{path} has a column {self.output_field} already"
             raise UsageError(f"{found}: expected another name for the results, --output-field NAME")
@@ -64,18 +69,29 @@ class Parquet:
 
     def rows(self, shard: pyarrow.RecordBatch) -> list[Row]:
         """As `Format`."""
-        read = [name for form in self.fields.forms for name in form] if self.fields.field is None else [self.fields.field]
+        read = (
+            [name for form in self.fields.forms for name in form]
+            if self.fields.field is None
+            else [self.fields.field]
+        )
         names = shard.schema.names
         columns = dict.fromkeys(name if name in names else name.partition(".")[0] for name in read)
         known = shard.select([name for name in columns if name in names])
         return [self.fields.of_record(record) for record in known.to_pylist()]
 
-    def write(self, path: Path, shard: pyarrow.RecordBatch, rows: list[Row], results: list[Any]) -> None:
+    def write(
+        self, path: Path, shard: pyarrow.RecordBatch, rows: list[Row], results: list[Any]
+    ) -> None:
         """As `Format`."""
         is_json = self.result == "prediction"
-        values = [json.dumps(found, ensure_ascii=False) if is_json and found is not None else found for found in results]
+        values = [
+            json.dumps(found, ensure_ascii=False) if is_json and found is not None else found
+            for found in results
+        ]
         kind = pyarrow.list_(pyarrow.float32()) if self.result == "embedding" else pyarrow.string()
-        table = pyarrow.Table.from_batches([shard]).append_column(self.output_field, pyarrow.array(values, kind))
+        table = pyarrow.Table.from_batches([shard]).append_column(
+            self.output_field, pyarrow.array(values, kind)
+        )
         pyarrow.parquet.write_table(table, path)
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
@@ -90,4 +106,7 @@ class Parquet:
 
 def sample_record(fields: Iterable[pyarrow.Field]) -> dict[str, Any]:
     """Return a record with these fields, nested ones included, and a text in each."""
-    return {field.name: sample_record(field.type) if pyarrow.types.is_struct(field.type) else "a" for field in fields}
+    return {
+        field.name: sample_record(field.type) if pyarrow.types.is_struct(field.type) else "a"
+        for field in fields
+    }

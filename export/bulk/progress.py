@@ -31,7 +31,11 @@ class Told:
             self.last = now
             rate = (self.done - self.found) / (now - self.start)
             left = tqdm.format_interval(max(self.total - self.done, 0) / rate) if rate else "?"
-            print(f"{self.done:,} of {self.total:,} lines, {rate:,.1f} a second, {left} left", file=sys.stderr, flush=True)
+            print(
+                f"{self.done:,} of {self.total:,} lines, {rate:,.1f} a second, {left} left",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 class Drawn:

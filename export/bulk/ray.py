@@ -1,7 +1,9 @@
-"""A run whose shards are computed on a Ray cluster, by Ray Data; all else stays in the process that was called.
+"""A run whose shards are computed on a Ray cluster, by Ray Data; all else stays in the process that
+was called.
 
-A reader on the node of that process gives one shard after the other. Workers, which have opened the export each, give the
-results. Ray Data places the workers, keeps the order, and tries again what one that died was at.
+A reader on the node of that process gives one shard after the other. Workers, which have opened the
+export each, give the results. Ray Data places the workers, keeps the order, and tries again what
+one that died was at.
 """
 
 import contextlib
@@ -48,8 +50,9 @@ class Source:
     shard_lines: int
 
     def shards(self, start: tuple[int, int]) -> Iterator[tuple[Place, list[Row]]]:
-        """From the file and the shard `start` on, without the records, which only what is written needs. Ends where a file is
-        damaged: the process that was called reads it as well, and says so."""
+        """From the file and the shard `start` on, without the records, which only what is written
+        needs. Ends where a file is damaged: the process that was called reads it as well, and says
+        so."""
         from .run import shards_of
 
         for file in range(start[0], len(self.paths)):
@@ -62,7 +65,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a worker makes the `Predictions` of a run from; `facts` are those that they are to have."""
+    """What a worker makes the `Predictions` of a run from; `facts` are those that they are to
+    have."""
 
     directory: Path
     arguments: dict[str, Any]
@@ -80,12 +84,18 @@ class Recipe:
         """
         node = socket.gethostname()
         if not self.directory.is_dir():
-            raise FileNotFoundError(f"{self.directory} is not on the node {node}, expected the export on every node")
-        found = Predictions(open_runtime(self.directory, **self.arguments), self.task, self.options, self.batch_size)
+            raise FileNotFoundError(
+                f"{self.directory} is not on the node {node}, expected the export on every node"
+            )
+        found = Predictions(
+            open_runtime(self.directory, **self.arguments), self.task, self.options, self.batch_size
+        )
         for name, value in found.facts().items():
             if value != self.facts[name]:
                 expected = f"expected {self.facts[name]!r} as here"
-                raise ValueError(f"{self.directory} on the node {node} has {name} {value!r}, {expected}")
+                raise ValueError(
+                    f"{self.directory} on the node {node} has {name} {value!r}, {expected}"
+                )
         return found
 
 
@@ -100,7 +110,8 @@ class Worker:
         place, rows = unpacked(table)
         found: Found | Exception
         try:
-            if self.predictions is None:  # not before, as Ray tries again what fails while a worker starts
+            # not before, as Ray tries again what fails while a worker starts
+            if self.predictions is None:
                 self.predictions = self.recipe.made()
             found = results_of(self.predictions, rows, place.first, lambda count: None)
         except (OSError, ValueError, MemoryError, ImportError) as error:
@@ -110,7 +121,8 @@ class Worker:
 
 @dataclass
 class Cluster:
-    """The `Work` of a run. Shards are asked for in order; those that are not are whole, and what comes of them is left out."""
+    """The `Work` of a run. Shards are asked for in order; those that are not are whole, and what
+    comes of them is left out."""
 
     source: Source
     recipe: Recipe
@@ -118,7 +130,8 @@ class Cluster:
     found: Generator[tuple[Place, Found | Exception], None, None] | None = None
 
     def __call__(self, place: Place, rows: list[Row], told: Told | Drawn) -> Found:
-        """Raises what the worker raised, OSError for what Ray did, and ValueError where the reader read other lines."""
+        """Raises what the worker raised, OSError for what Ray did, and ValueError where the reader
+        read other lines."""
         if self.found is None or place.number not in (0, self.after):
             self.close()
             self.found = self.results(place[:2])
@@ -128,7 +141,10 @@ class Cluster:
         except (ray.exceptions.RayError, ray.data.exceptions.SystemException) as error:
             raise OSError(f"the Ray cluster could not compute a shard: {error}") from error
         if pair is None or pair[0] != place:
-            raise ValueError(f"{self.source.paths[place.file]} changed while it was read: expected it to stay as it is")
+            raise ValueError(
+                f"{self.source.paths[place.file]} changed while it was read: expected it to stay "
+                f"as it is"
+            )
         found = pair[1]
         if isinstance(found, Exception):
             raise found
@@ -139,10 +155,13 @@ class Cluster:
         if self.found is not None:
             self.found.close()
 
-    def results(self, start: tuple[int, int]) -> Generator[tuple[Place, Found | Exception], None, None]:
+    def results(
+        self, start: tuple[int, int]
+    ) -> Generator[tuple[Place, Found | Exception], None, None]:
         """Of the shards from `start` on, in order."""
         with warnings.catch_warnings(), ray.data.DataContext.current(settings()):
-            warnings.simplefilter("ignore", DeprecationWarning)  # of max_task_retries, which has no other place yet
+            # of max_task_retries, which has no other place yet
+            warnings.simplefilter("ignore", DeprecationWarning)
             shards = ray.data.from_items([0]).map_batches(
                 read,
                 fn_args=[self.source, start],
@@ -169,7 +188,8 @@ def read(_: "pyarrow.Table", source: Source, start: tuple[int, int]) -> Iterator
 
 
 def settings() -> Any:
-    """Ray Data's settings: each shard is a block of its own, they stay in order, and the progress is ours."""
+    """Ray Data's settings: each shard is a block of its own, they stay in order, and the progress
+    is ours."""
     found = ray.data.DataContext.get_current().copy()
     found.target_max_block_size = 1
     found.execution_options.preserve_order = True
@@ -193,7 +213,8 @@ def unpacked(table: "pyarrow.Table") -> Any:
 
 @contextlib.contextmanager
 def cluster(address: str, predictions: Predictions, source: Source) -> Iterator[Cluster]:
-    """Yields the `Work` of the cluster at `address`: auto, local, or HOST:PORT, where this machine is a node.
+    """Yields the `Work` of the cluster at `address`: auto, local, or HOST:PORT, where this machine
+    is a node.
 
     Raises:
         ImportError: without Ray Data.
@@ -203,7 +224,10 @@ def cluster(address: str, predictions: Predictions, source: Source) -> Iterator[
     if ray is None:
         raise ImportError("Ray Data is not installed: pip install 'vanilla-transformer[ray]'")
     if "://" in address:
-        raise UsageError(f"ray is {address!r}, expected auto, local or HOST:PORT: a node of the cluster makes this call")
+        raise UsageError(
+            f"ray is {address!r}, expected auto, local or HOST:PORT: a node of the cluster makes "
+            f"this call"
+        )
     for name, level in SAID.items():
         logging.getLogger(name).setLevel(level)
     try:
@@ -212,7 +236,9 @@ def cluster(address: str, predictions: Predictions, source: Source) -> Iterator[
             socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     except (OSError, RuntimeError, ValueError) as error:
-        raise ConnectionError(f"no Ray cluster answers at {address!r}, expected auto, local or HOST:PORT: {error}") from None
+        raise ConnectionError(
+            f"no Ray cluster answers at {address!r}, expected auto, local or HOST:PORT: {error}"
+        ) from None
     try:
         check_room(predictions.runtime.runtime.threads)
         runtime = predictions.runtime.runtime
@@ -234,4 +260,7 @@ def check_room(threads: int) -> None:
     """Raises UsageError where a worker would wait for ever."""
     most = max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"])
     if threads > most:
-        raise UsageError(f"threads is {threads}, expected at most {most}: the processors of the largest node of the cluster")
+        raise UsageError(
+            f"threads is {threads}, expected at most {most}: the processors of the largest node "
+            "of the cluster"
+        )

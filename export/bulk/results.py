@@ -1,4 +1,5 @@
-"""The results of a shard. A call that fails is made again for each half, down to the lines that it fails for."""
+"""The results of a shard. A call that fails is made again for each half, down to the lines that it
+fails for."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,8 @@ from .rows import Row
 
 
 class Place(NamedTuple):
-    """Of a shard: the numbers of its file, of itself in it and of its `first` line, and the `digest` of that and its lines."""
+    """Of a shard: the numbers of its file, of itself in it and of its `first` line, and the
+    `digest` of that and its lines."""
 
     file: int
     number: int
@@ -20,21 +22,24 @@ class Place(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What is found for a shard: of each row its result, `None` of one without words or a bad one; the number of each bad one,
-    with what is wrong with it; and how many warnings there were."""
+    """What is found for a shard: of each row its result, `None` of one without words or a bad one;
+    the number of each bad one, with what is wrong with it; and how many warnings there were."""
 
     results: list[Any]
     bad: list[tuple[int, str]]
     warnings: int
 
 
-def results_of(predictions: Predictions, rows: Sequence[Row], first: int, told: Callable[[int], object]) -> Found:
-    """What `predictions` gives for `rows`. `first` is the number of the first, and `told` is called with how many are done,
-    batch by batch.
+def results_of(
+    predictions: Predictions, rows: Sequence[Row], first: int, told: Callable[[int], object]
+) -> Found:
+    """What `predictions` gives for `rows`. `first` is the number of the first, and `told` is called
+    with how many are done, batch by batch.
 
     Raises:
         UsageError: for options that the task does not take.
-        ValueError: for what onnxruntime cannot compute, as where memory is short: no line is to blame for that.
+        ValueError: for what onnxruntime cannot compute, as where memory is short: no line is to
+            blame for that.
     """
     results: list[Any] = [None] * len(rows)
     faults = [row.fault for row in rows]
@@ -44,7 +49,9 @@ def results_of(predictions: Predictions, rows: Sequence[Row], first: int, told: 
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for batch in batches(texts, rows_together(predictions, len(places))):
-            for place, result, fault in tried(predictions, rows, [places[index] for index in batch], first):
+            for place, result, fault in tried(
+                predictions, rows, [places[index] for index in batch], first
+            ):
                 results[place], faults[place] = result, fault
             told(len(batch))
     bad = [(first + place, fault) for place, fault in enumerate(faults) if fault is not None]
@@ -57,7 +64,11 @@ def rows_together(predictions: Predictions, count: int) -> int:
         return max(count, 1)
     if predictions.kind.method != "generate":
         return predictions.batch_size
-    options = {name: value for name, value in predictions.options.items() if name not in ("src_lang", "tgt_lang")}
+    options = {
+        name: value
+        for name, value in predictions.options.items()
+        if name not in ("src_lang", "tgt_lang")
+    }
     return predictions.runtime.runtime.rows_together(count, predictions.batch_size, options)
 
 

@@ -1,4 +1,5 @@
-"""A run over files: each in shards, in order, a shard at a time in memory; what an earlier call made whole is kept."""
+"""A run over files: each in shards, in order, a shard at a time in memory; what an earlier call
+made whole is kept."""
 
 import contextlib
 import errno
@@ -22,17 +23,25 @@ from .rows import Fields, Row
 SHARD_LINES = 4096
 Work = Callable[[Place, list[Row], Told | Drawn], Found]  # on the rows of a shard
 # Options of the text runtime that `Runtime.generate` does not have.
-OF_TEXTS = ("split", "copy_letterless", "src_lang", "tgt_lang", "target_prefix", "num_return_sequences")
+OF_TEXTS = (
+    "split",
+    "copy_letterless",
+    "src_lang",
+    "tgt_lang",
+    "target_prefix",
+    "num_return_sequences",
+)
 
 
 @dataclass(frozen=True)
 class Bulk:
-    """What is done with files: `predictions` for each line, named `result` ("translation", "prediction" or "embedding"), of the
-    `field` of JSON objects and tables, so many `shard_lines` at a time. There `output_field` is the field of the results, by
-    default `result`.
+    """What is done with files: `predictions` for each line, named `result` ("translation",
+    "prediction" or "embedding"), of the `field` of JSON objects and tables, so many `shard_lines`
+    at a time. There `output_field` is the field of the results, by default `result`.
 
     Raises:
-        UsageError: for a `field` where the task reads several, and options of generation that do not fit the model.
+        UsageError: for a `field` where the task reads several, and options of generation that do
+            not fit the model.
     """
 
     predictions: Predictions
@@ -44,8 +53,14 @@ class Bulk:
     def __post_init__(self) -> None:
         assert self.fields  # which checks itself
         if self.predictions.kind.method in ("generate", "translate"):
-            given = {name: value for name, value in self.predictions.options.items() if name not in OF_TEXTS}
-            source, target = (self.predictions.options.get(name) for name in ("src_lang", "tgt_lang"))
+            given = {
+                name: value
+                for name, value in self.predictions.options.items()
+                if name not in OF_TEXTS
+            }
+            source, target = (
+                self.predictions.options.get(name) for name in ("src_lang", "tgt_lang")
+            )
             Batches(self.predictions.runtime, given, src_lang=source, tgt_lang=target)
 
     @property
@@ -53,22 +68,24 @@ class Bulk:
         return Fields(self.predictions.kind.forms, self.field)
 
     def run(self, inputs: Sequence[Path], output: Path, ray: str | None = None) -> dict:
-        """Writes into the directory `output` a file for each of `inputs`, with as many lines in the same order; and returns
-        how many `lines` there were, how many of them `bad`, and the same of each of the `files` that were written.
+        """Writes into the directory `output` a file for each of `inputs`, with as many lines in the
+        same order; and returns how many `lines` there were, how many of them `bad`, and the same of
+        each of the `files` that were written.
 
-        A call that was stopped, in whatever way, goes on where it was: the result is the same, byte for byte. So it does after
-        lines were repaired: shards of other lines are made again. With the address `ray` the workers of that cluster compute
-        the results, whatever computed those that are there.
+        A call that was stopped, in whatever way, goes on where it was: the result is the same, byte
+        for byte. So it does after lines were repaired: shards of other lines are made again. With
+        the address `ray` the workers of that cluster compute the results, whatever computed those
+        that are there.
 
         Raises:
             ImportError: for `ray` without Ray Data.
             ConnectionError: for `ray` where no cluster answers.
             FileNotFoundError, IsADirectoryError: for an input that is none.
-            FileExistsError: for an `output` that holds anything else, that another process writes, or that a call began with
-                other arguments, or finished with other lines.
+            FileExistsError: for an `output` that holds anything else, that another process writes,
+                or that a call began with other arguments, or finished with other lines.
             ValueError: for an input that is damaged, or changes meanwhile.
-            UsageError: for two inputs of one name, one within `output`, an `output` within the export, and options that the
-                task does not take.
+            UsageError: for two inputs of one name, one within `output`, an `output` within the
+                export, and options that the task does not take.
             OSError: for a full disk, where memory is short, and for what a cluster cannot do.
         """
         names = checked_names(inputs, output, self.result)
@@ -83,15 +100,26 @@ class Bulk:
         }
         directory = Directory(output, facts)
         with contextlib.ExitStack() as stack:
-            work = self.work if ray is None else stack.enter_context(self.on_cluster(ray, inputs, formats))
+            work = (
+                self.work
+                if ray is None
+                else stack.enter_context(self.on_cluster(ray, inputs, formats))
+            )
             finished = stack.enter_context(directory.begun())
             stack.enter_context(kept(output))
             told = stack.enter_context(progress(total_of(inputs, formats)))
             for number, (path, name, form) in enumerate(zip(inputs, names, formats, strict=True)):
-                File(self, number, path, form, directory, Parts(output / name), work).finish(finished, told)
+                File(self, number, path, form, directory, Parts(output / name), work).finish(
+                    finished, told
+                )
         found = {str(output / name): finished[name] for name in names}
-        files = {name: {key: facts[key] for key in ("lines", "bad", "warnings")} for name, facts in found.items()}
-        return {key: sum(facts[key] for facts in files.values()) for key in ("lines", "bad")} | {"files": files}
+        files = {
+            name: {key: facts[key] for key in ("lines", "bad", "warnings")}
+            for name, facts in found.items()
+        }
+        return {key: sum(facts[key] for facts in files.values()) for key in ("lines", "bad")} | {
+            "files": files
+        }
 
     def work(self, place: Place, rows: list[Row], told: Told | Drawn) -> Found:
         """In this process."""
@@ -101,7 +129,11 @@ class Bulk:
         """A context that yields `Work`."""
         from .ray import Source, cluster
 
-        return cluster(address, self.predictions, Source([*map(Path.absolute, inputs)], formats, self.shard_lines))
+        return cluster(
+            address,
+            self.predictions,
+            Source([*map(Path.absolute, inputs)], formats, self.shard_lines),
+        )
 
 
 @dataclass(frozen=True)
@@ -151,7 +183,13 @@ class File:
         """The results of a shard; returns its facts."""
         rows = self.form.rows(shard)
         results, bad, warned = self.work(place, rows, told)
-        facts = {"input": place.digest, "bad": bad, "bad_count": len(bad), "lines_count": len(rows), "warnings_count": warned}
+        facts = {
+            "input": place.digest,
+            "bad": bad,
+            "bad_count": len(bad),
+            "lines_count": len(rows),
+            "warnings_count": warned,
+        }
         with self.parts.new(place.number, facts) as path:
             self.form.write(path, shard, rows, results)
         return facts
@@ -181,7 +219,9 @@ def checked_names(inputs: Sequence[Path], output: Path, result: str) -> list[str
             raise FileNotFoundError(f"{path} does not exist, expected a file")
         name = output_name(path, result)
         if name in names:
-            raise UsageError(f"{names[name]} and {path} would both become {output / name}: expected other names")
+            raise UsageError(
+                f"{names[name]} and {path} would both become {output / name}: expected other names"
+            )
         names[name] = path
     return list(names)
 
@@ -192,7 +232,9 @@ def check_outside(output: Path, inputs: Sequence[Path], export: Path) -> None:
         raise UsageError(f"the output is {output}, inside the export: expected a place outside")
     for path in inputs:
         if Path(os.path.realpath(path)).is_relative_to(out):
-            raise UsageError(f"the input {path} is inside the output {output}: expected another directory")
+            raise UsageError(
+                f"the input {path} is inside the output {output}: expected another directory"
+            )
 
 
 def total_of(inputs: Sequence[Path], formats: Sequence[Format]) -> int:

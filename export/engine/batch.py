@@ -1,8 +1,9 @@
 """Continuous batching: rows join and leave the running batch between two steps.
 
-Each row has a slot, its place on the first axis of the caches, so that `cache[:n]` binds the first n without a copy. A step
-gives each of them its next token, at its own position and over its own source. No operator of the step looks across rows, so a
-row's logits have the same bits whatever runs beside it.
+Each row has a slot, its place on the first axis of the caches, so that `cache[:n]` binds the first
+n without a copy. A step gives each of them its next token, at its own position and over its own
+source. No operator of the step looks across rows, so a row's logits have the same bits whatever
+runs beside it.
 """
 
 from collections import deque
@@ -54,7 +55,8 @@ class Batch(Protocol):
 
 @dataclass(frozen=True)
 class Room:
-    """What slots hold: `rows` of them, `source` tokens that are read (0 for a decoder) and `length` tokens that are fed."""
+    """What slots hold: `rows` of them, `source` tokens that are read (0 for a decoder) and `length`
+    tokens that are fed."""
 
     rows: int
     source: int
@@ -78,7 +80,8 @@ class Binding:
 
 
 class SlotBatch:
-    """The `Batch` of an export that has a step. Several share one `runtime`, opened with `continuous=True`."""
+    """The `Batch` of an export that has a step. Several share one `runtime`, opened with
+    `continuous=True`."""
 
     def __init__(self, runtime: "Runtime", room: Room):
         assert runtime.step is not None
@@ -89,32 +92,52 @@ class SlotBatch:
         self.encodes = "encoder" in runtime.specs
         self.chunk = chunk_length(runtime.config)
         self.sources_length = sources_length(runtime.config)
-        caches = [tensor for tensor in self.spec.inputs if tensor.name.startswith("past_key_values")]
+        caches = [
+            tensor for tensor in self.spec.inputs if tensor.name.startswith("past_key_values")
+        ]
         others = [tensor for tensor in self.spec.inputs if tensor not in caches]
-        self.arrays = {tensor.name: np.zeros(slot_shape(tensor, room), tensor.dtype) for tensor in others}
+        self.arrays = {
+            tensor.name: np.zeros(slot_shape(tensor, room), tensor.dtype) for tensor in others
+        }
         self.logits = np.zeros((room.rows, runtime.config["vocab_size"]), np.float32)
-        self.caches = self.stacked([tensor for tensor in caches if ".encoder." not in tensor.name], room)
-        self.sources = self.stacked([tensor for tensor in caches if ".encoder." in tensor.name], room)
-        self.lengths = self.arrays["last_position"]  # tokens in the cache before the one that is fed
-        self.last_source = self.arrays.get("last_source_position", self.lengths[:0])  # a decoder has none
-        self.rows: list[Run | None] = []  # by slot; `None` where one has left, until another joins or the next step
+        self.caches = self.stacked(
+            [tensor for tensor in caches if ".encoder." not in tensor.name], room
+        )
+        self.sources = self.stacked(
+            [tensor for tensor in caches if ".encoder." in tensor.name], room
+        )
+        # tokens in the cache before the one that is fed
+        self.lengths = self.arrays["last_position"]
+        # a decoder has none
+        self.last_source = self.arrays.get("last_source_position", self.lengths[:0])
+        # by slot; `None` where one has left, until another joins or the next step
+        self.rows: list[Run | None] = []
         self.running: list[Run] = []
-        self.unread: deque[Run] = deque()  # whose prompts are to be read; that of the first is in the last slot as far as it is
+        # whose prompts are to be read; that of the first is in the last slot as far as it is
+        self.unread: deque[Run] = deque()
         self.reserved = 0  # rows that running runs will have after their first step
         self.bindings = [self.bound(count) for count in range(1, room.rows + 1)]
 
     def stacked(self, caches: list[TensorSpec], room: Room) -> np.ndarray:
-        """(caches, rows, H, tokens, d): as one array, of which a row is copied at once, and each cache is a view."""
-        array = np.zeros([len(caches), *(slot_shape(caches[0], room) if caches else [])], np.float32)
+        """(caches, rows, H, tokens, d): as one array, of which a row is copied at once, and each
+        cache is a view."""
+        array = np.zeros(
+            [len(caches), *(slot_shape(caches[0], room) if caches else [])], np.float32
+        )
         self.arrays |= {tensor.name: cache for tensor, cache in zip(caches, array)}
         return array
 
-    # --------------------------------------------------------------------------------------------------- joining and leaving
+    # -------------------------------------------------------------------------- joining and leaving
 
     @property
     def room(self) -> int:
         """As `Batch`."""
-        taken = len(self.rows) - self.rows.count(None) + self.reserved + sum(other.job.rows for other in self.unread)
+        taken = (
+            len(self.rows)
+            - self.rows.count(None)
+            + self.reserved
+            + sum(other.job.rows for other in self.unread)
+        )
         return self.capacity - taken
 
     def takes(self, run: Run, beside: Sequence[Run]) -> bool:
@@ -153,7 +176,16 @@ class SlotBatch:
     def encode(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """(caches, B, H, S, d): what attention over these sources (B, S) reads."""
         session, spec = self.runtime.sessions["encoder"], self.runtime.specs["encoder"]
-        states = np.empty([len(self.sources), len(ids), self.sources.shape[2], ids.shape[1], self.sources.shape[4]], np.float32)
+        states = np.empty(
+            [
+                len(self.sources),
+                len(ids),
+                self.sources.shape[2],
+                ids.shape[1],
+                self.sources.shape[4],
+            ],
+            np.float32,
+        )
         given = {"input_ids": ids, "attention_mask": mask}
         binding = Binding(session.io_binding())
         for tensor in spec.inputs:
@@ -179,8 +211,9 @@ class SlotBatch:
         return slot
 
     def read_chunk(self, run: Run) -> int:
-        """The next tokens of a prompt, which are counted. All but its last one are read here, that one is fed in the next step,
-        in another slot: the last one, where prompts are read, is free again."""
+        """The next tokens of a prompt, which are counted. All but its last one are read here, that
+        one is fed in the next step, in another slot: the last one, where prompts are read, is free
+        again."""
         slot = self.capacity - 1
         if not run.fed:
             self.close_gaps()  # the last slot may have a row
@@ -231,7 +264,8 @@ class SlotBatch:
             self.copy(sources, targets)
 
     def copy(self, sources: list[int], targets: list[int]) -> None:
-        """Rows into slots that none of them has, one by one: that takes half the time of doing it at once."""
+        """Rows into slots that none of them has, one by one: that takes half the time of doing it
+        at once."""
         for source, target in zip(sources, targets):
             used = self.lengths[source]
             self.caches[:, target, :, :used] = self.caches[:, source, :, :used]
@@ -242,7 +276,7 @@ class SlotBatch:
             self.last_source[targets] = self.last_source[sources]
         self.lengths[targets] = self.lengths[sources]
 
-    # ------------------------------------------------------------------------------------------------------------- the step
+    # ------------------------------------------------------------------------------------- the step
 
     def step(self) -> None:
         """As `Batch`."""
@@ -272,7 +306,8 @@ class SlotBatch:
                 self.advance(run, logits)
 
     def advance(self, run: Run, logits: np.ndarray) -> None:
-        """The next tokens of a run that is more than greedy search, and where it becomes several rows, or moves among them."""
+        """The next tokens of a run that is more than greedy search, and where it becomes several
+        rows, or moves among them."""
         parents = run.advance(logits[run.slots])
         if not run.is_expanded and run.has_begun:
             self.expand(run)
@@ -289,7 +324,8 @@ class SlotBatch:
             self.caches[:, targets, :, :used] = self.caches[:, sources, :, :used]
 
     def expand(self, run: Run) -> None:
-        """The row of `run` becomes those of its beams, or of its samples, which are runs of their own."""
+        """The row of `run` becomes those of its beams, or of its samples, which are runs of their
+        own."""
         [first] = run.slots
         run.is_expanded = True
         self.reserved -= run.job.rows - 1
@@ -300,14 +336,18 @@ class SlotBatch:
 
     def bound(self, count: int) -> Binding:
         """Of the first `count` slots."""
-        totals: dict[str, np.ndarray] = {name: self.arrays[name] for name in TOTALS if name in self.arrays}
+        totals: dict[str, np.ndarray] = {
+            name: self.arrays[name] for name in TOTALS if name in self.arrays
+        }
         return self.bind(slice(count), totals)
 
     def bind(self, slots: slice, values: dict[str, np.ndarray]) -> Binding:
         """The caches and logits of `slots`, and `values` of the other inputs."""
         binding = Binding(self.session.io_binding())
         for tensor in self.spec.inputs:
-            array = values[tensor.name] if tensor.name in values else self.arrays[tensor.name][slots]
+            array = (
+                values[tensor.name] if tensor.name in values else self.arrays[tensor.name][slots]
+            )
             binding.put(tensor, array, is_input=True)
         binding.put(self.spec.outputs[0], self.logits[slots], is_input=False)
         for tensor in self.spec.outputs[1:]:
@@ -316,8 +356,18 @@ class SlotBatch:
 
 
 def slot_shape(tensor: TensorSpec, room: Room) -> list[int]:
-    sizes = {"rows": room.rows, "target_length": 1, "max_length": room.length, "max_source": room.source}
-    whole = {"batch_size": room.rows, "source_length": room.source, "past_source_length": room.source}  # without a step
+    sizes = {
+        "rows": room.rows,
+        "target_length": 1,
+        "max_length": room.length,
+        "max_source": room.source,
+    }
+    # without a step
+    whole = {
+        "batch_size": room.rows,
+        "source_length": room.source,
+        "past_source_length": room.source,
+    }
     return shape_of(tensor, sizes | whole)
 
 

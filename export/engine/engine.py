@@ -31,11 +31,14 @@ class Engine:
     Args:
         runtime: opened with `continuous=True`, and with as many threads as a lane shall have.
         lanes: threads, each with a batch of its own; they share the runtime.
-        slots: rows that all lanes together run at most; by default 64, and no more than fit into 1 GiB of each lane.
-        max_source, max_length: tokens that are read of a source, and of a prompt with its new tokens, at most; by default the
-            model's positions, and no more than 512. Learned positions are a limit always.
+        slots: rows that all lanes together run at most; by default 64, and no more than fit into 1
+            GiB of each lane.
+        max_source, max_length: tokens that are read of a source, and of a prompt with its new
+            tokens, at most; by default the model's positions, and no more than 512. Learned
+            positions are a limit always.
         queue: rows that may wait.
-        elsewhere: what runs the lanes, as those of another process, instead of threads of this one, which needs no graphs then.
+        elsewhere: what runs the lanes, as those of another process, instead of threads of this one,
+            which needs no graphs then.
 
     Raises:
         UsageError: for fewer slots than lanes, and for slots that there is no memory for.
@@ -69,15 +72,21 @@ class Engine:
         if slots is None:
             return rows_of_lane(lanes, slot_bytes(self.runtime, self.room))
         if slots < lanes:
-            raise UsageError(f"{slots} slots are fewer than {lanes} lanes, expected at least one for each")
+            raise UsageError(
+                f"{slots} slots are fewer than {lanes} lanes, expected at least one for each"
+            )
         return slots // lanes
 
     def threads(self, queue: int, events: EngineEvents) -> ThreadLanes:
         try:
-            return ThreadLanes(Queue(queue), [self.batch() for _ in range(self.arrangement.lanes)], events)
+            return ThreadLanes(
+                Queue(queue), [self.batch() for _ in range(self.arrangement.lanes)], events
+            )
         except MemoryError:
             found = f"no memory for {self.slots} slots of {self.describe_room()}"
-            raise UsageError(f"{found}: expected fewer slots, or a smaller max_source or max_length") from None
+            raise UsageError(
+                f"{found}: expected fewer slots, or a smaller max_source or max_length"
+            ) from None
 
     def batch(self) -> Batch:
         if self.runtime.step is not None:
@@ -90,7 +99,10 @@ class Engine:
         """In one line, for who starts it."""
         threads = f"{self.arrangement}, {self.room.rows} rows each"
         if self.runtime.step is None:
-            return f"whole batches grouped by length (the export has no step for continuous batching), {threads}"
+            return (
+                "whole batches grouped by length (the export has no step for continuous "
+                f"batching), {threads}"
+            )
         return f"continuous batching, {threads} of {self.describe_room()} of slots"
 
     def describe_room(self) -> str:
@@ -107,8 +119,8 @@ class Engine:
         top_logprobs: int | None = None,
         scores_prompt: bool = False,
     ) -> Job:
-        """What continues `input_ids`, the source of a seq2seq model (whose target begins with `prefix`), or a prompt, with
-        `options` as `Runtime.generate` takes them.
+        """What continues `input_ids`, the source of a seq2seq model (whose target begins with
+        `prefix`), or a prompt, with `options` as `Runtime.generate` takes them.
 
         Raises:
             UsageError, ValueError: as `Runtime.generate`; UsageError for probabilities of beams.
@@ -116,7 +128,8 @@ class Engine:
         """
         self.check_lengths(len(input_ids))
         length = 0 if self.room.source else len(input_ids)
-        key = (length, *((name, type(value), value) for name, value in sorted(options.items())))  # True is not 1 here
+        # True is not 1 here
+        key = (length, *((name, type(value), value) for name, value in sorted(options.items())))
         known = self.known_prompt(key, input_ids) if not prefix else None
         if known is None:
             known = self.checked(input_ids, options, prefix)
@@ -126,23 +139,36 @@ class Engine:
         resolved, start = known
         source, prompt = (input_ids, start) if self.room.source else (None, input_ids)
         if top_logprobs is not None and resolved.num_beams > 1:
-            raise UsageError(f"logprobs do not go with num_beams={resolved.num_beams}, expected num_beams=1", "logprobs")
+            raise UsageError(
+                f"logprobs do not go with num_beams={resolved.num_beams}, expected num_beams=1",
+                "logprobs",
+            )
         job = Job(resolved, prompt, source, top_logprobs, scores_prompt)
         self.check_room(job)
         return job
 
-    def checked(self, input_ids: Sequence[int], options: dict[str, Any], prefix: Sequence[int]) -> tuple[Options, list[int]]:
-        """The resolved options, and for seq2seq what the target begins with. Raises as `Runtime.generate`."""
+    def checked(
+        self, input_ids: Sequence[int], options: dict[str, Any], prefix: Sequence[int]
+    ) -> tuple[Options, list[int]]:
+        """The resolved options, and for seq2seq what the target begins with. Raises as
+        `Runtime.generate`."""
         ids = np.array([input_ids], np.int64)
         start = np.array([prefix], np.int64) if prefix else None
         if (given := options.get("prompt_lookup_num_tokens")) is not None:
-            raise UsageError(f"prompt_lookup_num_tokens is {given!r}, expected none: rows that share a batch take a token each")
-        request = self.runtime.request(ids, np.ones_like(ids), start, {**options, "prompt_lookup_num_tokens": None})
+            raise UsageError(
+                f"prompt_lookup_num_tokens is {given!r}, expected none: rows that share a batch "
+                "take a token each"
+            )
+        request = self.runtime.request(
+            ids, np.ones_like(ids), start, {**options, "prompt_lookup_num_tokens": None}
+        )
         return request.options, request.input_ids[0].tolist()
 
-    def known_prompt(self, key: tuple, input_ids: Sequence[int]) -> tuple[Options, list[int]] | None:
-        """What `checked` gave for the same options, if it would give the same for these tokens: checking them anew takes as
-        long as answering a short request otherwise does."""
+    def known_prompt(
+        self, key: tuple, input_ids: Sequence[int]
+    ) -> tuple[Options, list[int]] | None:
+        """What `checked` gave for the same options, if it would give the same for these tokens:
+        checking them anew takes as long as answering a short request otherwise does."""
         config = self.runtime.config
         fits = 0 < len(input_ids) <= config["max_position_embeddings"]
         if not fits or min(input_ids) < 0 or max(input_ids) >= config["vocab_size"]:
@@ -163,10 +189,16 @@ class Engine:
     def check_room(self, job: Job) -> None:
         fed = len(job.prompt) + job.options.max_new_tokens - 1  # the last one is only read off
         if fed > self.room.length:
-            found = f"{len(job.prompt)} tokens at the start and max_new_tokens={job.options.max_new_tokens} are {fed} to be fed"
+            found = (
+                f"{len(job.prompt)} tokens at the start and "
+                f"max_new_tokens={job.options.max_new_tokens} are {fed} to be fed"
+            )
             raise TooLong(f"{found}, expected at most {self.room.length}")
         if job.rows > self.room.rows:
-            raise TooLong(f"{job.rows} beams or sequences, expected at most {self.room.rows}, the slots of a lane")
+            raise TooLong(
+                f"{job.rows} beams or sequences, expected at most {self.room.rows}, the slots "
+                f"of a lane"
+            )
 
     @property
     def waiting(self) -> int:
@@ -183,14 +215,15 @@ class Engine:
         """Slots of all lanes, each for one running row."""
         return self.arrangement.lanes * self.room.rows
 
-    # ------------------------------------------------------------------------------------------------------------- requests
+    # ------------------------------------------------------------------------------------- requests
 
     def start(self) -> "Engine":
         self.lanes.start()
         return self
 
     async def answers(self, jobs: Sequence[Job]) -> list[list[Generated]]:
-        """Of each job the `num_return_sequences` answers, best first. Cancelled, it leaves nothing running.
+        """Of each job the `num_return_sequences` answers, best first. Cancelled, it leaves nothing
+        running.
 
         Raises:
             RequestError: if the queue is full, or the server is shutting down.
@@ -212,10 +245,12 @@ class Engine:
         return ticket.answers
 
     async def stream(self, job: Job) -> AsyncGenerator[Event, None]:
-        """The tokens of each of the answers, as they come. Closed early, it leaves nothing running. Raises as `answers`, and
-        UsageError for beams, before the first."""
+        """The tokens of each of the answers, as they come. Closed early, it leaves nothing running.
+        Raises as `answers`, and UsageError for beams, before the first."""
         if job.options.num_beams > 1:
-            raise UsageError(f"num_beams is {job.options.num_beams}, which cannot stream: expected num_beams=1")
+            raise UsageError(
+                f"num_beams is {job.options.num_beams}, which cannot stream: expected num_beams=1"
+            )
         loop = asyncio.get_running_loop()
         news: asyncio.Queue[tuple[list[Event], bool]] = asyncio.Queue()
         ticket = self.put(Ticket([job], lambda *each: news.put_nowait(each), streams=True), loop)
@@ -238,7 +273,8 @@ class Engine:
         return ticket
 
     def generate(self, jobs: Sequence[Job], are_last: bool = False) -> list[list[Generated]]:
-        """As `answers`, without a loop: waits for them. If they `are_last`, nothing more is taken in."""
+        """As `answers`, without a loop: waits for them. If they `are_last`, nothing more is taken
+        in."""
         done = threading.Event()
         ticket = self.put(Ticket(jobs, lambda events, is_over: done.set()))
         if are_last:
@@ -249,7 +285,8 @@ class Engine:
         return ticket.answers
 
     def close(self, seconds: float = 0.0) -> bool:
-        """Take no more jobs and finish those that run, for at most `seconds`. What is left then fails with RequestError.
+        """Take no more jobs and finish those that run, for at most `seconds`. What is left then
+        fails with RequestError.
 
         Return whether all jobs were finished."""
         return self.lanes.close(seconds)

@@ -5,21 +5,25 @@ from dataclasses import dataclass
 
 from ..runtime.options import Options
 
-STOP, LENGTH = "stop", "length"  # why an answer ended: by an end token, or by the most tokens it may have
+# why an answer ended: by an end token, or by the most tokens it may have
+STOP, LENGTH = "stop", "length"
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One input that is to be continued, checked; `Engine.job` makes it. Its beams, or its samples, are rows of the batch.
+    """One input that is to be continued, checked; `Engine.job` makes it. Its beams, or its samples,
+    are rows of the batch.
 
     Args:
         options: resolved, see `options.resolve`.
-        prompt: the tokens before the first new one; for seq2seq the start token and what the target begins with.
+        prompt: the tokens before the first new one; for seq2seq the start token and what the target
+            begins with.
         source: for seq2seq what the encoder reads.
-        top_logprobs: how many of the likeliest tokens are reported at each place, beside the one that was taken; `None` for no
-            probabilities at all.
+        top_logprobs: how many of the likeliest tokens are reported at each place, beside the one
+            that was taken; `None` for no probabilities at all.
         scores_prompt: whether the tokens of the prompt are reported too, all but the first.
-        padding: how many tokens of it stood before the prompt, which some options count, as transformers does.
+        padding: how many tokens of it stood before the prompt, which some options count, as
+            transformers does.
     """
 
     options: Options
@@ -36,7 +40,8 @@ class Job:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """log p of a token, by the softmax of the model's logits, and of the likeliest ones in its place, best first."""
+    """log p of a token, by the softmax of the model's logits, and of the likeliest ones in its
+    place, best first."""
 
     token: int
     logprob: float
@@ -45,8 +50,9 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Generated:
-    """One of the answers to a job, the best first: the new `tokens`, the end token among them if it came; beam search's
-    `score`; and what the job asked of probabilities, of the prompt's tokens (without the first) and of the new ones."""
+    """One of the answers to a job, the best first: the new `tokens`, the end token among them if it
+    came; beam search's `score`; and what the job asked of probabilities, of the prompt's tokens
+    (without the first) and of the new ones."""
 
     tokens: list[int]
     finish_reason: str
@@ -57,7 +63,8 @@ class Generated:
 
 @dataclass(frozen=True)
 class Event:
-    """The next `token` of the answer number `index` of a job, at once; `finish_reason` with its last one."""
+    """The next `token` of the answer number `index` of a job, at once; `finish_reason` with its
+    last one."""
 
     index: int
     token: int

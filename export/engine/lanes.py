@@ -11,13 +11,15 @@ from .batch import Batch
 from .queue import Queue, Ticket
 from .refusals import draining
 
-# Seconds after which a thread must hand over the interpreter: a lane waits for it after each run of a graph, and Python's 5 ms
-# are more than a step of a small model takes. Measured: 30 % more requests in a second.
+# Seconds after which a thread must hand over the interpreter: a lane waits for it after each run of
+# a graph, and Python's 5 ms are more than a step of a small model takes. Measured: 30 % more
+# requests in a second.
 SWITCH_INTERVAL = 0.0002
 
 
 class EngineEvents(Protocol):
-    """What is counted; called by lanes, so it must be quick and may be called by several at once."""
+    """What is counted; called by lanes, so it must be quick and may be called by several at
+    once."""
 
     def joined(self, seconds_waited: float) -> None: ...
 
@@ -63,7 +65,8 @@ class Lanes(Protocol):
 
 
 class ThreadLanes:
-    """The `Lanes` of this process: one thread for each of `batches`, which take what was put into `queue`."""
+    """The `Lanes` of this process: one thread for each of `batches`, which take what was put into
+    `queue`."""
 
     def __init__(self, queue: Queue, batches: Sequence[Batch], events: EngineEvents):
         self.queue = queue

@@ -1,5 +1,5 @@
-"""The rows of one request in lanes, the longest first: one that has ended leaves, and the next takes its place, so that a step
-costs what is still running."""
+"""The rows of one request in lanes, the longest first: one that has ended leaves, and the next
+takes its place, so that a step costs what is still running."""
 
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,8 @@ def is_suited(options: Options, is_scored: bool) -> bool:
 
 
 def has_room(runtime: "Runtime", lanes: int, new_tokens: int) -> bool:
-    """Whether enough slots of so many tokens fit into memory: whole batches, whose caches grow, are better than fewer."""
+    """Whether enough slots of so many tokens fit into memory: whole batches, whose caches grow, are
+    better than fewer."""
     return LEAST_ROWS * slot_bytes(runtime, Room(1, 0, new_tokens)) <= bytes_of_lane(lanes)
 
 
@@ -32,14 +33,16 @@ def bytes_of_lane(lanes: int) -> float:
 
 
 def generate(runtime: "Runtime", request: GenerationRequest, lanes: int) -> np.ndarray:
-    """The new tokens (B, T) of all rows of `request`, filled up after the end token. `runtime` has a step, and the threads of a
-    lane.
+    """The new tokens (B, T) of all rows of `request`, filled up after the end token. `runtime` has
+    a step, and the threads of a lane.
 
     Raises:
         ValueError: for what onnxruntime cannot compute.
     """
     jobs = jobs_of(request)
-    order = sorted(range(len(jobs)), key=lambda place: -len(jobs[place].source or jobs[place].prompt))
+    order = sorted(
+        range(len(jobs)), key=lambda place: -len(jobs[place].source or jobs[place].prompt)
+    )
     engine = engine_for(runtime, jobs, lanes).start()
     try:
         found = engine.generate([jobs[place] for place in order], are_last=True)
@@ -47,7 +50,9 @@ def generate(runtime: "Runtime", request: GenerationRequest, lanes: int) -> np.n
         raise failure.__cause__ or failure from None
     finally:
         engine.close()
-    tokens = np.full((len(jobs), max(len(answer.tokens) for [answer] in found)), request.options.fill_token_id)
+    tokens = np.full(
+        (len(jobs), max(len(answer.tokens) for [answer] in found)), request.options.fill_token_id
+    )
     for place, [answer] in zip(order, found, strict=True):
         tokens[place, : len(answer.tokens)] = answer.tokens
     return tokens

@@ -1,8 +1,9 @@
 """Engines in a process of their own.
 
-The lanes and what prepares their requests both run Python, and one interpreter runs one thread at a time: in one process each
-waits for the other. So engines can run in a child, forked before there are threads, whose pages of what both have imported are
-the parent's. Parent and child send each other messages, pickled, over a pair of sockets; the child ends with the parent.
+The lanes and what prepares their requests both run Python, and one interpreter runs one thread at a
+time: in one process each waits for the other. So engines can run in a child, forked before there
+are threads, whose pages of what both have imported are the parent's. Parent and child send each
+other messages, pickled, over a pair of sockets; the child ends with the parent.
 """
 
 import asyncio
@@ -33,7 +34,9 @@ HEADER = 4  # bytes before each message, which say how long it is
 LATE = 0.005  # seconds after which the parent hears of what no answer has told it
 M_ARENA_MAX = -8  # of malloc.h
 PR_SET_PDEATHSIG = 1  # of sys/prctl.h
-NICE = 5  # of the child to the parent, whose short work all requests wait for. Measured: 4 % more requests, refused sooner
+# of the child to the parent, whose short work all requests wait for. Measured: 4 % more requests,
+# refused sooner
+NICE = 5
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # to end, which the parent answers
 NO_LIMIT = sys.maxsize  # of rows that wait in the child: the parent counts them
 
@@ -48,8 +51,8 @@ def engine_process(is_needed: bool) -> Iterator["EngineProcess | None"]:
 
 
 def share_heap() -> None:
-    """Among all threads, where glibc gives each one of its own, which keeps what was freed in it: 7 MB in a server's two
-    processes."""
+    """Among all threads, where glibc gives each one of its own, which keeps what was freed in it: 7
+    MB in a server's two processes."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
@@ -59,11 +62,12 @@ def framed(message: tuple) -> bytes:
     return len(content).to_bytes(HEADER, "little") + content
 
 
-# ------------------------------------------------------------------------------------------------------------- the parent
+# --------------------------------------------------------------------------------------- the parent
 
 
 class EngineProcess(asyncio.Protocol):
-    """A child with engines, from where there is one thread only; `connect` before the first of them is opened."""
+    """A child with engines, from where there is one thread only; `connect` before the first of them
+    is opened."""
 
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair()
@@ -72,7 +76,8 @@ class EngineProcess(asyncio.Protocol):
         self.pid = forked(lambda: run_child(self.socket, theirs))
         theirs.close()
         self.lanes: dict[str, RemoteLanes] = {}
-        self.failed: Callable[[ChildProcessError], object] = lambda error: None  # is told if the child ends by itself
+        # is told if the child ends by itself
+        self.failed: Callable[[ChildProcessError], object] = lambda error: None
         self.error: ChildProcessError | None = None
         self._buffer = bytearray()
         self._opened: asyncio.Future[None] | None = None
@@ -83,9 +88,11 @@ class EngineProcess(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_unix_connection(lambda: self, sock=self.socket)
 
-    async def open(self, name: str, most: int, events: EngineEvents, **arguments: Any) -> "RemoteLanes":
-        """Those of an engine of the child that nothing else is called like, once it is loaded; `most` rows may wait for them.
-        `arguments` as `opened_engine` takes them.
+    async def open(
+        self, name: str, most: int, events: EngineEvents, **arguments: Any
+    ) -> "RemoteLanes":
+        """Those of an engine of the child that nothing else is called like, once it is loaded;
+        `most` rows may wait for them. `arguments` as `opened_engine` takes them.
 
         Raises:
             What `opened_engine` raises, and ChildProcessError if the child has ended.
@@ -123,13 +130,16 @@ class EngineProcess(asyncio.Protocol):
             self._opened.set_result(None) if error is None else self._opened.set_exception(error)
 
     def connection_lost(self, reason: Exception | None) -> None:
-        """Of a child that has ended, or of a message that could not be read, which ends the child."""
+        """Of a child that has ended, or of a message that could not be read, which ends the
+        child."""
         if self._is_closing:
             return
         ended = self.reaped()
         if not isinstance(reason, OSError | None):
             ended = f"for {reason!r}"
-        self.error = ChildProcessError(f"the process of the engines ended {ended}, expected it to run as long as the server")
+        self.error = ChildProcessError(
+            f"the process of the engines ended {ended}, expected it to run as long as the server"
+        )
         if self._opened is not None and not self._opened.done():
             self._opened.set_exception(self.error)
         for lanes in self.lanes.values():
@@ -138,7 +148,8 @@ class EngineProcess(asyncio.Protocol):
 
     def reaped(self) -> str:
         """How the child has ended, in words; it ends now if it has not."""
-        os.kill(self.pid, signal.SIGKILL)  # which changes nothing of how one ended that nobody has waited for
+        # which changes nothing of how one ended that nobody has waited for
+        os.kill(self.pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         names = {each.value: each.name for each in signal.Signals}  # those of real time have none
         return f"with code {code}" if code >= 0 else f"by {names.get(-code, f'signal {-code}')}"
@@ -156,7 +167,8 @@ class EngineProcess(asyncio.Protocol):
 
 
 class RemoteLanes:
-    """The `Lanes` of an engine of the child with the name `engine`. All its methods are called in the loop."""
+    """The `Lanes` of an engine of the child with the name `engine`. All its methods are called in
+    the loop."""
 
     def __init__(self, process: EngineProcess, engine: str, most: int, events: EngineEvents):
         self.process = process
@@ -186,7 +198,9 @@ class RemoteLanes:
         if self.waiting and self.waiting + rows > self.most:
             raise overloaded(self.waiting, self.most)
         ticket.number = next(self.numbers)
-        self.process.send(("put", self.engine, ticket.number, ticket.jobs, ticket.streams, time.perf_counter()))
+        self.process.send(
+            ("put", self.engine, ticket.number, ticket.jobs, ticket.streams, time.perf_counter())
+        )
         self.tickets[ticket.number] = ticket
         self.rows_sent += rows
 
@@ -210,14 +224,24 @@ class RemoteLanes:
     def received(self, counts: tuple, events: tuple, news: list[tuple]) -> None:
         """A message of the child's `Outbox`."""
         self.rows_taken, self.running = counts
-        tells: tuple[Callable[..., None], ...] = (self.events.joined, self.events.first_token, self.events.stepped)
+        tells: tuple[Callable[..., None], ...] = (
+            self.events.joined,
+            self.events.first_token,
+            self.events.stepped,
+        )
         for tell, found in zip(tells, events):
             for each in found:
                 tell(*each)
         for each in news:
             self.tell(*each)
 
-    def tell(self, number: int, events: list[Event], answers: list[list[Generated]] | None, error: Exception | None) -> None:
+    def tell(
+        self,
+        number: int,
+        events: list[Event],
+        answers: list[list[Generated]] | None,
+        error: Exception | None,
+    ) -> None:
         is_over = answers is not None or error is not None
         ticket = self.tickets.pop(number, None) if is_over else self.tickets.get(number)
         if ticket is not None:  # it was not cancelled meanwhile
@@ -231,16 +255,19 @@ class RemoteLanes:
             self.tell(number, [], None, draining())
 
 
-# -------------------------------------------------------------------------------------------------------------- the child
+# ---------------------------------------------------------------------------------------- the child
 
 
 def forked(run: Callable[[], None]) -> int:
-    """The process that does `run`, and ends with it. Signals to end it are the parent's, and ignored."""
-    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # as who started us may have it: nobody could wait for a child
+    """The process that does `run`, and ends with it. Signals to end it are the parent's, and
+    ignored."""
+    # as who started us may have it: nobody could wait for a child
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which are numpy's, and end before a fork
+        # of threads, which are numpy's, and end before a fork
+        warnings.simplefilter("ignore", DeprecationWarning)
         try:
             pid = os.fork()
         except OSError as error:
@@ -272,15 +299,19 @@ def run_child(parents: socket.socket, connection: socket.socket) -> None:
 
 
 def die_with_parent() -> None:
-    """Even where this process was stopped, and sees nothing of what its sockets say. Linux has it."""
+    """Even where this process was stopped, and sees nothing of what its sockets say. Linux has
+    it."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end(failure: threading.ExceptHookArgs) -> None:
-    """For what a lane fails of beside its runs, as of memory for an answer: without it, nobody would get one."""
+    """For what a lane fails of beside its runs, as of memory for an answer: without it, nobody
+    would get one."""
     try:
-        sys.excepthook(failure.exc_type, failure.exc_value or failure.exc_type(), failure.exc_traceback)
+        sys.excepthook(
+            failure.exc_type, failure.exc_value or failure.exc_type(), failure.exc_traceback
+        )
     finally:
         os._exit(1)
 
@@ -304,7 +335,8 @@ class Child:
                     getattr(self.outboxes[name], kind)(*content)
 
     def send(self, *message: Any) -> None:
-        with self.lock, contextlib.suppress(ConnectionError):  # who asked has ended, and `run` sees it
+        # who asked has ended, and `run` sees it
+        with self.lock, contextlib.suppress(ConnectionError):
             self.connection.sendall(framed(message))
 
     def open(self, name: str, arguments: dict[str, Any]) -> None:
@@ -333,7 +365,9 @@ class Outbox:
     # What the parent asks.
 
     def put(self, number: int, jobs: Sequence[Job], streams: bool, put_at: float) -> None:
-        ticket = Ticket(jobs, lambda events, is_over: self.news.append(told(ticket, events, is_over)), streams)
+        ticket = Ticket(
+            jobs, lambda events, is_over: self.news.append(told(ticket, events, is_over)), streams
+        )
         ticket.number = number
         ticket.put_at = put_at
         ticket.call = self.call
@@ -378,7 +412,9 @@ class Outbox:
             if answers is not None or error is not None:
                 self.tickets.pop(number, None)
         counts = self.rows_put - self.engine.waiting, self.engine.running
-        self._send(counts, tuple([each.popleft() for _ in range(len(each))] for each in self.events), news)
+        self._send(
+            counts, tuple([each.popleft() for _ in range(len(each))] for each in self.events), news
+        )
 
 
 def told(ticket: Ticket, events: list[Event], is_over: bool) -> tuple:
@@ -386,7 +422,9 @@ def told(ticket: Ticket, events: list[Event], is_over: bool) -> tuple:
     return ticket.number, events, ticket.answers if is_over and error is None else None, error
 
 
-def opened_engine(directory: str, threads: int, dtype: str | None, sizes: dict[str, Any], events: EngineEvents) -> Engine:
+def opened_engine(
+    directory: str, threads: int, dtype: str | None, sizes: dict[str, Any], events: EngineEvents
+) -> Engine:
     """A started engine, with `sizes` among its arguments. Raises what `Runtime` raises."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the parent opens the export too, without its graphs

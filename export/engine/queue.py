@@ -11,8 +11,8 @@ from .jobs import Event, Generated, Job
 from .refusals import draining, overloaded
 from .runs import Run
 
-# Rows join a running batch in groups of so many, or when one has waited so long for each row that runs: reading them together
-# is cheaper, and all that run have to wait for it.
+# Rows join a running batch in groups of so many, or when one has waited so long for each row that
+# runs: reading them together is cheaper, and all that run have to wait for it.
 TOGETHER = 8
 WAIT = 0.00025
 # A run of many rows may be overtaken by smaller ones for so long; then nothing joins until it fits.
@@ -23,11 +23,16 @@ class Ticket:
     """What was asked in one request: `jobs`, answered together. Lanes fill it.
 
     Args:
-        receive: is called, with the new tokens and whether they are the last, when all is answered or has failed; where it
-            `streams`, after each step that gave it a token.
+        receive: is called, with the new tokens and whether they are the last, when all is answered
+            or has failed; where it `streams`, after each step that gave it a token.
     """
 
-    def __init__(self, jobs: Sequence[Job], receive: Callable[[list[Event], bool], None], streams: bool = False):
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        receive: Callable[[list[Event], bool], None],
+        streams: bool = False,
+    ):
         self.jobs = jobs
         self.receive = receive
         self.streams = streams
@@ -57,7 +62,9 @@ class Ticket:
         """By a lane: the answer with the number `index` of a job, or all of them at once."""
         with self.lock:
             answers = self.answers[place]
-            answers.extend([None] * (index + len(found) - len(answers)))  # type: ignore[list-item]  # filled before it is read
+            # Each `None` is replaced before it is read.
+            missing = index + len(found) - len(answers)
+            answers.extend([None] * missing)  # type: ignore[list-item]
             answers[index : index + len(found)] = found
             self.left -= 1
             self.changed |= self.left == 0
@@ -88,8 +95,8 @@ def samples_of(job: Job) -> int:
 
 
 class Queue:
-    """Tickets in the order of their coming; each in turn gives one of its jobs, so that a long list of texts holds up no short
-    one.
+    """Tickets in the order of their coming; each in turn gives one of its jobs, so that a long list
+    of texts holds up no short one.
 
     Args:
         most: rows that may wait, beyond which a ticket is refused, unless nothing else waits.
@@ -118,8 +125,8 @@ class Queue:
             self.changed.notify(len(ticket.jobs))
 
     def take(self, batch: Batch, last: float = 0.0) -> list[Run] | None:
-        """What joins `batch` now, where the `last` join was at that moment. Waits while there is nothing to do; `None` once the
-        queue is closed and all is taken."""
+        """What joins `batch` now, where the `last` join was at that moment. Waits while there is
+        nothing to do; `None` once the queue is closed and all is taken."""
         with self.changed:
             while not self.tickets and not batch.running and not batch.unread:
                 if self.is_closed:
@@ -133,7 +140,8 @@ class Queue:
             return self.chosen(batch, now)
 
     def is_worth_reading(self, batch: Batch, waited: float) -> bool:
-        """Whether what waits joins now. After `close` no more comes, so that only room is waited for."""
+        """Whether what waits joins now. After `close` no more comes, so that only room is waited
+        for."""
         if self.is_closed:
             return batch.room >= min(TOGETHER, self.rows, len(batch.running))
         return min(self.rows, batch.room) >= TOGETHER or waited >= WAIT * len(batch.running)

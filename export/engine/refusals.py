@@ -4,7 +4,9 @@ from ..errors import RequestError
 
 
 def overloaded(waiting: int, most: int) -> RequestError:
-    return RequestError(429, f"{waiting} rows are waiting, expected at most {most}: try again later", retry_after=1)
+    return RequestError(
+        429, f"{waiting} rows are waiting, expected at most {most}: try again later", retry_after=1
+    )
 
 
 def draining() -> RequestError:

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A job of `ticket`, its number `place` there; of several samples only the one with the number `index`.
+    """A job of `ticket`, its number `place` there; of several samples only the one with the number
+    `index`.
 
-    Its rows are in `slots` of a batch: one at first; more once it `has_begun` to generate, if it has beams or samples.
+    Its rows are in `slots` of a batch: one at first; more once it `has_begun` to generate, if it
+    has beams or samples.
     """
 
     def __init__(self, job: Job, ticket: "Ticket", place: int, index: int = 0):
@@ -31,7 +33,8 @@ class Run:
         self.has_begun = False
         self.finished = False
         self.fed = 0  # tokens of the prompt that are in the cache when it starts
-        self.forced = list(job.prompt[1:]) if job.scores_prompt and not index else []  # samples go on where the first is
+        # samples go on where the first is
+        self.forced = list(job.prompt[1:]) if job.scores_prompt and not index else []
         self.first_tokens = job.prompt[:1] if job.scores_prompt else job.prompt
         self.next_tokens = [self.first_tokens[-1]]
         self.tokens: list[int] = []
@@ -42,10 +45,19 @@ class Run:
 
     @cached_property
     def search(self) -> Search | None:
-        """What chooses its tokens, `None` where the likeliest will do; made by the lane, when it is first asked."""
+        """What chooses its tokens, `None` where the likeliest will do; made by the lane, when it is
+        first asked."""
         search = search_of(self.job, self.index)
-        is_plain = isinstance(search, TokenSearch) and search.processors is None and not self.job.options.do_sample
-        return None if is_plain and self.job.top_logprobs is None and not self.job.scores_prompt else search
+        is_plain = (
+            isinstance(search, TokenSearch)
+            and search.processors is None
+            and not self.job.options.do_sample
+        )
+        return (
+            None
+            if is_plain and self.job.top_logprobs is None and not self.job.scores_prompt
+            else search
+        )
 
     @property
     def is_greedy(self) -> bool:
@@ -81,14 +93,22 @@ class Run:
             self.tell(token, None)
 
     def advance(self, logits: np.ndarray) -> list[int] | None:
-        """The next tokens, of the logits (rows, V) after the ones before, and which row each continues, `None` for its own.
-        What the search refuses ends this run alone."""
+        """The next tokens, of the logits (rows, V) after the ones before, and which row each
+        continues, `None` for its own. What the search refuses ends this run alone."""
         try:
             if self.forced:
                 self.feed(logits)
                 return None
-            if not self.has_begun and self.job.options.do_sample and self.job.rows > 1 and not self.index:
-                self.samples = [Run(self.job, self.ticket, self.place, index) for index in range(1, self.job.rows)]
+            if (
+                not self.has_begun
+                and self.job.options.do_sample
+                and self.job.rows > 1
+                and not self.index
+            ):
+                self.samples = [
+                    Run(self.job, self.ticket, self.place, index)
+                    for index in range(1, self.job.rows)
+                ]
                 for sample in self.samples:
                     sample.is_expanded = True
                     sample.choose(logits.copy())
@@ -108,11 +128,14 @@ class Run:
     def choose(self, logits: np.ndarray) -> list[int] | None:
         assert self.search is not None
         self.has_begun = True
-        report = None if self.job.top_logprobs is None else logits.copy()  # the search overwrites them
+        # the search overwrites them
+        report = None if self.job.top_logprobs is None else logits.copy()
         tokens, parents = self.search.advance(logits)
         self.next_tokens = tokens.tolist()
         if report is not None:
-            self.logprobs.append(logprobs_of(report, self.next_tokens[0], self.job.top_logprobs or 0))
+            self.logprobs.append(
+                logprobs_of(report, self.next_tokens[0], self.job.top_logprobs or 0)
+            )
         if self.search.finished:
             self.finish(self.results())
         if self.ticket.streams:
@@ -123,7 +146,9 @@ class Run:
         assert self.search is not None
         rows, scores = self.search.result()
         found = []
-        for row, score in zip(rows.tolist(), [None] * len(rows) if scores is None else scores.tolist()):
+        for row, score in zip(
+            rows.tolist(), [None] * len(rows) if scores is None else scores.tolist()
+        ):
             ended = [place for place, token in enumerate(row) if token in self.ends]
             tokens = row[: ended[0] + 1] if ended else row
             logprobs = None if self.job.top_logprobs is None else self.logprobs
@@ -159,5 +184,7 @@ def logprobs_of(logits: np.ndarray, token: int, count: int) -> TokenLogprobs:
     """Of `token` and of the `count` likeliest ones, by the logits (1, V)."""
     maximum, log_sum = (float(each[0, 0]) for each in log_sum_exp(logits))
     values, tokens = top(logits, count) if count else (np.empty((1, 0)), np.empty((1, 0), np.int64))
-    best = [(int(each), float(value) - maximum - log_sum) for each, value in zip(tokens[0], values[0])]
+    best = [
+        (int(each), float(value) - maximum - log_sum) for each, value in zip(tokens[0], values[0])
+    ]
     return TokenLogprobs(token, float(logits[0, token]) - maximum - log_sum, best)

@@ -3,17 +3,20 @@
 import math
 from dataclasses import dataclass
 
-# Multiplications of one token, up to which lanes of one thread are the default: the products of larger models are worth
-# sharing. Measured with two cores and 64 rows, two lanes of one thread over one lane of two: 1.4 million, twice as many tokens
-# in a second; 45 million, 1.4 times as many, where a single request takes longer.
+# Multiplications of one token, up to which lanes of one thread are the default: the products of
+# larger models are worth sharing. Measured with two cores and 64 rows, two lanes of one thread over
+# one lane of two: 1.4 million, twice as many tokens in a second; 45 million, 1.4 times as many,
+# where a single request takes longer.
 SMALL = 100e6
-# What one reading of a prompt may cost beside the running rows: a few hundredths of a second of one core.
+# What one reading of a prompt may cost beside the running rows: a few hundredths of a second of one
+# core.
 CHUNK_COST = 2e9
 READ_COST = 5e9  # as much of sources, whose tokens are read side by side
 SOURCES = (64, 512)  # tokens of sources that are read at a time, the least and the most
 CHUNKS = (16, 256)  # tokens of a prompt that are read at a time, the least and the most
 ROWS = 64  # of all lanes together
-# Of one request, for each lane: from so many rows on they run in lanes, and so many run at once at most.
+# Of one request, for each lane: from so many rows on they run in lanes, and so many run at once at
+# most.
 LEAST_ROWS, MOST_ROWS = 24, 32
 MOST_BYTES = 2**30  # of the slots of a lane, where their number is not given
 
@@ -26,21 +29,32 @@ class Arrangement:
     threads: int
 
     def __str__(self) -> str:
-        return f"{self.lanes} lane{'s' * (self.lanes > 1)} of {self.threads} thread{'s' * (self.threads > 1)}"
+        return (
+            f"{self.lanes} lane{'s' * (self.lanes > 1)} of {self.threads} "
+            f"thread{'s' * (self.threads > 1)}"
+        )
 
 
 def cost_of_token(config: dict) -> float:
-    """Multiplications by weights for one more token that is generated or read, by the model's config.json."""
+    """Multiplications by weights for one more token that is generated or read, by the model's
+    config.json."""
     layers = config.get("decoder_layers") or config["num_hidden_layers"]
     width = config["hidden_size"]
-    attention = width * config["num_attention_heads"] * config["head_dim"] * (6 if "decoder_layers" in config else 4)
+    attention = (
+        width
+        * config["num_attention_heads"]
+        * config["head_dim"]
+        * (6 if "decoder_layers" in config else 4)
+    )
     feed_forward = width * config["intermediate_size"] * (3 if config.get("gated") else 2)
     embeddings = config.get("embedding_size") or width
     between = 0 if embeddings == width else 2 * width * embeddings
     return layers * (attention + feed_forward) + between + embeddings * config.get("vocab_size", 0)
 
 
-def arrangement(config: dict, cores: int, lanes: int | None = None, threads: int | None = None) -> Arrangement:
+def arrangement(
+    config: dict, cores: int, lanes: int | None = None, threads: int | None = None
+) -> Arrangement:
     """For a model with this config.json; `lanes` and `threads` as they are given."""
     if lanes is None:
         is_small = cost_of_token(config) <= SMALL
@@ -49,15 +63,16 @@ def arrangement(config: dict, cores: int, lanes: int | None = None, threads: int
 
 
 def lanes_of_many_rows(config: dict, threads: int) -> int:
-    """For a model with a step: one for each thread. Decoders too large to share one graph run it with all threads: the sessions
-    of lanes with fewer threads would hold its weights a second time."""
+    """For a model with a step: one for each thread. Decoders too large to share one graph run it
+    with all threads: the sessions of lanes with fewer threads would hold its weights a second
+    time."""
     shares = "decoder_layers" not in config and cost_of_token(config) > SMALL
     return 1 if shares else threads
 
 
 def chunk_length(config: dict) -> int:
-    """Tokens of a prompt that are read at a time: a power of two, fewer for larger models. It depends on the model alone, never
-    on the load: other chunks give other bits."""
+    """Tokens of a prompt that are read at a time: a power of two, fewer for larger models. It
+    depends on the model alone, never on the load: other chunks give other bits."""
     least, most = CHUNKS
     fitting = CHUNK_COST / cost_of_token(config)
     return min(most, max(least, 2 ** int(math.log2(max(fitting, 1)))))

@@ -1,5 +1,5 @@
-"""Whole batches, for exports whose rows cannot join and leave: requests of like length run together, and the next batch begins
-when the last row of the one before has ended."""
+"""Whole batches, for exports whose rows cannot join and leave: requests of like length run
+together, and the next batch begins when the last row of the one before has ended."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -26,7 +26,8 @@ class WholeBatch:
         self.rows: list[Run] = []  # of the batch, those that have ended too
         self.decoder: Decoder | None = None
         self.logits: np.ndarray | None = None  # after the prompts, until the first step
-        self.parents: np.ndarray | None = None  # the row that each continues in the next step, `None` if each its own
+        # the row that each continues in the next step, `None` if each its own
+        self.parents: np.ndarray | None = None
 
     @property
     def room(self) -> int:
@@ -41,7 +42,9 @@ class WholeBatch:
         if sum(other.job.rows for other in runs) > self.capacity:
             return False
         first = runs[0]
-        if run.job.rows != first.job.rows or (run.job.source is not None and len(run.first_tokens) != len(first.first_tokens)):
+        if run.job.rows != first.job.rows or (
+            run.job.source is not None and len(run.first_tokens) != len(first.first_tokens)
+        ):
             return False
         lengths = [len(other.job.source or other.first_tokens) for other in runs]
         return sum(lengths) >= (1 - MAX_PADDING) * len(lengths) * max(lengths)
@@ -53,10 +56,14 @@ class WholeBatch:
         longest = max(run.job.options.max_new_tokens + len(run.forced) for run in runs)
         options = dataclasses.replace(runs[0].job.options, max_new_tokens=longest)
         fill = options.fill_token_id
-        ids, mask = move_padding(*pad_sequences([list(run.first_tokens) for run in runs], fill), "left", fill)
+        ids, mask = move_padding(
+            *pad_sequences([list(run.first_tokens) for run in runs], fill), "left", fill
+        )
         sources = [list(run.job.source) for run in runs if run.job.source is not None]
         source = pad_sequences(sources, fill) if sources else None
-        self.decoder = self.runtime.decoder_factory().start(GenerationRequest(options, ids, mask, source))
+        self.decoder = self.runtime.decoder_factory().start(
+            GenerationRequest(options, ids, mask, source)
+        )
         self.logits = self.decoder.prefill(ids, mask)[:, -1]
         self.running = list(runs)
         self.rows = list(runs)
@@ -81,7 +88,8 @@ class WholeBatch:
         self.advance(logits)
 
     def begin(self, decoder: Decoder, logits: np.ndarray) -> None:
-        """The first tokens, of one row of each run; then every row becomes those of its beams or samples."""
+        """The first tokens, of one row of each run; then every row becomes those of its beams or
+        samples."""
         self.advance(logits)
         if (copies := self.running[0].job.rows) == 1:
             return

@@ -1,7 +1,9 @@
-"""Beam search as nodes of a loop: `runtime.search.BeamSearch`, but each input has its own number of beams, penalty and steps.
+"""Beam search as nodes of a loop: `runtime.search.BeamSearch`, but each input has its own number of
+beams, penalty and steps.
 
-B inputs, K the most beams of any, C the candidates of each, t the tokens so far. Beams that an input has not are empty: their
-scores are `EXCLUDED_SCORE`, so that they go on with no token before any other's.
+B inputs, K the most beams of any, C the candidates of each, t the tokens so far. Beams that an
+input has not are empty: their scores are `EXCLUDED_SCORE`, so that they go on with no token before
+any other's.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ class Beams:
     def begin(self, inputs: Inputs, settings: Values, prompt: Value, limit: Value) -> list[Value]:
         """Return the states before the first token.
 
-        These are tokens (B, K, t) and scores (B, K) of unfinished hypotheses, tokens, scores and lengths (B, K) of finished
-        ones, and whether an input can improve, (B, 1).
+        These are tokens (B, K, t) and scores (B, K) of unfinished hypotheses, tokens, scores and
+        lengths (B, K) of finished ones, and whether an input can improve, (B, 1).
         """
         ops = inputs.ops
         self.limit, self.settings, self.prompt = limit, settings, prompt
@@ -63,14 +65,25 @@ class Beams:
         first = ops("Where", ops("Equal", self.places, 0), 0.0, EXCLUDED)
         scores = ops("Add", ops.filled(shape, np.float32(0)), first)
         none = ops.filled(shape, np.float32(-np.inf))
-        return [tokens, scores, tokens, none, ops.filled(shape, np.int64(0)), ops("Greater", limit, 0)]
+        return [
+            tokens,
+            scores,
+            tokens,
+            none,
+            ops.filled(shape, np.int64(0)),
+            ops("Greater", limit, 0),
+        ]
 
-    def advance(self, ops: Ops, logits: Value, states: list[Value], place: Value) -> tuple[Value, Value, list[Value], Value]:
+    def advance(
+        self, ops: Ops, logits: Value, states: list[Value], place: Value
+    ) -> tuple[Value, Value, list[Value], Value]:
         """Extend all beams by one token."""
         sequences, scores, *ended, can_improve = states
         length = ops("Add", place, 1)
         candidates, tokens, parents = self.candidates(ops, logits, scores, place)
-        sequences = ops("Concat", beams_at(ops, sequences, parents), ops("Unsqueeze", tokens, [2]), axis=2)
+        sequences = ops(
+            "Concat", beams_at(ops, sequences, parents), ops("Unsqueeze", tokens, [2]), axis=2
+        )
         is_last = ops("GreaterOrEqual", length, self.limit)
         ends = ops("Or", ops.is_in(tokens, self.rules.options.eos_token_ids), is_last)
         ended = self.with_ended(ops, ended, sequences, candidates, ends, can_improve, length)
@@ -85,13 +98,16 @@ class Beams:
         return next_tokens, ops("GatherElements", parents, kept, axis=1), states, goes_on
 
     def candidates(self, ops: Ops, logits: Value, scores: Value, place: Value) -> list[Value]:
-        """Return the best continuations of each input, all (B, C): log p, tokens, and the beams that they continue."""
+        """Return the best continuations of each input, all (B, C): log p, tokens, and the beams
+        that they continue."""
         log_p = self.rules.applied(ops, ops("LogSoftmax", logits, axis=-1), place, self.row_limit)
         if self.rules.options.renormalize_logits:
             log_p = ops("LogSoftmax", log_p, axis=-1)
         size = self.rules.size
         sums = ops(
-            "Add", ops("Reshape", log_p, ops("Concat", [-1], self.max_count, [size], axis=0)), ops("Unsqueeze", scores, [2])
+            "Add",
+            ops("Reshape", log_p, ops("Concat", [-1], self.max_count, [size], axis=0)),
+            ops("Unsqueeze", scores, [2]),
         )
         best, indices = ops.outputs(2, "TopK", ops("Reshape", sums, [0, -1]), self.width, axis=-1)
         return [best, ops("Mod", indices, size), ops("Div", indices, size)]
@@ -112,7 +128,9 @@ class Beams:
         just = ops("And", ops("And", ends, is_open), ops("Less", self.ranks, self.counts))
         new = ops("Where", just, ops("Div", candidates, self.divisor(ops, length)), LOWEST)
         old = ops("Concat", old, self.filling(ops, lengths), axis=2)
-        scores, best = ops.outputs(2, "TopK", ops("Concat", scores, new, axis=1), self.max_count, axis=-1)
+        scores, best = ops.outputs(
+            2, "TopK", ops("Concat", scores, new, axis=1), self.max_count, axis=-1
+        )
         lengths = ops("Concat", lengths, ops("Mul", ops.cast(just, "int64"), length), axis=1)
         lengths = ops("GatherElements", lengths, best, axis=1)
         exists = self.exists
@@ -129,7 +147,8 @@ class Beams:
         return ops("Pow", ops.cast(length, "float32"), self.settings["length_penalty"])
 
     def is_open(self, ops: Ops, lengths: Value) -> Value:
-        """Return False for inputs that stop early, if all their beams have a finished hypothesis, (B, 1)."""
+        """Return False for inputs that stop early, if all their beams have a finished hypothesis,
+        (B, 1)."""
         return ops("Not", ops("And", self.stops, self.are_full(ops, lengths)))
 
     def are_full(self, ops: Ops, lengths: Value) -> Value:
@@ -138,12 +157,17 @@ class Beams:
         return ops("Not", ops.any(is_empty, [1]))
 
     def improvable(self, ops: Ops, scores: Value, ended: list[Value], length: Value) -> Value:
-        """Return whether the best unfinished hypothesis may still beat the worst finished one, (B, 1)."""
+        """Return whether the best unfinished hypothesis may still beat the worst finished one, (B,
+        1)."""
         _, finished, lengths = ended
         is_far = ops(
-            "And", ops("Equal", self.settings["early_stopping"], NEVER), ops("Greater", self.settings["length_penalty"], 0.0)
+            "And",
+            ops("Equal", self.settings["early_stopping"], NEVER),
+            ops("Greater", self.settings["length_penalty"], 0.0),
         )
-        possible = ops("Div", ops.first(scores), self.divisor(ops, ops("Where", is_far, self.limit, length)))
+        possible = ops(
+            "Div", ops.first(scores), self.divisor(ops, ops("Where", is_far, self.limit, length))
+        )
         worst = ops("ReduceMin", ops("Where", self.exists, finished, HIGHEST), [1])
         return ops("Or", ops("Not", self.are_full(ops, lengths)), ops("Greater", possible, worst))
 
@@ -153,10 +177,15 @@ class Beams:
         width = ops("Reshape", ops("ReduceMax", ops.first(lengths), keepdims=0), [1])
         best = ops("Slice", ops("Squeeze", ops.first(sequences), [1]), [0], width, [1])
         is_found = ops("Greater", ops.first(lengths), 0)
-        return [ops("Concat", self.prompt, best, axis=1), ops("Where", is_found, ops.first(scores), 0.0)]
+        return [
+            ops("Concat", self.prompt, best, axis=1),
+            ops("Where", is_found, ops.first(scores), 0.0),
+        ]
 
 
 def beams_at(ops: Ops, sequences: Value, indices: Value) -> Value:
     """Return the `sequences` (B, K, t) at `indices` (B, n), (B, n, t)."""
     shape = ops("Concat", ops("Shape", indices), ops("Shape", sequences, start=2), axis=0)
-    return ops("GatherElements", sequences, ops("Expand", ops("Unsqueeze", indices, [2]), shape), axis=1)
+    return ops(
+        "GatherElements", sequences, ops("Expand", ops("Unsqueeze", indices, [2]), shape), axis=1
+    )

@@ -10,7 +10,8 @@ from ..runtime.logits import Sampler
 from ..runtime.runtime import Runtime
 from ..runtime.search import Search, TokenSearch, start_search
 
-NEAR_TIES = 0.02  # of the rows: two tokens or a bound that are the same to float32's last bits, in either order
+# of the rows: two tokens or a bound that are the same to float32's last bits, in either order
+NEAR_TIES = 0.02
 STEPS, LONGEST, MOST_ROWS = 12, 33, 6
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -20,7 +21,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class Given:
-    """In place of a generator of random numbers: those `uniforms` (B, steps), a column at each call."""
+    """In place of a generator of random numbers: those `uniforms` (B, steps), a column at each
+    call."""
 
     def __init__(self, uniforms: np.ndarray):
         self.columns = iter(uniforms.T)
@@ -30,7 +32,8 @@ class Given:
 
 
 def compare(export: Path, graph: Path, mode: str, dtype: str, cases: int) -> dict[str, int]:
-    """How many rows of random inputs there were, and how many `graph` gave the sequences of `export` for.
+    """How many rows of random inputs there were, and how many `graph` gave the sequences of
+    `export` for.
 
     Raises:
         ValueError: if the sequences of more rows than `NEAR_TIES` differ in float32.
@@ -46,16 +49,22 @@ def compare(export: Path, graph: Path, mode: str, dtype: str, cases: int) -> dic
         rows += len(expected)
         width = max(found.shape[1], expected.shape[1])
         fill = runtime.check_options(host_options(mode)).fill_token_id
-        both = [np.pad(each, ((0, 0), (0, width - each.shape[1])), constant_values=fill) for each in (found, expected)]
+        both = [
+            np.pad(each, ((0, 0), (0, width - each.shape[1])), constant_values=fill)
+            for each in (found, expected)
+        ]
         equal += int((both[0] == both[1]).all(axis=1).sum())
     if dtype == "fp32" and rows - equal > NEAR_TIES * rows + 1:
         raise ValueError(
-            f"the one graph gives other sequences than the runtime in {rows - equal} of {rows} rows, expected none"
+            f"the one graph gives other sequences than the runtime in {rows - equal} of {rows} "
+            "rows, expected none"
         )
     return {"rows": rows, "equal": equal}
 
 
-def random_feeds(rng: np.random.Generator, config: dict[str, Any], mode: str) -> dict[str, np.ndarray]:
+def random_feeds(
+    rng: np.random.Generator, config: dict[str, Any], mode: str
+) -> dict[str, np.ndarray]:
     is_decoder = config["model_type"] == "vanilla-decoder"
     size, positions = config["vocab_size"], config["max_position_embeddings"]
     steps = min(STEPS, positions // 2 if is_decoder else positions)
@@ -77,7 +86,12 @@ def random_feeds(rng: np.random.Generator, config: dict[str, Any], mode: str) ->
 
 
 def host_options(mode: str) -> dict[str, Any]:
-    return {"num_beams": 1, "do_sample": mode == "sample", "max_new_tokens": STEPS, **SETTINGS[mode]}
+    return {
+        "num_beams": 1,
+        "do_sample": mode == "sample",
+        "max_new_tokens": STEPS,
+        **SETTINGS[mode],
+    }
 
 
 def expected_sequences(runtime: Runtime, feeds: dict[str, np.ndarray], mode: str) -> np.ndarray:

@@ -30,12 +30,19 @@ IDS = ("batch_size", "source_length")
 
 
 def one_graph_spec(file: str, search: Search, config: dict[str, Any]) -> GraphSpec:
-    ids, mask = (replace(tensor, range=None, default=None) for tensor in token_inputs(config, IDS)[:2])
+    ids, mask = (
+        replace(tensor, range=None, default=None) for tensor in token_inputs(config, IDS)[:2]
+    )
     return GraphSpec(file, (ids, mask, STEPS, *search.inputs), search.outputs)
 
 
 def one_graph(
-    step: Step, search: Search, spec: GraphSpec, rules: Rules, config: dict[str, Any], opsets: dict[str, int]
+    step: Step,
+    search: Search,
+    spec: GraphSpec,
+    rules: Rules,
+    config: dict[str, Any],
+    opsets: dict[str, int],
 ) -> ir.Model:
     """Return the model of `spec`: a loop of `step` and `search` that returns sequences."""
     ops = Ops()
@@ -51,7 +58,11 @@ def one_graph(
     trips = ops("ReduceMax", limit, keepdims=0)
     inputs = Inputs(ops, ids, mask, search.beams(ops, settings), lengths, positions)
     last = ops("Slice", prompt, [-1], [np.iinfo(np.int64).max], [1])
-    initial = [inputs.repeated(last), *search.begin(inputs, settings, prompt, limit), *step.begin(inputs)]
+    initial = [
+        inputs.repeated(last),
+        *search.begin(inputs, settings, prompt, limit),
+        *step.begin(inputs),
+    ]
     types = state_types(step, search, len(initial))
     body = loop_body(step, search, inputs, types)
     final = ops.outputs(len(initial), "Loop", trips, ops("Greater", trips, 0), *initial, body=body)
@@ -61,13 +72,19 @@ def one_graph(
 
 
 def max_steps(ops: Ops, settings: Values) -> Value:
-    """Return how many tokens each row may get, (B, 1): with sampling no more than there are uniform numbers."""
+    """Return how many tokens each row may get, (B, 1): with sampling no more than there are uniform
+    numbers."""
     steps = settings["max_new_tokens"]
-    return ops("Min", steps, ops("Shape", settings["uniforms"], start=1)) if "uniforms" in settings else steps
+    return (
+        ops("Min", steps, ops("Shape", settings["uniforms"], start=1))
+        if "uniforms" in settings
+        else steps
+    )
 
 
 def state_types(step: Step, search: Search, count: int) -> list[ir.TensorType]:
-    """Return the types of the `count` states of the loop: tokens, those of the search, masks and caches."""
+    """Return the types of the `count` states of the loop: tokens, those of the search, masks and
+    caches."""
     dtypes = ["int64", *search.dtypes, *["int64"] * step.num_masks]
     dtypes += ["float32"] * (count - len(dtypes))
     return [ir.TensorType(data_type(dtype)) for dtype in dtypes]
@@ -78,13 +95,16 @@ def set_types(values: Sequence[Value], types: Sequence[ir.TensorType]) -> None:
         value.type = type_
 
 
-def padded_on_the_left(ops: Ops, ids: Value, mask: Value, pad: int | None) -> tuple[Value, Value, Value]:
-    """The tokens of each row of `ids` (B, S) in order, with all padding before them; their mask, and how many there are (B, 1).
-    A row without tokens has its last one."""
+def padded_on_the_left(
+    ops: Ops, ids: Value, mask: Value, pad: int | None
+) -> tuple[Value, Value, Value]:
+    """The tokens of each row of `ids` (B, S) in order, with all padding before them; their mask,
+    and how many there are (B, 1). A row without tokens has its last one."""
     size = ops("Shape", ids, start=1)
     places = ops.range(size)
     is_padding = ops("Less", mask, 1)
-    rank = ops("Sub", ops("Where", is_padding, ops("Mul", size, 2), size), places)  # all are different
+    # all are different
+    rank = ops("Sub", ops("Where", is_padding, ops("Mul", size, 2), size), places)
     _, order = ops.outputs(2, "TopK", rank, size, axis=1)
     lengths = ops("Max", ops("ReduceSum", ops.cast(ops("Not", is_padding), "int64"), [1]), 1)
     is_token = ops("GreaterOrEqual", places, ops("Sub", size, lengths))
@@ -92,17 +112,27 @@ def padded_on_the_left(ops: Ops, ids: Value, mask: Value, pad: int | None) -> tu
     return moved, ops.cast(is_token, "int64"), lengths
 
 
-def at_most_positions(ops: Ops, steps: Value, lengths: Value | None, positions: int | None) -> Value:
-    """`steps` (B, 1) as far as there are `positions` after prompts of these `lengths` (B, 1), 1 if `None`; 0 for less."""
+def at_most_positions(
+    ops: Ops, steps: Value, lengths: Value | None, positions: int | None
+) -> Value:
+    """`steps` (B, 1) as far as there are `positions` after prompts of these `lengths` (B, 1), 1 if
+    `None`; 0 for less."""
     steps = ops("Max", steps, 0)
     if positions is None:
         return steps
-    room = ops.value(positions) if lengths is None else ops("Max", ops("Sub", positions + 1, lengths), 0)
+    room = (
+        ops.value(positions)
+        if lengths is None
+        else ops("Max", ops("Sub", positions + 1, lengths), 0)
+    )
     return ops("Min", steps, room)
 
 
-def loop_body(step: Step, search: Search, inputs: Inputs, types: Sequence[ir.TensorType]) -> ir.Graph:
-    """Return the body of the loop. It reads and returns the tokens, the states of the search and those of the step."""
+def loop_body(
+    step: Step, search: Search, inputs: Inputs, types: Sequence[ir.TensorType]
+) -> ir.Graph:
+    """Return the body of the loop. It reads and returns the tokens, the states of the search and
+    those of the step."""
     ops = Ops(main=inputs.ops)
     place = Value(type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
     before = Value(type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
@@ -119,7 +149,9 @@ def loop_body(step: Step, search: Search, inputs: Inputs, types: Sequence[ir.Ten
     return ir.Graph([place, before, *current], [goes_on, *results], nodes=ops.nodes, name="step")
 
 
-def model_of(ops: Ops, inputs: list[Value], results: list[Value], spec: GraphSpec, opsets: dict[str, int]) -> ir.Model:
+def model_of(
+    ops: Ops, inputs: list[Value], results: list[Value], spec: GraphSpec, opsets: dict[str, int]
+) -> ir.Model:
     for value, tensor in zip(results, spec.outputs, strict=True):
         with_spec(value, tensor)
     kept = {*inputs, *results}
@@ -130,7 +162,9 @@ def model_of(ops: Ops, inputs: list[Value], results: list[Value], spec: GraphSpe
         graph.register_initializer(value)
     for node in ir.traversal.RecursiveGraphIterator(graph):
         node.name = f"{node.op_type}.{next(numbers)}"
-        bodies = [each.value for each in node.attributes.values() if each.type == ir.AttributeType.GRAPH]
+        bodies = [
+            each.value for each in node.attributes.values() if each.type == ir.AttributeType.GRAPH
+        ]
         for value in (*node.outputs, *(value for body in bodies for value in body.inputs)):
             if value not in kept:
                 value.name = f"{node.op_type}.{next(numbers)}"

@@ -11,18 +11,25 @@ from .step import Inputs
 
 
 def append(ops: Ops, model: ir.Model, bindings: dict[str, Value]) -> dict[str, Value]:
-    """Append the nodes of `model` to a graph, as `inline` returns them. Return its outputs by name."""
+    """Append the nodes of `model` to a graph, as `inline` returns them. Return its outputs by
+    name."""
     nodes, outputs = inline(ops, model, bindings)
     ops.nodes += nodes
     return outputs
 
 
 def append_step(
-    inputs: Inputs, ops: Ops, model: ir.Model, bindings: dict[str, Value], changing: Collection[Value]
+    inputs: Inputs,
+    ops: Ops,
+    model: ir.Model,
+    bindings: dict[str, Value],
+    changing: Collection[Value],
 ) -> dict[str, Value]:
-    """Append the nodes of a decoder to the body of the loop, and those before the loop that need no value of `changing`.
+    """Append the nodes of a decoder to the body of the loop, and those before the loop that need no
+    value of `changing`.
 
-    Keys and values of a source that are computed before the loop are read by all its beams. Return the outputs by name.
+    Keys and values of a source that are computed before the loop are read by all its beams. Return
+    the outputs by name.
     """
     nodes, outputs = inline(ops, model, bindings)
     fixed, nodes = split(nodes, changing)
@@ -43,8 +50,11 @@ def repeat_for_users(inputs: Inputs, value: Value) -> None:
         user.replace_input_with(index, repeated)
 
 
-def inline(ops: Ops, model: ir.Model, bindings: dict[str, Value]) -> tuple[list[ir.Node], dict[str, Value]]:
-    """Return the nodes of `model`, whose inputs become `bindings`, and its outputs by name. `model` is empty afterwards."""
+def inline(
+    ops: Ops, model: ir.Model, bindings: dict[str, Value]
+) -> tuple[list[ir.Node], dict[str, Value]]:
+    """Return the nodes of `model`, whose inputs become `bindings`, and its outputs by name. `model`
+    is empty afterwards."""
     graph = model.graph
     outputs = {output.name: output for output in graph.outputs}
     graph.outputs.clear()
@@ -59,7 +69,9 @@ def inline(ops: Ops, model: ir.Model, bindings: dict[str, Value]) -> tuple[list[
 
 def shared(ops: Ops, tensor: ir.TensorProtocol) -> Value:
     """Return the one initializer of `ops` that holds the numbers of `tensor`."""
-    return ops.initializer((tensor.dtype, tuple(tensor.shape), hashlib.sha256(tensor.tobytes()).digest()), tensor)
+    return ops.initializer(
+        (tensor.dtype, tuple(tensor.shape), hashlib.sha256(tensor.tobytes()).digest()), tensor
+    )
 
 
 def split(nodes: list[ir.Node], changing: Collection[Value]) -> tuple[list[ir.Node], list[ir.Node]]:

@@ -24,7 +24,8 @@ SAMPLING = (
 )
 SEQUENCES = TensorSpec("sequences", "int64", ("batch_size", "sequence_length"))
 ZERO = np.array(0, np.float64)
-MIN_TEMPERATURE = np.array(1e-6, np.float32)  # below it, as at it, only the most likely token is left
+# below it, as at it, only the most likely token is left
+MIN_TEMPERATURE = np.array(1e-6, np.float32)
 # Logits (B, V), the place of the token and the settings -> tokens (B, 1).
 ChooseTokens = Callable[[Ops, Value, Value, Values], Value]
 
@@ -46,15 +47,16 @@ class Search(Protocol):
         """Return the number of rows of each input, (1,), or `None` for one row."""
 
     def begin(self, inputs: Inputs, settings: Values, prompt: Value, limit: Value) -> list[Value]:
-        """Return the states before the first token. At most `limit` (B, 1) tokens follow the `prompt` (B, P)."""
+        """Return the states before the first token. At most `limit` (B, 1) tokens follow the
+        `prompt` (B, P)."""
 
     def advance(
         self, ops: Ops, logits: Value, states: list[Value], place: Value
     ) -> tuple[Value, Value | None, list[Value], Value]:
         """Return the next tokens, their parents, the new states, and whether to go on (a scalar).
 
-        Logits are (rows, V), tokens (rows, 1). The parents are the beams (B, K) that the tokens continue, `None` if each row
-        continues itself.
+        Logits are (rows, V), tokens (rows, 1). The parents are the beams (B, K) that the tokens
+        continue, `None` if each row continues itself.
         """
 
     def end(self, ops: Ops, states: list[Value]) -> list[Value]:
@@ -62,7 +64,8 @@ class Search(Protocol):
 
 
 class TokenSearch:
-    """A search of one token of each row, which `choose` returns, until its end token. Finished rows get the fill token."""
+    """A search of one token of each row, which `choose` returns, until its end token. Finished rows
+    get the fill token."""
 
     outputs: tuple[TensorSpec, ...] = (SEQUENCES,)
     dtypes = ("int64", "bool")
@@ -81,16 +84,25 @@ class TokenSearch:
         self.settings = settings
         return [prompt, inputs.ops("Less", limit, 1)]
 
-    def advance(self, ops: Ops, logits: Value, states: list[Value], place: Value) -> tuple[Value, None, list[Value], Value]:
+    def advance(
+        self, ops: Ops, logits: Value, states: list[Value], place: Value
+    ) -> tuple[Value, None, list[Value], Value]:
         """Append one token to each sequence."""
         sequences, ended = states
         options = self.rules.options
-        tokens = self.choose(ops, self.rules.applied(ops, logits, place, self.limit), place, self.settings)
+        tokens = self.choose(
+            ops, self.rules.applied(ops, logits, place, self.limit), place, self.settings
+        )
         tokens = ops("Where", ended, options.fill_token_id, tokens)
         ended = ops("Or", ended, ops("GreaterOrEqual", ops("Add", place, 1), self.limit))
         if options.eos_token_ids:
             ended = ops("Or", ended, ops.is_in(tokens, options.eos_token_ids))
-        return tokens, None, [ops("Concat", sequences, tokens, axis=1), ended], ops.any(ops("Not", ended), keepdims=0)
+        return (
+            tokens,
+            None,
+            [ops("Concat", sequences, tokens, axis=1), ended],
+            ops.any(ops("Not", ended), keepdims=0),
+        )
 
     def end(self, ops: Ops, states: list[Value]) -> list[Value]:
         """Return the sequences."""
@@ -105,15 +117,20 @@ def likeliest_tokens(ops: Ops, logits: Value, place: Value, settings: Values) ->
 def sampled_tokens(ops: Ops, logits: Value, place: Value, settings: Values) -> Value:
     """Write sampling with top_k, temperature and top_p, as in transformers.
 
-    Of the tokens that are left, most likely first, it returns the first whose cumulative probability exceeds the row's uniform
-    number of this step. It computes in float64: the same numbers give the same tokens everywhere.
+    Of the tokens that are left, most likely first, it returns the first whose cumulative
+    probability exceeds the row's uniform number of this step. It computes in float64: the same
+    numbers give the same tokens everywhere.
     """
     size = ops("Shape", logits, start=1)
-    counts = ops("Where", ops("Less", settings["top_k"], 1), size, ops("Min", settings["top_k"], size))
+    counts = ops(
+        "Where", ops("Less", settings["top_k"], 1), size, ops("Min", settings["top_k"], size)
+    )
     max_count = ops("Reshape", ops("ReduceMax", counts, keepdims=0), [1])
     values, tokens = ops.outputs(2, "TopK", logits, max_count, axis=-1, largest=1, sorted=1)
     weights = sampling_weights(ops, values, counts, settings)
-    uniform = ops.cast(ops("Gather", settings["uniforms"], ops("Reshape", place, [1]), axis=1), "float64")
+    uniform = ops.cast(
+        ops("Gather", settings["uniforms"], ops("Reshape", place, [1]), axis=1), "float64"
+    )
     cumulative = ops("CumSum", weights, 1)
     bound = ops("Mul", uniform, ops("ReduceSum", weights, [1]))
     passed = ops("ReduceSum", ops.cast(ops("LessOrEqual", cumulative, bound), "int64"), [1])
@@ -122,7 +139,8 @@ def sampled_tokens(ops: Ops, logits: Value, place: Value, settings: Values) -> V
 
 
 def sampling_weights(ops: Ops, values: Value, counts: Value, settings: Values) -> Value:
-    """Return weights in proportion to probabilities, float64, and 0 for tokens that top_k or top_p remove.
+    """Return weights in proportion to probabilities, float64, and 0 for tokens that top_k or top_p
+    remove.
 
     `values` are sorted logits (B, n), largest first, of which each row has `counts` (B, 1).
     """
@@ -134,5 +152,7 @@ def sampling_weights(ops: Ops, values: Value, counts: Value, settings: Values) -
     weights = ops("Where", ops("Less", places, counts), weights, ZERO)
     before = ops("CumSum", weights, 1, exclusive=1)
     share = ops("Div", before, ops("ReduceSum", weights, [1]))
-    is_kept = ops("Or", ops("Less", share, ops.cast(settings["top_p"], "float64")), ops("Equal", places, 0))
+    is_kept = ops(
+        "Or", ops("Less", share, ops.cast(settings["top_p"], "float64")), ops("Equal", places, 0)
+    )
     return ops("Where", is_kept, weights, ZERO)

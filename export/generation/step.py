@@ -1,4 +1,5 @@
-"""The part of a target in `one_graph`: nodes that read the source or the prompt, and nodes of a step of the decoder."""
+"""The part of a target in `one_graph`: nodes that read the source or the prompt, and nodes of a
+step of the decoder."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Inputs:
 
     Args:
         ops: the graph that the loop stands in.
-        ids: int64 (B, S), the source; of a decoder the prompts, padded on the left. `mask` as these.
+        ids: int64 (B, S), the source; of a decoder the prompts, padded on the left. `mask` as
+            these.
         beams: int64 (1,), K rows of each input; `None` for one.
         lengths: int64 (B, 1), tokens of each prompt of a decoder.
         positions: how many a learned table has; `None` without one.
@@ -76,13 +78,17 @@ class Step(Protocol):
     num_masks: int
 
     def begin(self, inputs: Inputs) -> list[Value]:
-        """Return the states before the first token; of a decoder, before the last token of each prompt.
+        """Return the states before the first token; of a decoder, before the last token of each
+        prompt.
 
         Nodes of what never changes go to `inputs.ops`.
         """
 
-    def advance(self, ops: Ops, tokens: Value, states: list[Value], place: Value) -> tuple[Value, list[Value]]:
-        """Return the logits (rows, V) after `tokens` (rows, t), which follow `place` (a scalar) tokens, and the new states."""
+    def advance(
+        self, ops: Ops, tokens: Value, states: list[Value], place: Value
+    ) -> tuple[Value, list[Value]]:
+        """Return the logits (rows, V) after `tokens` (rows, t), which follow `place` (a scalar)
+        tokens, and the new states."""
 
 
 class OwnCaches:
@@ -94,7 +100,10 @@ class OwnCaches:
 
     def empty(self, inputs: Inputs, per_beam: bool) -> list[Value]:
         """Return caches of no tokens for each row, or for each input."""
-        return [empty_cache(inputs.ops, value, inputs.rows if per_beam else inputs.batch) for value in self.past]
+        return [
+            empty_cache(inputs.ops, value, inputs.rows if per_beam else inputs.batch)
+            for value in self.past
+        ]
 
     def bind(self, states: list[Value]) -> dict[str, Value]:
         """Return the caches `states` by the names of the decoder's inputs."""

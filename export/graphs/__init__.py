@@ -9,10 +9,11 @@ In reading order:
 | `positions` | positions, biases of the scores, and masks: causal, padding, sliding windows |
 | `attention` | attention in standard operators |
 | `onnxruntime_attention` | attention in onnxruntime's operators |
-| `precisions`, `quantization` | matrix multiplications and embedding look-ups for each dtype of the weights |
+| `precisions`, `quantization` | matrix multiplications and embedding look-ups of each dtype |
 | `sequences`, `images` | models that read whole sequences or images, with their heads |
 | `build` | the files of an export |
 
-`targets/NAME/graphs.py` has the graphs of a target: it says which attention stands where. `context` has what all functions
-take, `ops` the nodes, `weights` the tensors, `config` the config, `input_scales` the scales of a calibration.
+`targets/NAME/graphs.py` has the graphs of a target: it says which attention stands where. `context`
+has what all functions take, `ops` the nodes, `weights` the tensors, `config` the config,
+`input_scales` the scales of a calibration.
 """

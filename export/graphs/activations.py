@@ -9,7 +9,8 @@ from onnx_ir import Value
 from .context import GraphContext
 
 OPERATORS = {
-    "relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid", "hardswish": "HardSwish", "mish": "Mish", "leaky_relu": "LeakyRelu",
+    "relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid", "hardswish": "HardSwish", "mish": "Mish",
+    "leaky_relu": "LeakyRelu",
 }  # fmt: skip
 
 
@@ -79,14 +80,19 @@ def xielu(g: GraphContext, x: Value, name: str) -> Value:
     return op("Add", branches, linear)
 
 
-def xielu_slopes(positive: np.ndarray, negative: np.ndarray, beta: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, ...]:
+def xielu_slopes(
+    positive: np.ndarray, negative: np.ndarray, beta: np.ndarray, epsilon: np.ndarray
+) -> tuple[np.ndarray, ...]:
     """Return softplus(positive), beta + softplus(negative), beta and epsilon."""
     return np.logaddexp(0, positive), beta + np.logaddexp(0, negative), beta, epsilon
 
 
 FUNCTIONS: dict[str, Callable[[GraphContext, Value], Value]] = {
     **dict.fromkeys(("gelu", "gelu_python"), gelu),
-    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"), tanh_gelu),
+    **dict.fromkeys(
+        ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"),
+        tanh_gelu,
+    ),
     **dict.fromkeys(("silu", "swish"), silu),
     "quick_gelu": lambda g, x: silu(g, x, 1.702),
     "gelu_10": lambda g, x: g.op("Clip", gelu(g, x), -10.0, 10.0),

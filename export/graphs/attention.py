@@ -8,8 +8,8 @@
 | `growing_attention` | of a cache, with the new ones appended | portable decoders |
 | `source_attention` | of the encoder's output | cross-attention |
 
-Each function returns what `layers.stack` calls in its layers. Masks and biases come from `positions`. Queries, keys and values
-of heads are (B, H, T, d), others (B, T, H * d).
+Each function returns what `layers.stack` calls in its layers. Masks and biases come from
+`positions`. Queries, keys and values of heads are (B, H, T, d), others (B, T, H * d).
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,8 @@ MIN_BLOCK = 64  # queries; with fewer, matrices would be too small to multiply w
 
 
 def self_attention(g: GraphContext, positions: Value | None, bias: Value | None) -> Attention:
-    """Write attention over a whole sequence, with `bias` (B or 1, H or 1, T, S) added to the scores."""
+    """Write attention over a whole sequence, with `bias` (B or 1, H or 1, T, S) added to the
+    scores."""
 
     def attend(layer: int, name: str, x: Value) -> Value:
         return scaled_dot_product(g, *project_heads(g, name, x, positions), bias)
@@ -52,12 +53,16 @@ def grown(g: GraphContext, past: Pair, new: Sequence[Value]) -> Pair:
 
 
 def source_attention(g: GraphContext, states: Pairs, bias: Value) -> Attention:
-    """Write attention to a source, to the keys and values in `states` of each layer, with `source_bias`."""
-    return lambda layer, name, x: scaled_dot_product(g, linear(g, x, f"{name}.q_proj"), *states[layer], bias)
+    """Write attention to a source, to the keys and values in `states` of each layer, with
+    `source_bias`."""
+    return lambda layer, name, x: scaled_dot_product(
+        g, linear(g, x, f"{name}.q_proj"), *states[layer], bias
+    )
 
 
 def encoder_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
-    """Write the attention of an encoder: in blocks with a sliding window. Images have no `tokens`."""
+    """Write the attention of an encoder: in blocks with a sliding window. Images have no
+    `tokens`."""
     if tokens is None:
         return self_attention(g, None, None)
     if g.config.sliding_window is not None and not g.config.has_relative_positions:
@@ -66,31 +71,43 @@ def encoder_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
 
 
 def fused_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
-    """Write the attention of an encoder as one operator, `Attention` of opset 23. Images have no `tokens`.
+    """Write the attention of an encoder as one operator, `Attention` of opset 23. Images have no
+    `tokens`.
 
     The bias has a row for each query, since onnxruntime's CPU kernel repeats none.
     """
     positions, bias = None, None
     if tokens is not None:
         queries = g.op.shape(1, 1, g.op.size(tokens.ids, 1), 1)
-        positions, bias = tokens.positions, g.op("Expand", bidirectional_bias(g, tokens.ids, tokens.mask), queries)
+        positions, bias = (
+            tokens.positions,
+            g.op("Expand", bidirectional_bias(g, tokens.ids, tokens.mask), queries),
+        )
     heads = g.config.num_attention_heads
     attributes = {"q_num_heads": heads, "kv_num_heads": heads, "scale": scale(g)}
-    return lambda layer, name, x: g.op("Attention", *project(g, name, x, positions), bias, **attributes)
+    return lambda layer, name, x: g.op(
+        "Attention", *project(g, name, x, positions), bias, **attributes
+    )
 
 
-# ------------------------------------------------------------------------------------------------- heads and their scores
+# --------------------------------------------------------------------------- heads and their scores
 
 
-def project(g: GraphContext, name: str, x: Value, positions: Value | None) -> tuple[Value, Value, Value]:
+def project(
+    g: GraphContext, name: str, x: Value, positions: Value | None
+) -> tuple[Value, Value, Value]:
     """Return queries, keys and values of self-attention, turned by rotary positions."""
-    query, key, value = g.target.dialect.linear_each(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
+    query, key, value = g.target.dialect.linear_each(
+        g, x, *(f"{name}.{part}_proj" for part in "qkv")
+    )
     if positions is not None and g.config.has_rotary_positions:
         query, key = (g.target.dialect.rotate(g, states, positions) for states in (query, key))
     return query, key, value
 
 
-def project_heads(g: GraphContext, name: str, x: Value, positions: Value | None) -> tuple[Value, Value, Value]:
+def project_heads(
+    g: GraphContext, name: str, x: Value, positions: Value | None
+) -> tuple[Value, Value, Value]:
     """Return queries (B, T, H * d), and keys and values of heads."""
     query, key, value = project(g, name, x, positions)
     return query, split_keys(g, key), split_values(g, value)
@@ -110,19 +127,28 @@ def split_values(g: GraphContext, states: Value) -> Value:
 
 
 def is_packed(g: GraphContext) -> bool:
-    """Return whether queries, keys and values may come from one matrix multiplication, since nothing changes them after it."""
+    """Return whether queries, keys and values may come from one matrix multiplication, since
+    nothing changes them after it."""
     return not g.config.has_rotary_positions
 
 
 def source_heads(g: GraphContext, source: Value) -> Pairs:
     """Return the keys and values of a source, (B, S, D), for each layer of the decoder."""
-    modules = [f"{g.config.decoder_prefix}layers.{layer}.cross_attn" for layer in range(g.config.decoder_layers)]
+    modules = [
+        f"{g.config.decoder_prefix}layers.{layer}.cross_attn"
+        for layer in range(g.config.decoder_layers)
+    ]
     names = [f"{module}.{part}_proj" for module in modules for part in "kv"]
     states = g.target.dialect.linear_each(g, source, *names)
-    return [(split_keys(g, key), split_values(g, value)) for key, value in zip(states[::2], states[1::2])]
+    return [
+        (split_keys(g, key), split_values(g, value))
+        for key, value in zip(states[::2], states[1::2])
+    ]
 
 
-def scaled_dot_product(g: GraphContext, query: Value, keys: Value, values: Value, bias: Value | None) -> Value:
+def scaled_dot_product(
+    g: GraphContext, query: Value, keys: Value, values: Value, bias: Value | None
+) -> Value:
     """Write equation 1 for queries (B, T, H * d_k): (B, T, H * d_v)."""
     op = g.op
     queries = op("Mul", split_keys(g, query), scale(g))
@@ -142,14 +168,14 @@ def merge_heads(g: GraphContext, output: Value) -> Value:
     return g.op("Reshape", g.op("Transpose", output, perm=[0, 2, 1, 3]), [0, 0, width])
 
 
-# --------------------------------------------------------------------------------------------------------------- windows
+# ------------------------------------------------------------------------------------------ windows
 
 
 def block_attention(g: GraphContext, tokens: Tokens) -> Attention:
     """Write the attention of an encoder with a window in blocks (Beltagy et al. 2020, section 3.1).
 
-    A block of queries reads its keys and those of the blocks before and after it. Time and memory grow with the length, and not
-    with its square.
+    A block of queries reads its keys and those of the blocks before and after it. Time and memory
+    grow with the length, and not with its square.
     """
     op, config, mask = g.op, g.config, tokens.mask
     reach = config.sliding_window
@@ -162,11 +188,15 @@ def block_attention(g: GraphContext, tokens: Tokens) -> Attention:
         """(B, H, S, d) -> (B, H, blocks, 3 * block, d)."""
         blocks = op("Reshape", op("Pad", states, around), [0, 0, -1, block, width])
         ends = (0, -2), (1, -1), (2, np.iinfo(np.int64).max)
-        return op("Concat", *(op("Slice", blocks, [start], [end], [2]) for start, end in ends), axis=3)
+        return op(
+            "Concat", *(op("Slice", blocks, [start], [end], [2]) for start, end in ends), axis=3
+        )
 
     flags = neighbours(op("Unsqueeze", op.cast(mask, "float32"), [1, 3]), 1)
     is_key = op("Transpose", op("Greater", flags, np.float32(0)), perm=[0, 1, 2, 4, 3])
-    distance = op("Sub", op("Range", -block, 2 * block, 1), op("Unsqueeze", op("Range", 0, block, 1), [1]))
+    distance = op(
+        "Sub", op("Range", -block, 2 * block, 1), op("Unsqueeze", op("Range", 0, block, 1), [1])
+    )
     bias = masked(g, op("And", is_key, op("LessOrEqual", op("Abs", distance), reach)))
 
     def attend(layer: int, name: str, x: Value) -> Value:
@@ -174,10 +204,16 @@ def block_attention(g: GraphContext, tokens: Tokens) -> Attention:
         queries = split_keys(g, op("Mul", query, scale(g)))
         queries = op("Pad", queries, op.shape(0, 0, 0, 0, 0, 0, missing, 0))
         queries = op("Reshape", queries, [0, 0, -1, block, config.head_dim])
-        keys = op("Transpose", neighbours(split_keys(g, key), config.head_dim), perm=[0, 1, 2, 4, 3])
+        keys = op(
+            "Transpose", neighbours(split_keys(g, key), config.head_dim), perm=[0, 1, 2, 4, 3]
+        )
         weights = op("Softmax", op("Add", op("MatMul", queries, keys), bias), axis=-1)
         values = neighbours(split_values(g, value), config.value_head_dim)
-        output = op("Reshape", op("MatMul", weights, values), [0, config.num_attention_heads, -1, config.value_head_dim])
+        output = op(
+            "Reshape",
+            op("MatMul", weights, values),
+            [0, config.num_attention_heads, -1, config.value_head_dim],
+        )
         return merge_heads(g, op("Slice", output, [0], length, [2]))
 
     return attend

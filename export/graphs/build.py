@@ -24,12 +24,17 @@ from .weights import CheckpointWeights, WeightStore
 IR_VERSION = 10
 SHARED_WEIGHTS = "model.onnx_data"
 SCRATCH = "weights.partial"  # removed when the weights are in the graphs
-DTYPES = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+DTYPES = {
+    "fp32": np.dtype(np.float32),
+    "fp16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+}
 
 
 @dataclass(frozen=True)
 class GraphSource:
-    """A model whose graphs are written: its config and weights, the tokens of a shortlist, and what its linear maps read."""
+    """A model whose graphs are written: its config and weights, the tokens of a shortlist, and what
+    its linear maps read."""
 
     config: Config
     weights: CheckpointWeights
@@ -38,15 +43,24 @@ class GraphSource:
 
     @classmethod
     def read(
-        cls, checkpoint: Path, config: Config, shortlist: list[int] | None = None, calibration: Calibration | None = None
+        cls,
+        checkpoint: Path,
+        config: Config,
+        shortlist: list[int] | None = None,
+        calibration: Calibration | None = None,
     ) -> "GraphSource":
-        rows = {} if shortlist is None else {f"{LM_HEAD}.{part}": shortlist for part in ("weight", "bias")}
+        rows = (
+            {}
+            if shortlist is None
+            else {f"{LM_HEAD}.{part}": shortlist for part in ("weight", "bias")}
+        )
         return cls(config, CheckpointWeights(checkpoint, config, rows), shortlist, calibration)
 
 
 @dataclass(frozen=True)
 class GraphFormat:
-    """The choices of a user: the target, the dtype of the weights, the dtype of activations, and the opset."""
+    """The choices of a user: the target, the dtype of the weights, the dtype of activations, and
+    the opset."""
 
     target: Target
     dtype: str
@@ -54,7 +68,9 @@ class GraphFormat:
     opset: int
 
 
-def write_graphs(source: GraphSource, form: GraphFormat, specs: dict[str, GraphSpec], directory: Path) -> None:
+def write_graphs(
+    source: GraphSource, form: GraphFormat, specs: dict[str, GraphSpec], directory: Path
+) -> None:
     """Write the graphs with these `specs` by role, and their weights, to `directory`."""
     files = directory / "onnx"
     files.mkdir(parents=True, exist_ok=True)
@@ -72,11 +88,15 @@ def write_graphs(source: GraphSource, form: GraphFormat, specs: dict[str, GraphS
         shared.unlink()
 
 
-def write_graph(source: GraphSource, store: WeightStore, form: GraphFormat, role: str, spec: GraphSpec) -> ir.Model:
+def write_graph(
+    source: GraphSource, store: WeightStore, form: GraphFormat, role: str, spec: GraphSpec
+) -> ir.Model:
     """Return the graph of `role` with the inputs and outputs of `spec`."""
     target: TargetGraphs = form.target.graphs(form.dtype)
     op = Ops(store.dtype)
-    g = GraphContext(op, source.config, store, target, form.opset, source.shortlist, source.calibration)
+    g = GraphContext(
+        op, source.config, store, target, form.opset, source.shortlist, source.calibration
+    )
     inputs = {tensor.name: with_spec(Value(), tensor) for tensor in spec.inputs}
     outputs = target.write[kind_of(role, source.config)](g, dict(inputs))
     graph = ir.Graph(
@@ -84,7 +104,10 @@ def write_graph(source: GraphSource, store: WeightStore, form: GraphFormat, role
         [with_spec(value, tensor) for value, tensor in zip(outputs, spec.outputs, strict=True)],
         nodes=op.nodes,
         initializers=list(op.initializers.values()),
-        opset_imports={"": form.opset, **({CONTRIB: 1} if any(node.domain for node in op.nodes) else {})},
+        opset_imports={
+            "": form.opset,
+            **({CONTRIB: 1} if any(node.domain for node in op.nodes) else {}),
+        },
         name=role,
     )
     model = ir.Model(graph, ir_version=IR_VERSION, producer_name="vanilla-transformer")
@@ -101,7 +124,10 @@ def check_standard(model: ir.Model) -> None:
         onnx.checker.ValidationError: if it is not.
     """
     proto = ir.to_proto(model)
-    weights = [make_tensor_value_info(weight.name, weight.data_type, weight.dims) for weight in proto.graph.initializer]
+    weights = [
+        make_tensor_value_info(weight.name, weight.data_type, weight.dims)
+        for weight in proto.graph.initializer
+    ]
     proto.graph.input.extend(weights)
     proto.graph.ClearField("initializer")
     onnx.checker.check_model(proto)
@@ -116,5 +142,9 @@ def kind_of(role: str, config: Config) -> str:
 
 def with_spec(value: Value, tensor: TensorSpec) -> Value:
     """Return `value` with the name, type and shape of `tensor`."""
-    value.name, value.type, value.shape = tensor.name, ir.TensorType(data_type(tensor.dtype)), ir.Shape(tensor.shape)
+    value.name, value.type, value.shape = (
+        tensor.name,
+        ir.TensorType(data_type(tensor.dtype)),
+        ir.Shape(tensor.shape),
+    )
     return value

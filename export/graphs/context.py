@@ -1,4 +1,5 @@
-"""The context of all functions here: the graph, the config and weights of its model, and the operators of the target."""
+"""The context of all functions here: the graph, the config and weights of its model, and the
+operators of the target."""
 
 from __future__ import annotations
 
@@ -32,14 +33,21 @@ def flat(pairs: Pairs) -> list[Value]:
 
 
 class Caches:
-    """Keys and values of each layer, those that a graph reads and those that its attention appends to `present`.
+    """Keys and values of each layer, those that a graph reads and those that its attention appends
+    to `present`.
 
     A seq2seq model has caches of its decoder, and caches of the source.
     """
 
     def __init__(self, inputs: Values, is_source: bool = False):
-        names = [name for name in inputs if name.startswith("past_key_values") and (".encoder." in name) == is_source]
-        self.past: Pairs = [(inputs[key], inputs[value]) for key, value in zip(names[::2], names[1::2])]
+        names = [
+            name
+            for name in inputs
+            if name.startswith("past_key_values") and (".encoder." in name) == is_source
+        ]
+        self.past: Pairs = [
+            (inputs[key], inputs[value]) for key, value in zip(names[::2], names[1::2])
+        ]
         self.present: Pairs = []
 
 
@@ -48,8 +56,8 @@ class Precision:
     """The form of matrices in a graph.
 
     Args:
-        matmul: x (..., K), names of linear maps, whose matrices are (N, K), and a bias or `None` -> x W + b, the columns of all
-            matrices side by side.
+        matmul: x (..., K), names of linear maps, whose matrices are (N, K), and a bias or `None` ->
+            x W + b, the columns of all matrices side by side.
         look_up: the name of a table (V, D) and ids -> their rows.
     """
 
@@ -64,11 +72,14 @@ class Dialect:
     Args:
         rms_norm: x, a weight and epsilon -> the norm of root mean squares.
         linear_each: x and names of linear maps -> the result of each.
-        activated_linear: x, the name of a linear map and an activation -> the activation of the map.
-        add_and_norm: x, the input of the last map of a sublayer, its name, the name of a norm or `None` -> the sum with x, and
-            its norm, or the sum again.
-        rotate: queries or keys (B, T, H * d) and positions (B or 1, T) -> the same turned by rotary positions.
-        last_index: int64 (B, T), the index of each token that counts and 0 for the others -> the largest of each row, (B,).
+        activated_linear: x, the name of a linear map and an activation -> the activation of the
+            map.
+        add_and_norm: x, the input of the last map of a sublayer, its name, the name of a norm or
+            `None` -> the sum with x, and its norm, or the sum again.
+        rotate: queries or keys (B, T, H * d) and positions (B or 1, T) -> the same turned by rotary
+            positions.
+        last_index: int64 (B, T), the index of each token that counts and 0 for the others -> the
+            largest of each row, (B,).
         mask_value: number added to the scores of keys that are not read.
     """
 
@@ -89,8 +100,8 @@ class TargetGraphs:
     """The graphs of a target in one dtype.
 
     Args:
-        write: by role of a graph, for decoders of seq2seq models `"seq2seq ROLE"`: the inputs by name -> the outputs in order.
-            `"sequence"` are models that read whole sequences.
+        write: by role of a graph, for decoders of seq2seq models `"seq2seq ROLE"`: the inputs by
+            name -> the outputs in order. `"sequence"` are models that read whole sequences.
     """
 
     dialect: Dialect
@@ -104,7 +115,8 @@ class GraphContext:
 
     Args:
         shortlist: the tokens that have logits; all if `None`.
-        calibration: what the inputs of matrices were on a text, see `input_scales.Calibration`; `None` without.
+        calibration: what the inputs of matrices were on a text, see `input_scales.Calibration`;
+            `None` without.
     """
 
     op: Ops
@@ -135,7 +147,9 @@ class GraphContext:
         """Return what `transform` makes of the matrices of the linear maps `names`."""
         return self.transformed([f"{name}.weight" for name in names], transform, *arguments)
 
-    def transformed(self, names: Sequence[str], transform: Callable, *arguments: Any) -> list[Value]:
+    def transformed(
+        self, names: Sequence[str], transform: Callable, *arguments: Any
+    ) -> list[Value]:
         """Return what `transform` makes of the weights `names`, see `WeightStore`."""
         tensors = self.store.transformed(names, transform, *arguments)
         return [self.op.initializer(id(tensor), tensor) for tensor in tensors]

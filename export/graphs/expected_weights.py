@@ -1,4 +1,5 @@
-"""The names and shapes of the weights that a checkpoint must have, and the check of its files before graphs are written."""
+"""The names and shapes of the weights that a checkpoint must have, and the check of its files
+before graphs are written."""
 
 import math
 from collections.abc import Iterator
@@ -27,11 +28,18 @@ def check_weights(checkpoint: Path, config: Config) -> None:
 
     Raises:
         FileNotFoundError: without safetensors weights.
-        ValueError: for files that are damaged, and for weights that are missing, too many, of other shapes or not finite.
+        ValueError: for files that are damaged, and for weights that are missing, too many, of other
+            shapes or not finite.
     """
-    stored = {name: facts for file in weight_files(checkpoint) for name, facts in stored_tensors(file).items()}
+    stored = {
+        name: facts
+        for file in weight_files(checkpoint)
+        for name, facts in stored_tensors(file).items()
+    }
     check_depth(config, stored, checkpoint)
-    check_tensors(config.architecture, expected_weights(config), tied_names(config), stored, checkpoint)
+    check_tensors(
+        config.architecture, expected_weights(config), tied_names(config), stored, checkpoint
+    )
     weights = CheckpointWeights(checkpoint, config)
     for name in stored:
         check_finite(name, weights[name], checkpoint)
@@ -41,7 +49,9 @@ def check_finite(name: str, values: np.ndarray, where: Path) -> None:
     with np.errstate(all="ignore"):
         is_finite = np.isfinite(values.sum())  # also false for finite values whose sum is too large
     if not is_finite and (wrong := values.size - int(np.isfinite(values).sum())):
-        raise ValueError(f"{name} of {where} has {wrong} of {values.size} values that are NaN or infinite")
+        raise ValueError(
+            f"{name} of {where} has {wrong} of {values.size} values that are NaN or infinite"
+        )
 
 
 def expected_weights(config: Config) -> dict[str, Shape]:
@@ -50,7 +60,7 @@ def expected_weights(config: Config) -> dict[str, Shape]:
     return dict([*body, *pooler(config), *head(config)])
 
 
-# ---------------------------------------------------------------------------------------------------------------- stacks
+# ------------------------------------------------------------------------------------------- stacks
 
 
 def tokens(config: Config) -> Shapes:
@@ -59,19 +69,24 @@ def tokens(config: Config) -> Shapes:
     for prefix in (*others, last):
         yield from stack(config, prefix)
     if config.model_type != "vanilla-encoder" and config.embedding_size != config.hidden_size:
-        yield from linear(f"{last}output_projection", config.hidden_size, config.embedding_size, has_bias=False)
+        yield from linear(
+            f"{last}output_projection", config.hidden_size, config.embedding_size, has_bias=False
+        )
 
 
 def vision(config: Config) -> Shapes:
     size, count = config.hidden_size, config.num_first_tokens
-    yield from linear("embeddings.embed_patches", config.num_channels * math.prod(pair(config.patch_size)), size)
+    yield from linear(
+        "embeddings.embed_patches", config.num_channels * math.prod(pair(config.patch_size)), size
+    )
     yield "embeddings.first_tokens", (count, size)
     yield "embeddings.positions", (count + math.prod(config.grid), size)
     yield from layers(config, "")
 
 
 def pooler(config: Config) -> Shapes:
-    """Yield the weights of the pooler, if the head reads the state of the first token through one."""
+    """Yield the weights of the pooler, if the head reads the state of the first token through
+    one."""
     is_pooled = config.head in ("", "PreTraining", "NextSentencePrediction", "MultipleChoice")
     if config.head == "SequenceClassification":
         is_pooled = getattr(config, "classifier_pooling", None) == "cls"
@@ -99,7 +114,9 @@ def embeddings(config: Config, name: str) -> Shapes:
     if config.embedding_norm:
         yield from norm(config, f"{name}.norm", config.position_size)
     if config.embedding_size != config.hidden_size:
-        yield from linear(f"{name}.projection", config.embedding_size, config.hidden_size, config.embedding_norm)
+        yield from linear(
+            f"{name}.projection", config.embedding_size, config.hidden_size, config.embedding_norm
+        )
 
 
 def layers(config: Config, prefix: str) -> Shapes:
@@ -115,8 +132,18 @@ def layer(config: Config, name: str, attentions: tuple[str, ...]) -> Shapes:
     widths = {"q": config.head_dim, "k": config.head_dim, "v": config.value_head_dim}
     for attention in attentions:
         for part, width in widths.items():
-            yield from linear(f"{name}.{attention}.{part}_proj", size, config.num_attention_heads * width, has_bias)
-        yield from linear(f"{name}.{attention}.o_proj", config.num_attention_heads * config.value_head_dim, size, has_bias)
+            yield from linear(
+                f"{name}.{attention}.{part}_proj",
+                size,
+                config.num_attention_heads * width,
+                has_bias,
+            )
+        yield from linear(
+            f"{name}.{attention}.o_proj",
+            config.num_attention_heads * config.value_head_dim,
+            size,
+            has_bias,
+        )
         yield from norm(config, f"{name}.{attention}_norm", size)
     for part in ("gate", "up") if config.gated else ("up",):
         yield from linear(f"{name}.feed_forward.{part}_proj", size, inner, has_bias)
@@ -125,7 +152,7 @@ def layer(config: Config, name: str, attentions: tuple[str, ...]) -> Shapes:
     yield from norm(config, f"{name}.feed_forward_norm", size)
 
 
-# ----------------------------------------------------------------------------------------------------------------- parts
+# -------------------------------------------------------------------------------------------- parts
 
 
 def linear(name: str, in_size: int, out_size: int, has_bias: bool = True) -> Shapes:
@@ -145,18 +172,24 @@ def activation(name: str, act: str) -> Shapes:
         yield f"{name}.activation.{part}", shape
 
 
-# ----------------------------------------------------------------------------------------------------------------- heads
+# -------------------------------------------------------------------------------------------- heads
 
 
 def head(config: Config) -> Shapes:
     """Yield the weights of the head."""
-    size = config.hidden_size if config.model_type in ("vanilla-encoder", "vanilla-vision") else config.embedding_size
+    size = (
+        config.hidden_size
+        if config.model_type in ("vanilla-encoder", "vanilla-vision")
+        else config.embedding_size
+    )
     labels = len(config.id2label)
     if config.head in ("MaskedLM", "PreTraining"):
         yield from lm_transform(config)
     match config.head:
         case "MaskedLM" | "PreTraining" | "CausalLM" | "ConditionalGeneration":
-            yield from linear("lm_head", config.embedding_size, config.vocab_size, config.lm_head_bias)
+            yield from linear(
+                "lm_head", config.embedding_size, config.vocab_size, config.lm_head_bias
+            )
         case "QuestionAnswering":
             yield from linear("qa_outputs", size, 2)
         case "MultipleChoice":
@@ -166,7 +199,10 @@ def head(config: Config) -> Shapes:
         case "TokenClassification":
             if act := getattr(config, "token_transform_act", None):
                 yield from linear("transform.0", size, size)
-                yield from ((name.replace("activation", "1"), shape) for name, shape in activation("transform", act))
+                yield from (
+                    (name.replace("activation", "1"), shape)
+                    for name, shape in activation("transform", act)
+                )
             yield from linear("classifier", size, labels)
         case "SequenceClassification" if config.model_type == "vanilla-decoder":
             yield from linear("score", size, labels, has_bias=False)

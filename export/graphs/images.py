@@ -23,38 +23,58 @@ def image_labels(g: GraphContext, states: Value) -> Value:
 
 
 def embedded_patches(g: GraphContext, pixels: Value) -> Value:
-    """Write equation 1: learned first tokens and the patches, plus positions, (B, first tokens + patches, D)."""
+    """Write equation 1: learned first tokens and the patches, plus positions, (B, first tokens +
+    patches, D)."""
     op, config = g.op, g.config
     name = f"{config.prefix}embeddings"
-    grid = [op("Div", op.size(pixels, axis), side) for axis, side in zip((2, 3), pair(config.patch_size))]
+    grid = [
+        op("Div", op.size(pixels, axis), side)
+        for axis, side in zip((2, 3), pair(config.patch_size))
+    ]
     patches = op("Reshape", split_patches(g, pixels, *grid), op.shape(0, op("Mul", *grid), -1))
     x = linear(g, patches, f"{name}.embed_patches")
     first = op("Unsqueeze", g.weight(f"{name}.first_tokens"), [0])
     first = op("Expand", first, op.shape(op.size(pixels, 0), 1, 1))
     table = f"{name}.positions"
-    positions = interpolated(g, table, *grid) if config.interpolate_pos_encoding else g.weight(table)
+    positions = (
+        interpolated(g, table, *grid) if config.interpolate_pos_encoding else g.weight(table)
+    )
     return op("Add", op("Concat", first, x, axis=1), positions)
 
 
 def split_patches(g: GraphContext, pixels: Value, rows: Value, columns: Value) -> Value:
-    """Return the patches (B, rows, columns, C, height, width). Pixels beyond whole patches are dropped."""
+    """Return the patches (B, rows, columns, C, height, width). Pixels beyond whole patches are
+    dropped."""
     op = g.op
     height, width = pair(g.config.patch_size)
     ends = op.shape(op("Mul", rows, height), op("Mul", columns, width))
     whole = op("Slice", pixels, [0, 0], ends, [2, 3])
-    return op("Transpose", op("Reshape", whole, op.shape(0, 0, rows, height, columns, width)), perm=[0, 2, 4, 1, 3, 5])
+    return op(
+        "Transpose",
+        op("Reshape", whole, op.shape(0, 0, rows, height, columns, width)),
+        perm=[0, 2, 4, 1, 3, 5],
+    )
 
 
 def interpolated(g: GraphContext, name: str, rows: Value, columns: Value) -> Value:
-    """Return the learned positions of an image with another number of patches. Those of the first tokens stay."""
+    """Return the learned positions of an image with another number of patches. Those of the first
+    tokens stay."""
     op, config = g.op, g.config
     first, grid = g.transformed([name], first_and_grid, config.num_first_tokens, *config.grid)
     sizes = op.shape(1, config.hidden_size, rows, columns)
-    bicubic: dict[str, Any] = {"mode": "cubic", "cubic_coeff_a": -0.75, "coordinate_transformation_mode": "half_pixel"}
-    resized = op("Reshape", op("Resize", grid, None, None, sizes, **bicubic), [config.hidden_size, -1])
+    bicubic: dict[str, Any] = {
+        "mode": "cubic",
+        "cubic_coeff_a": -0.75,
+        "coordinate_transformation_mode": "half_pixel",
+    }
+    resized = op(
+        "Reshape", op("Resize", grid, None, None, sizes, **bicubic), [config.hidden_size, -1]
+    )
     return op("Concat", first, op("Transpose", resized, perm=[1, 0]), axis=0)
 
 
-def first_and_grid(positions: np.ndarray, count: int, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+def first_and_grid(
+    positions: np.ndarray, count: int, rows: int, columns: int
+) -> tuple[np.ndarray, np.ndarray]:
     """(count + rows * columns, D) -> (count, D) and (1, D, rows, columns)."""
     return positions[:count], positions[count:].T.reshape(1, -1, rows, columns)

@@ -1,4 +1,5 @@
-"""Ranges and samples of what matrix multiplications read, and the scales with which it becomes 8 bits.
+"""Ranges and samples of what matrix multiplications read, and the scales with which it becomes 8
+bits.
 
 This module works on arrays alone: `calibration` records them, `precisions` writes the scales.
 """
@@ -13,19 +14,23 @@ from .quantization import TINY, Quantized, int8_columns
 
 SAMPLED = 256  # rows on which errors are measured
 MEASURED_COLUMNS = 4096  # columns of a matrix on which errors are measured
-MAX_ERROR = 0.01  # of one scale for all rows; from here on each row keeps a scale, if that loses less
+# of one scale for all rows; from here on each row keeps a scale, if that loses less
+MAX_ERROR = 0.01
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The range of each of K features in two random halves of all rows, and a uniform sample of all rows.
+    """The range of each of K features in two random halves of all rows, and a uniform sample of all
+    rows.
 
     Args:
-        lowest: (2, K), the smallest value of each feature in each half, infinite in a half without rows.
+        lowest: (2, K), the smallest value of each feature in each half, infinite in a half without
+            rows.
         highest: (2, K), the largest value of each feature in each half.
         rows: (n, K), at most `SAMPLED`.
         halves: (n,), 0 or 1, the half of each row.
-        keys: (n,), a random number for each row. The rows with the smallest keys stay in the sample.
+        keys: (n,), a random number for each row. The rows with the smallest keys stay in the
+            sample.
     """
 
     lowest: np.ndarray
@@ -45,7 +50,10 @@ class Inputs:
 
     def merge(self, other: "Inputs") -> "Inputs":
         """Return the ranges and a sample of the rows of both."""
-        lowest, highest = np.minimum(self.lowest, other.lowest), np.maximum(self.highest, other.highest)
+        lowest, highest = (
+            np.minimum(self.lowest, other.lowest),
+            np.maximum(self.highest, other.highest),
+        )
         names = ("rows", "halves", "keys")
         sample = [np.concatenate([getattr(self, name), getattr(other, name)]) for name in names]
         return Inputs(lowest, highest, *sample).reduce()
@@ -65,8 +73,11 @@ class Steps:
     zero: np.uint8
 
     @classmethod
-    def cover(cls, lowest: np.ndarray, highest: np.ndarray, smoothing: np.ndarray | None) -> "Steps":
-        """Return the steps with which the integers hold 0 and all values of features (K,) from `lowest` to `highest`."""
+    def cover(
+        cls, lowest: np.ndarray, highest: np.ndarray, smoothing: np.ndarray | None
+    ) -> "Steps":
+        """Return the steps with which the integers hold 0 and all values of features (K,) from
+        `lowest` to `highest`."""
         divisor = 1 if smoothing is None else smoothing
         smallest, largest = min(0, (lowest / divisor).min()), max(0, (highest / divisor).max())
         scale = np.float32(max((largest - smallest) / 255, TINY))
@@ -127,7 +138,8 @@ class Calibration:
     def choose(self, name: str, readers: tuple[str, ...], matrices: Sequence[np.ndarray]) -> Choice:
         """Return the choice for the matrix multiplication `name`. Graphs share it.
 
-        It is the same for all modules `readers`, which read the same rows and have the `matrices` (K, N).
+        It is the same for all modules `readers`, which read the same rows and have the `matrices`
+        (K, N).
         """
         if readers not in self.choices:
             self.choices[readers] = choose(self.inputs[name], matrices)
@@ -135,7 +147,8 @@ class Calibration:
         return self.choices[readers]
 
     def summary(self) -> dict[str, Any]:
-        """Return the numbers of matrix multiplications and of those with a scale for each row, and both mean errors."""
+        """Return the numbers of matrix multiplications and of those with a scale for each row, and
+        both mean errors."""
         choices = self.matmuls.values()
         return {
             "matmuls": len(choices),
@@ -145,7 +158,8 @@ class Calibration:
         }
 
     def facts(self) -> dict[str, Any]:
-        """Return the `summary` for the manifest, with both errors of each module that keeps a scale for each row."""
+        """Return the `summary` for the manifest, with both errors of each module that keeps a scale
+        for each row."""
         left_out = {
             name: {"error": significant(choice.error), "row_error": significant(choice.row_error)}
             for name, choice in self.matmuls.items()
@@ -159,18 +173,32 @@ MakeSteps = Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray]], Steps]
 
 
 def choose(inputs: Inputs, matrices: Sequence[np.ndarray]) -> Choice:
-    """Choose one scale for all rows, unless its error reaches `MAX_ERROR` and a scale for each row loses less."""
+    """Choose one scale for all rows, unless its error reaches `MAX_ERROR` and a scale for each row
+    loses less."""
     make_steps, error = best_steps(inputs, matrices)
-    row_error = largest_error([multiply_rows(inputs.rows, matrix) for matrix in sampled(matrices)], inputs.rows, matrices)
+    row_error = largest_error(
+        [multiply_rows(inputs.rows, matrix) for matrix in sampled(matrices)], inputs.rows, matrices
+    )
     if error >= MAX_ERROR and error > row_error:
         return Choice(None, error, row_error)
-    return Choice(make_steps(inputs.lowest.min(axis=0), inputs.highest.max(axis=0), matrices), error, row_error)
+    return Choice(
+        make_steps(inputs.lowest.min(axis=0), inputs.highest.max(axis=0), matrices),
+        error,
+        row_error,
+    )
 
 
 def best_steps(inputs: Inputs, matrices: Sequence[np.ndarray]) -> tuple[MakeSteps, float]:
-    """Return how to make one scale for all rows, and the error. Smooth the features if that halves the error."""
-    plain_error, smooth_error = (held_out_error(make, inputs, matrices) for make in (plain_steps, smooth_steps))
-    return (smooth_steps, smooth_error) if smooth_error < plain_error / 2 else (plain_steps, plain_error)
+    """Return how to make one scale for all rows, and the error. Smooth the features if that halves
+    the error."""
+    plain_error, smooth_error = (
+        held_out_error(make, inputs, matrices) for make in (plain_steps, smooth_steps)
+    )
+    return (
+        (smooth_steps, smooth_error)
+        if smooth_error < plain_error / 2
+        else (plain_steps, plain_error)
+    )
 
 
 def plain_steps(lowest: np.ndarray, highest: np.ndarray, matrices: Sequence[np.ndarray]) -> Steps:
@@ -178,19 +206,29 @@ def plain_steps(lowest: np.ndarray, highest: np.ndarray, matrices: Sequence[np.n
 
 
 def smooth_steps(lowest: np.ndarray, highest: np.ndarray, matrices: Sequence[np.ndarray]) -> Steps:
-    """Return steps that move a part of large features to the weights (SmoothQuant, Xiao et al. 2023, equation 4)."""
+    """Return steps that move a part of large features to the weights (SmoothQuant, Xiao et al.
+    2023, equation 4)."""
     largest = np.maximum(-lowest, highest).clip(min=1e-5)
-    heaviest = np.max([np.maximum(-matrix.min(axis=1), matrix.max(axis=1)) for matrix in matrices], axis=0)
+    heaviest = np.max(
+        [np.maximum(-matrix.min(axis=1), matrix.max(axis=1)) for matrix in matrices], axis=0
+    )
     return Steps.cover(lowest, highest, np.sqrt(largest / heaviest.clip(min=1e-5)))
 
 
 def held_out_error(make_steps: MakeSteps, inputs: Inputs, matrices: Sequence[np.ndarray]) -> float:
-    """Return the largest error of `matrices` if each half of the rows has the steps of the other half.
+    """Return the largest error of `matrices` if each half of the rows has the steps of the other
+    half.
 
-    On the rows that the steps come from, no value is clipped: a text that is too short would look best.
+    On the rows that the steps come from, no value is clipped: a text that is too short would look
+    best.
     """
-    steps = [make_steps(lowest, highest, matrices) for lowest, highest in zip(inputs.lowest, inputs.highest)]
-    products = [np.empty((len(inputs.rows), matrix.shape[1]), np.float32) for matrix in sampled(matrices)]
+    steps = [
+        make_steps(lowest, highest, matrices)
+        for lowest, highest in zip(inputs.lowest, inputs.highest)
+    ]
+    products = [
+        np.empty((len(inputs.rows), matrix.shape[1]), np.float32) for matrix in sampled(matrices)
+    ]
     for half in (0, 1):
         held_out = inputs.halves != half
         for product, matrix in zip(products, sampled(matrices)):
@@ -199,7 +237,8 @@ def held_out_error(make_steps: MakeSteps, inputs: Inputs, matrices: Sequence[np.
 
 
 def multiply_rows(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """Return `rows` x `matrix` in int8 with a scale for each row: 255 levels where no value is negative, else 127."""
+    """Return `rows` x `matrix` in int8 with a scale for each row: 255 levels where no value is
+    negative, else 127."""
     levels = np.float32(127 if rows.min() < 0 else 255)
     scales = np.maximum(np.abs(rows).max(axis=1, keepdims=True), TINY)
     weights, column_scales = int8_columns(matrix)
@@ -211,16 +250,24 @@ def sampled(matrices: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [matrix[:, :MEASURED_COLUMNS] for matrix in matrices]
 
 
-def largest_error(products: Sequence[np.ndarray], rows: np.ndarray, matrices: Sequence[np.ndarray]) -> float:
-    """Return the largest `relative_error` of the `products` of `rows` with the first columns of `matrices`."""
-    return max(relative_error(product, rows @ matrix) for product, matrix in zip(products, sampled(matrices)))
+def largest_error(
+    products: Sequence[np.ndarray], rows: np.ndarray, matrices: Sequence[np.ndarray]
+) -> float:
+    """Return the largest `relative_error` of the `products` of `rows` with the first columns of
+    `matrices`."""
+    return max(
+        relative_error(product, rows @ matrix)
+        for product, matrix in zip(products, sampled(matrices))
+    )
 
 
 def relative_error(products: np.ndarray, exact: np.ndarray) -> float:
-    """Return ||products - exact||^2 / ||exact||^2: of all rows together, or the median over rows if that is larger.
+    """Return ||products - exact||^2 / ||exact||^2: of all rows together, or the median over rows if
+    that is larger.
 
-    Rows of zeros have no error. A few special tokens can be a hundred times as large as other rows: only the median
-    shows what those lose. Only the error of all rows shows values that are clipped in fewer than half of them.
+    Rows of zeros have no error. A few special tokens can be a hundred times as large as other rows:
+    only the median shows what those lose. Only the error of all rows shows values that are clipped
+    in fewer than half of them.
     """
     lost = np.square(products - exact, dtype=np.float64).sum(axis=1)
     sizes = np.square(exact, dtype=np.float64).sum(axis=1)

@@ -11,13 +11,17 @@ from .activations import activation
 from .context import Dialect, GraphContext
 from .positions import LOWEST, rotate, sinusoids
 
-# Number of the layer, name of the module, x -> the input of the module's last linear map; of attention (B, T, H * d_v).
+# Number of the layer, name of the module, x -> the input of the module's last linear map; of
+# attention (B, T, H * d_v).
 Attention = Callable[[int, str, Value], Value]
-LAST_MAPS = {"self_attn": "o_proj", "cross_attn": "o_proj", "feed_forward": "down_proj"}  # of the sublayers, in order
+# of the sublayers, in order
+LAST_MAPS = {"self_attn": "o_proj", "cross_attn": "o_proj", "feed_forward": "down_proj"}
 LM_HEAD = "lm_head"
 
 
-def embed(g: GraphContext, prefix: str, ids: Value, positions: Value, types: Value | None = None) -> Value:
+def embed(
+    g: GraphContext, prefix: str, ids: Value, positions: Value, types: Value | None = None
+) -> Value:
     """Write the embeddings of the stack `prefix`, sections 3.4 and 3.5: (B, T) -> (B, T, D)."""
     op, config = g.op, g.config
     name = f"{prefix}embeddings"
@@ -34,7 +38,11 @@ def embed(g: GraphContext, prefix: str, ids: Value, positions: Value, types: Val
         x = op("Add", x, op("Gather", g.weight(f"{name}.embed_positions.weight"), rows))
     if types is not None:
         x = op("Add", x, op("Gather", g.weight(f"{name}.embed_token_types.weight"), types))
-    return projected(g, norm(g, x, f"{name}.norm"), f"{name}.projection") if config.embedding_norm else x
+    return (
+        projected(g, norm(g, x, f"{name}.norm"), f"{name}.projection")
+        if config.embedding_norm
+        else x
+    )
 
 
 def decoder_states(g: GraphContext, ids: Value, positions: Value, *attentions: Attention) -> Value:
@@ -44,13 +52,17 @@ def decoder_states(g: GraphContext, ids: Value, positions: Value, *attentions: A
 
 
 def stack(g: GraphContext, prefix: str, x: Value, *attentions: Attention) -> Value:
-    """Write the layers of the stack `prefix`, its last norm, and the projection of a decoder to the width of its embeddings.
+    """Write the layers of the stack `prefix`, its last norm, and the projection of a decoder to the
+    width of its embeddings.
 
-    A layer has one sublayer for each of `attentions`, to the sequence itself and to a source, then the feed-forward network.
-    Post-norm is norm(x + sublayer(x)), pre-norm x + sublayer(norm(x)).
+    A layer has one sublayer for each of `attentions`, to the sequence itself and to a source, then
+    the feed-forward network. Post-norm is norm(x + sublayer(x)), pre-norm x + sublayer(norm(x)).
     """
     config = g.config
-    sublayers: dict[str, Attention] = {**dict(zip(LAST_MAPS, attentions)), "feed_forward": partial(feed_forward, g)}
+    sublayers: dict[str, Attention] = {
+        **dict(zip(LAST_MAPS, attentions)),
+        "feed_forward": partial(feed_forward, g),
+    }
     parts = [(layer, part) for layer in range(config.depth(prefix)) for part in sublayers]
     names = [f"{prefix}layers.{layer}.{part}" for layer, part in parts]
     norms: list[str | None] = [f"{name}_norm" for name in names]
@@ -60,14 +72,17 @@ def stack(g: GraphContext, prefix: str, x: Value, *attentions: Attention) -> Val
         normed, norms = norm(g, x, str(norms[0])), [*norms[1:], final]
     for (layer, part), name, after in zip(parts, names, norms):
         inner = sublayers[part](layer, name, normed)
-        total, normed = g.target.dialect.add_and_norm(g, x, inner, f"{name}.{LAST_MAPS[part]}", after)
+        total, normed = g.target.dialect.add_and_norm(
+            g, x, inner, f"{name}.{LAST_MAPS[part]}", after
+        )
         x = total if config.norm_first else normed
     states = normed if config.norm_first or final is None else norm(g, normed, final)
     return projected(g, states, f"{prefix}output_projection")
 
 
 def feed_forward(g: GraphContext, layer: int, name: str, x: Value) -> Value:
-    """Write max(0, x W_1 + b_1) of equation 2, or where `gated` act(x W_g) * x W_1 (Shazeer 2020)."""
+    """Write max(0, x W_1 + b_1) of equation 2, or where `gated` act(x W_g) * x W_1 (Shazeer
+    2020)."""
     dialect, act = g.target.dialect, g.config.hidden_act
     if not g.config.gated:
         return dialect.activated_linear(g, x, f"{name}.up_proj", act)
@@ -75,11 +90,12 @@ def feed_forward(g: GraphContext, layer: int, name: str, x: Value) -> Value:
     return g.op("Mul", activation(g, gate, act, f"{name}.activation"), inner)
 
 
-# ------------------------------------------------------------------------------------------------ linear maps and norms
+# ---------------------------------------------------------------------------- linear maps and norms
 
 
 def linear(g: GraphContext, x: Value, *names: str) -> Value:
-    """Write x W + b with the columns of all maps `names` side by side. Either all of them have biases or none."""
+    """Write x W + b with the columns of all maps `names` side by side. Either all of them have
+    biases or none."""
     bias = g.bias(names[0])
     if len(names) > 1 and bias is not None:
         [bias] = g.transformed([f"{name}.bias" for name in names], concatenated)
@@ -87,37 +103,47 @@ def linear(g: GraphContext, x: Value, *names: str) -> Value:
 
 
 def projected(g: GraphContext, x: Value, name: str) -> Value:
-    """Write the linear map `name` between embeddings and states of different widths. Models of one width have none."""
+    """Write the linear map `name` between embeddings and states of different widths. Models of one
+    width have none."""
     return linear(g, x, name) if g.has(f"{name}.weight") else x
 
 
 def row_linear(g: GraphContext, x: Value, name: str) -> Value:
-    """Write x W + b of one state for each row, (B, D): so little work that it stays in floating point."""
+    """Write x W + b of one state for each row, (B, D): so little work that it stays in floating
+    point."""
     return g.op("Gemm", x, g.weight(f"{name}.weight"), g.bias(name), transB=1)
 
 
 def pooled(g: GraphContext, states: Value) -> Value:
-    """Return the state of the first token, (B, D), after the pooler if there is one (Devlin et al. 2019)."""
+    """Return the state of the first token, (B, D), after the pooler if there is one (Devlin et al.
+    2019)."""
     first = g.op("Gather", states, 0, axis=1)
     if not g.config.pooler_act:
         return first
     name = f"{g.config.prefix}pooler"
-    return activation(g, row_linear(g, first, f"{name}.dense"), g.config.pooler_act, f"{name}.activation")
+    return activation(
+        g, row_linear(g, first, f"{name}.dense"), g.config.pooler_act, f"{name}.activation"
+    )
 
 
 def linear_each(g: GraphContext, x: Value, *names: str) -> list[Value]:
     """Write x W + b of each of the maps `names`."""
-    g.op.once(("readers", x), lambda: names)  # `precisions.calibrated_steps` chooses one scale of x for all of them
+    # `precisions.calibrated_steps` chooses one scale of x for all of them
+    g.op.once(("readers", x), lambda: names)
     return [linear(g, x, name) for name in names]
 
 
 def activated_linear(g: GraphContext, x: Value, name: str, act: str) -> Value:
-    """Write the activation `act` of a linear map, whose own weights are of a module beside the map."""
+    """Write the activation `act` of a linear map, whose own weights are of a module beside the
+    map."""
     return activation(g, linear(g, x, name), act, f"{name.rpartition('.')[0]}.activation")
 
 
-def add_and_norm(g: GraphContext, x: Value, inner: Value, last: str, after: str | None) -> tuple[Value, Value]:
-    """Write the end of a sublayer, its linear map `last`. Return the sum with x and its norm `after`, or the sum again."""
+def add_and_norm(
+    g: GraphContext, x: Value, inner: Value, last: str, after: str | None
+) -> tuple[Value, Value]:
+    """Write the end of a sublayer, its linear map `last`. Return the sum with x and its norm
+    `after`, or the sum again."""
     total = g.op("Add", x, linear(g, inner, last))
     return total, total if after is None else norm(g, total, after)
 
@@ -147,14 +173,17 @@ def last_index(g: GraphContext, indices: Value) -> Value:
     return g.op("ArgMax", indices, axis=1, keepdims=0)
 
 
-STANDARD = Dialect(rms_norm, linear_each, activated_linear, add_and_norm, rotate, last_index, LOWEST)
+STANDARD = Dialect(
+    rms_norm, linear_each, activated_linear, add_and_norm, rotate, last_index, LOWEST
+)
 
 
-# ---------------------------------------------------------------------------------------------------------------- logits
+# ------------------------------------------------------------------------------------------- logits
 
 
 def logits(g: GraphContext, x: Value) -> Value:
-    """Write the logits of the vocabulary, (..., D) -> (..., V): minus infinity for tokens outside the shortlist."""
+    """Write the logits of the vocabulary, (..., D) -> (..., V): minus infinity for tokens outside
+    the shortlist."""
     computed = linear(g, x, LM_HEAD)
     if g.shortlist is None:
         return computed

@@ -3,13 +3,14 @@
 | function | operator | caches | used by |
 |---|---|---|---|
 | `tiled_attention` | MultiHeadAttention, without a mask where it can be | none | encoders on cpu |
-| `grouped_attention` | GroupQueryAttention | with room, rows of different lengths | decoders on cpu |
-| `row_cross_attention` | GroupQueryAttention | of sources of different lengths | steps of seq2seq models on cpu |
-| `beam_attention` | DecoderMaskedMultiHeadAttention | with room, shared by beams | beam search on cpu |
-| `cross_attention`, `beam_cross_attention` | MultiHeadAttention | of the source, computed once | seq2seq decoders |
+| `grouped_attention` | GroupQueryAttention | rows of different lengths | decoders on cpu |
+| `row_cross_attention` | GroupQueryAttention | of sources of different lengths | seq2seq on cpu |
+| `beam_attention` | DecoderMaskedMultiHeadAttention | with room, shared by beams | beams on cpu |
+| `cross_attention`, `beam_cross_attention` | MultiHeadAttention | of the source | seq2seq |
 | `slot_attention` | TensorScatter, MultiHeadAttention | with slots | decoders on cuda |
 
-Each function returns what `layers.stack` calls in its layers. Past and present of a cache are one buffer.
+Each function returns what `layers.stack` calls in its layers. Past and present of a cache are one
+buffer.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,15 @@ from collections.abc import Sequence
 from onnx_ir import Value
 
 from ..targets.spec import LONG
-from .attention import is_packed, project, scale, scaled_dot_product, source_attention, split_keys, split_values
+from .attention import (
+    is_packed,
+    project,
+    scale,
+    scaled_dot_product,
+    source_attention,
+    split_keys,
+    split_values,
+)
 from .context import Caches, GraphContext, Pairs, Tokens, Values
 from .layers import Attention, linear
 from .ops import CONTRIB, branch
@@ -27,8 +36,8 @@ from .positions import offsets, position_bias, source_bias
 def tiled_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
     """Write the attention of an encoder without a mask where `LONG` tokens or more have no padding.
 
-    onnxruntime then works in tiles: faster, and in memory that grows with the length instead of its square. Images have no
-    `tokens`.
+    onnxruntime then works in tiles: faster, and in memory that grows with the length instead of its
+    square. Images have no `tokens`.
     """
     if tokens is None:
         return lambda layer, name, x: multi_head(g, *project(g, name, x, None))
@@ -43,34 +52,45 @@ def tiled_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
     def attend(layer: int, name: str, x: Value) -> Value:
         states = project(g, name, x, positions)
         tiles = branch(f"{name}.tiles", "MultiHeadAttention", states, **head_attributes(g))
-        others = branch(f"{name}.masked", "MultiHeadAttention", [*states, None, flags], **head_attributes(g))
+        others = branch(
+            f"{name}.masked", "MultiHeadAttention", [*states, None, flags], **head_attributes(g)
+        )
         return op("If", is_tiled, then_branch=tiles, else_branch=others)
 
     return attend
 
 
 def grouped_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attention:
-    """Write causal attention of rows that differ in length, whose caches have room and are written in place.
+    """Write causal attention of rows that differ in length, whose caches have room and are written
+    in place.
 
     The operator masks later keys and those outside `local_window_size`.
     """
-    positions, last, total = (inputs[name] for name in ("position_ids", "last_position", "total_length"))
+    positions, last, total = (
+        inputs[name] for name in ("position_ids", "last_position", "total_length")
+    )
     bias = cache_bias(g, positions, total)
     heads, window = g.config.num_attention_heads, g.config.sliding_window or -1
 
     def attend(layer: int, name: str, x: Value) -> Value:
         states: Sequence[Value | None]
-        states = [packed(g, name, x), None, None] if is_packed(g) else project(g, name, x, positions)
+        states = (
+            [packed(g, name, x), None, None] if is_packed(g) else project(g, name, x, positions)
+        )
         operands = [*states, *caches.past[layer], last, total, None, None, None, bias]
-        return write_cache(g, "GroupQueryAttention", operands, caches, kv_num_heads=heads, local_window_size=window)
+        return write_cache(
+            g, "GroupQueryAttention", operands, caches, kv_num_heads=heads, local_window_size=window
+        )
 
     return attend
 
 
 def row_cross_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attention:
-    """Write attention of one token in each row to sources that differ in length, whose caches have room.
+    """Write attention of one token in each row to sources that differ in length, whose caches have
+    room.
 
-    The one query may read all keys of its source, so causal attention without new keys gives the same; it is faster.
+    The one query may read all keys of its source, so causal attention without new keys gives the
+    same; it is faster.
     """
     last, total = inputs["last_source_position"], inputs["total_source_length"]
 
@@ -78,13 +98,16 @@ def row_cross_attention(g: GraphContext, inputs: Values, caches: Caches) -> Atte
         query = linear(g, x, f"{name}.q_proj")
         none = g.op.once("no keys", lambda: g.op("Slice", query, [0], [0], [1]))
         operands = [query, none, none, *caches.past[layer], last, total]
-        return write_cache(g, "GroupQueryAttention", operands, caches, kv_num_heads=g.config.num_attention_heads)
+        return write_cache(
+            g, "GroupQueryAttention", operands, caches, kv_num_heads=g.config.num_attention_heads
+        )
 
     return attend
 
 
 def beam_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attention:
-    """Write attention of one token in each beam, all as long, whose earlier keys other beams may have written."""
+    """Write attention of one token in each beam, all as long, whose earlier keys other beams may
+    have written."""
     op, length = g.op, inputs["past_length"]
     before = op.cast(length, "int64")
     positions = op("Unsqueeze", before, [0])
@@ -98,24 +121,30 @@ def beam_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attention
         else:
             states = project(g, name, x, positions)
         operands = [*states, None, bias, *caches.past[layer], *beams]
-        return write_cache(g, "DecoderMaskedMultiHeadAttention", operands, caches, past_present_share_buffer=1)
+        return write_cache(
+            g, "DecoderMaskedMultiHeadAttention", operands, caches, past_present_share_buffer=1
+        )
 
     return attend
 
 
 def cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
-    """Write attention to keys and values of a source that were computed once, the `states` of each layer.
+    """Write attention to keys and values of a source that were computed once, the `states` of each
+    layer.
 
     Standard operators take values that are not as wide as keys.
     """
     if not has_equal_widths(g):
         return source_attention(g, states, source_bias(g, mask))
     flags = g.op.cast(mask, "int32")
-    return lambda layer, name, x: multi_head(g, linear(g, x, f"{name}.q_proj"), *states[layer], flags)
+    return lambda layer, name, x: multi_head(
+        g, linear(g, x, f"{name}.q_proj"), *states[layer], flags
+    )
 
 
 def beam_cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
-    """Write `cross_attention` of one token in each beam: the beams of a source are queries of one row."""
+    """Write `cross_attention` of one token in each beam: the beams of a source are queries of one
+    row."""
     flags = g.op.cast(mask, "int32")
     by_source = g.op.shape(g.op.size(flags, 0), -1, key_width(g))
 
@@ -137,7 +166,9 @@ def slot_attention(g: GraphContext, inputs: Values, bias: Value, caches: Caches)
         query, key, value = project(g, name, x, inputs["position_ids"])
         past_keys, past_values = caches.past[layer]
         keys = g.op("TensorScatter", past_keys, split_keys(g, key), inputs["first_slot"], axis=-2)
-        values = g.op("TensorScatter", past_values, split_values(g, value), inputs["first_slot"], axis=-2)
+        values = g.op(
+            "TensorScatter", past_values, split_values(g, value), inputs["first_slot"], axis=-2
+        )
         caches.present.append((keys, values))
         if has_equal_widths(g):
             return multi_head(g, query, keys, values, bias=bias)
@@ -146,7 +177,7 @@ def slot_attention(g: GraphContext, inputs: Values, bias: Value, caches: Caches)
     return attend
 
 
-# ------------------------------------------------------------------------------------------------------- operators
+# ---------------------------------------------------------------------------------------- operators
 
 
 def has_equal_widths(g: GraphContext) -> bool:
@@ -175,18 +206,25 @@ def multi_head(
     mask: Value | None = None,
     bias: Value | None = None,
 ) -> Value:
-    return g.contrib("MultiHeadAttention", query, keys, values, None, mask, bias, **head_attributes(g))
+    return g.contrib(
+        "MultiHeadAttention", query, keys, values, None, mask, bias, **head_attributes(g)
+    )
 
 
-def write_cache(g: GraphContext, op_type: str, operands: list[Value | None], caches: Caches, **attributes: int) -> Value:
+def write_cache(
+    g: GraphContext, op_type: str, operands: list[Value | None], caches: Caches, **attributes: int
+) -> Value:
     """Write attention that returns its caches too, and append them to `caches`."""
-    output, keys, values = g.op.outputs(3, op_type, *operands, domain=CONTRIB, **head_attributes(g), **attributes)
+    output, keys, values = g.op.outputs(
+        3, op_type, *operands, domain=CONTRIB, **head_attributes(g), **attributes
+    )
     caches.present.append((keys, values))
     return output
 
 
 def cache_bias(g: GraphContext, positions: Value, total: Value) -> Value | None:
-    """Return what relative positions of a decoder add to the scores of queries at `positions` (rows, T), for `total` keys."""
+    """Return what relative positions of a decoder add to the scores of queries at `positions`
+    (rows, T), for `total` keys."""
     if not g.config.has_relative_positions:
         return None
     keys = g.op.range(g.op.cast(total, "int64"))

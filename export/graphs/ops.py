@@ -17,8 +17,9 @@ CONTRIB = "com.microsoft"  # domain of the operators that only onnxruntime has
 class Ops:
     """The nodes of a graph, in order. `op("Add", x, 1)` appends a node and returns its output.
 
-    Numbers, lists and arrays become initializers, equal ones once. Integers are int64, other numbers have `dtype`, arrays keep
-    their own type. The body of a loop or branch shares the initializers of the graph `main`.
+    Numbers, lists and arrays become initializers, equal ones once. Integers are int64, other
+    numbers have `dtype`, arrays keep their own type. The body of a loop or branch shares the
+    initializers of the graph `main`.
     """
 
     def __init__(self, dtype: np.dtype = FLOAT32, main: "Ops | None" = None):
@@ -30,8 +31,11 @@ class Ops:
     def __call__(self, op_type: str, *operands: Operand, **attributes: Any) -> Value:
         return self.outputs(1, op_type, *operands, **attributes)[0]
 
-    def outputs(self, count: int, op_type: str, *operands: Operand, domain: str = "", **attributes: Any) -> list[Value]:
-        """Append a node with `count` outputs and return them. Missing operands at the end are left out."""
+    def outputs(
+        self, count: int, op_type: str, *operands: Operand, domain: str = "", **attributes: Any
+    ) -> list[Value]:
+        """Append a node with `count` outputs and return them. Missing operands at the end are left
+        out."""
         inputs = [self.value(operand) for operand in operands]
         while inputs and inputs[-1] is None:
             inputs.pop()
@@ -51,7 +55,10 @@ class Ops:
             return operand
         if not isinstance(operand, np.ndarray | np.generic):
             first = operand[0] if isinstance(operand, list) else operand
-            operand = np.array(operand, {bool: np.dtype(bool), int: np.dtype(np.int64), float: self.dtype}[type(first)])
+            operand = np.array(
+                operand,
+                {bool: np.dtype(bool), int: np.dtype(np.int64), float: self.dtype}[type(first)],
+            )
         array = np.asarray(operand)
         return self.initializer((array.dtype, array.shape, array.tobytes()), ir.Tensor(array))
 
@@ -66,7 +73,9 @@ class Ops:
 
     def size(self, value: Value, axis: int) -> Value:
         """Return the size of one axis, not the last, (1,)."""
-        return self.once(("size", value, axis), lambda: self("Shape", value, start=axis, end=axis + 1))
+        return self.once(
+            ("size", value, axis), lambda: self("Shape", value, start=axis, end=axis + 1)
+        )
 
     def range(self, count: Value) -> Value:
         """Return 0 to `count` - 1; `count` is (1,)."""
@@ -78,7 +87,9 @@ class Ops:
 
     def shape(self, *sizes: Value | int) -> Value:
         """Return the shape with these sizes, integers or values of shape (N,)."""
-        return self("Concat", *([size] if isinstance(size, int) else size for size in sizes), axis=0)
+        return self(
+            "Concat", *([size] if isinstance(size, int) else size for size in sizes), axis=0
+        )
 
     def cast(self, value: Operand, dtype: str) -> Value:
         """Return `value` in `dtype`, a name of numpy's."""
@@ -95,7 +106,9 @@ class Ops:
 
     def any(self, flags: Value, axes: list[int] | None = None, keepdims: int = 1) -> Value:
         """Return whether any flag is true along `axes`, by default of all."""
-        return self.cast(self("ReduceMax", self.cast(flags, "int32"), axes, keepdims=keepdims), "bool")
+        return self.cast(
+            self("ReduceMax", self.cast(flags, "int32"), axes, keepdims=keepdims), "bool"
+        )
 
 
 def data_type(name: str) -> ir.DataType:
@@ -103,7 +116,9 @@ def data_type(name: str) -> ir.DataType:
     return ir.DataType.from_numpy(np.dtype(name))
 
 
-def branch(name: str, op_type: str, operands: Sequence[Value | None], **attributes: Any) -> ir.Graph:
+def branch(
+    name: str, op_type: str, operands: Sequence[Value | None], **attributes: Any
+) -> ir.Graph:
     """Return a branch of an `If`: one of onnxruntime's operators, which returns float32."""
     op = Ops()
     output = op(op_type, *operands, domain=CONTRIB, **attributes)

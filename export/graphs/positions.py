@@ -1,7 +1,7 @@
 """Positions of tokens, and what is added to the scores: biases of relative positions, and masks.
 
-`causal_bias` writes the masks of decoders, `bidirectional_bias` those of encoders, both with their sliding windows.
-`attention.block_attention` has a mask of its own.
+`causal_bias` writes the masks of decoders, `bidirectional_bias` those of encoders, both with their
+sliding windows. `attention.block_attention` has a mask of its own.
 """
 
 import math
@@ -12,11 +12,15 @@ from onnx_ir import Value
 
 from .context import GraphContext
 
-LOWEST = float(np.finfo(np.float32).min)  # added to masked scores; the softmax stays finite where all are masked
+# added to masked scores; the softmax stays finite where all are masked
+LOWEST = float(np.finfo(np.float32).min)
 
 
-def token_positions(g: GraphContext, ids: Value, mask: Value | None, before: Value | None = None) -> Value:
-    """Return the position of each token as `position_ids_from` counts, (B, T), or (1, T) if it is the token's index.
+def token_positions(
+    g: GraphContext, ids: Value, mask: Value | None, before: Value | None = None
+) -> Value:
+    """Return the position of each token as `position_ids_from` counts, (B, T), or (1, T) if it is
+    the token's index.
 
     `before` (1,) tokens of each row come before `ids`.
     """
@@ -35,14 +39,18 @@ def token_positions(g: GraphContext, ids: Value, mask: Value | None, before: Val
 
 
 def padded_positions(g: GraphContext, ids: Value, mask: Value) -> Value:
-    """Return the positions in rows that a decoder reads at once, (B, T). They count from the first token after padding."""
+    """Return the positions in rows that a decoder reads at once, (B, T). They count from the first
+    token after padding."""
     if g.config.position_ids_from != "place":
         return token_positions(g, ids, mask)
     return g.op("Max", g.op("Sub", g.op("CumSum", mask, 1), 1), 0)
 
 
-def angles(g: GraphContext, positions: Value, width: int, base: float, signs: Sequence[int] = (1, 1)) -> Value:
-    """Return pos / base^(2i / width) times `signs`, for components 2i and 2i + 1: (B, T) -> float32 (B, T, width)."""
+def angles(
+    g: GraphContext, positions: Value, width: int, base: float, signs: Sequence[int] = (1, 1)
+) -> Value:
+    """Return pos / base^(2i / width) times `signs`, for components 2i and 2i + 1: (B, T) -> float32
+    (B, T, width)."""
     steps = np.exp(np.arange(0, width, 2, dtype=np.float32) * np.float32(-math.log(base) / width))
     steps = (steps[:, None] * np.array(signs, np.float32)).reshape(-1)
     return g.op("Mul", g.op("Unsqueeze", g.op.cast(positions, "float32"), [-1]), steps)
@@ -62,7 +70,8 @@ def sinusoids(g: GraphContext, positions: Value) -> Value:
 
 
 def rotate(g: GraphContext, states: Value, positions: Value) -> Value:
-    """Turn queries or keys (B, T, H * d), whose components 2i and 2i + 1 are a point in the plane (Su et al. 2021)."""
+    """Turn queries or keys (B, T, H * d), whose components 2i and 2i + 1 are a point in the plane
+    (Su et al. 2021)."""
     op, config = g.op, g.config
     width = config.head_dim
     cosines, sines = op.once(("rotary", positions), lambda: rotary_factors(g, positions))
@@ -75,15 +84,19 @@ def rotate(g: GraphContext, states: Value, positions: Value) -> Value:
 def rotary_factors(g: GraphContext, positions: Value) -> list[Value]:
     """Return the cosines, and the sines with their signs, (B, T, 1, d)."""
     op, width, base = g.op, g.config.head_dim, g.config.rope_theta
-    factors = op("Cos", angles(g, positions, width, base)), op("Sin", angles(g, positions, width, base, (-1, 1)))
+    factors = (
+        op("Cos", angles(g, positions, width, base)),
+        op("Sin", angles(g, positions, width, base, (-1, 1))),
+    )
     return [op("Unsqueeze", in_dtype(g, factor), [2]) for factor in factors]
 
 
-# ------------------------------------------------------------------------------------------------- distances and masks
+# ------------------------------------------------------------------------------ distances and masks
 
 
 def offsets(g: GraphContext, ids: Value, before: Value | None = None) -> Value:
-    """Return the position of each key minus that of each query, (1, T, S). `before` (1,) keys come before `ids`."""
+    """Return the position of each key minus that of each query, (1, T, S). `before` (1,) keys come
+    before `ids`."""
     op = g.op
     length = op.size(ids, 1)
     keys = op.range(length if before is None else op("Add", length, before))
@@ -92,33 +105,43 @@ def offsets(g: GraphContext, ids: Value, before: Value | None = None) -> Value:
 
 
 def position_bias(g: GraphContext, distances: Value, is_causal: bool) -> Value:
-    """Return the biases of the scores, (B, H, T, S), for key positions minus query positions (B, T, S).
+    """Return the biases of the scores, (B, H, T, S), for key positions minus query positions (B, T,
+    S).
 
-    All distances from `relative_attention_max_distance` on are alike (Raffel et al. 2020, section 2.1).
+    All distances from `relative_attention_max_distance` on are alike (Raffel et al. 2020, section
+    2.1).
     """
     op, config = g.op, g.config
     prefix = config.decoder_prefix if is_causal else config.encoder_prefix
     largest = config.relative_attention_max_distance
     arguments = (config.relative_attention_num_buckets, largest, is_causal)
-    [table] = g.transformed([f"{prefix}relative_positions.bias.weight"], biases_by_distance, *arguments)
+    [table] = g.transformed(
+        [f"{prefix}relative_positions.bias.weight"], biases_by_distance, *arguments
+    )
     rows = op("Add", op("Clip", distances, -largest, largest), largest)
     return op("Transpose", op("Gather", table, rows), perm=[0, 3, 1, 2])
 
 
-def biases_by_distance(biases: np.ndarray, buckets: int, largest: int, is_causal: bool) -> tuple[np.ndarray]:
-    """Return the biases (2 * largest + 1, H) of distances from -largest to largest; `biases` are (buckets, H)."""
+def biases_by_distance(
+    biases: np.ndarray, buckets: int, largest: int, is_causal: bool
+) -> tuple[np.ndarray]:
+    """Return the biases (2 * largest + 1, H) of distances from -largest to largest; `biases` are
+    (buckets, H)."""
     offset = np.arange(-largest, largest + 1)
     count = buckets if is_causal else buckets // 2
     distance = np.maximum(-offset, 0) if is_causal else np.abs(offset)
     exact = count // 2
-    growth = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact)) / np.float32(math.log(largest / exact))
+    growth = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact)) / np.float32(
+        math.log(largest / exact)
+    )
     far = np.minimum(exact + (growth * (count - exact)).astype(np.int64), count - 1)
     bucket = np.where(distance < exact, distance, far)
     return (biases[bucket if is_causal else bucket + (offset > 0) * count],)
 
 
 def masked(g: GraphContext, is_visible: Value) -> Value:
-    """Return what hides the keys that are not visible: 0, or a very low number, to be added to scores."""
+    """Return what hides the keys that are not visible: 0, or a very low number, to be added to
+    scores."""
     return g.op("Where", is_visible, 0.0, g.target.dialect.mask_value)
 
 
@@ -128,14 +151,16 @@ def key_flags(g: GraphContext, mask: Value) -> Value:
 
 
 def source_bias(g: GraphContext, mask: Value) -> Value:
-    """Return what is added to the scores of cross-attention, (B, 1, 1, S). It hides padding of the source."""
+    """Return what is added to the scores of cross-attention, (B, 1, 1, S). It hides padding of the
+    source."""
     return masked(g, key_flags(g, mask))
 
 
 def bidirectional_bias(g: GraphContext, ids: Value, mask: Value) -> Value:
     """Return what is added to the scores of an encoder, (B, 1 or H, 1 or T, S).
 
-    It hides padding and keys that are more than `sliding_window` tokens away (Beltagy et al. 2020, section 3.1).
+    It hides padding and keys that are more than `sliding_window` tokens away (Beltagy et al. 2020,
+    section 3.1).
     """
     op, config = g.op, g.config
     is_visible = key_flags(g, mask)
@@ -149,7 +174,8 @@ def bidirectional_bias(g: GraphContext, ids: Value, mask: Value) -> Value:
 
 
 def causal_bias(g: GraphContext, distances: Value, mask: Value | None) -> Value:
-    """Return what is added to the scores of a decoder, (B or 1, 1 or H, T, S), for key positions minus query positions.
+    """Return what is added to the scores of a decoder, (B or 1, 1 or H, T, S), for key positions
+    minus query positions.
 
     It hides later keys (section 3.2.3), padding, and all but the last `sliding_window` keys.
     """
@@ -161,4 +187,8 @@ def causal_bias(g: GraphContext, distances: Value, mask: Value | None) -> Value:
     if mask is not None:
         is_visible = op("And", is_visible, key_flags(g, mask))
     hidden = masked(g, is_visible)
-    return op("Add", position_bias(g, distances, True), hidden) if g.config.has_relative_positions else hidden
+    return (
+        op("Add", position_bias(g, distances, True), hidden)
+        if g.config.has_relative_positions
+        else hidden
+    )

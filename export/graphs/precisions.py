@@ -1,6 +1,7 @@
 """Matrix multiplications x W + b and embedding look-ups, for each dtype of the weights.
 
-Matrices of a checkpoint are (N, K), those of graphs (K, N), those of several linear maps of one input side by side.
+Matrices of a checkpoint are (N, K), those of graphs (K, N), those of several linear maps of one
+input side by side.
 """
 
 from collections.abc import Sequence
@@ -25,14 +26,15 @@ from .quantization import (
 )
 from .weights import bare
 
-COLUMN_MULTIPLE = 8  # MatMulNBits on CUDA multiplies by packed weights if their number of columns is a multiple
+# MatMulNBits on CUDA multiplies by packed weights if their number of columns is a multiple
+COLUMN_MULTIPLE = 8
 
 
 def add_bias(g: GraphContext, product: Value, bias: Value | None) -> Value:
     return product if bias is None else g.op("Add", product, bias)
 
 
-# -------------------------------------------------------------------------------------------------------- floating point
+# ----------------------------------------------------------------------------------- floating point
 
 
 def float_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | None) -> Value:
@@ -54,13 +56,14 @@ def tied_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | N
     return add_bias(g, g.op("MatMul", x, g.op("Transpose", g.weight(table), perm=[1, 0])), bias)
 
 
-# ---------------------------------------------------------------------------------------------- integers of onnxruntime
+# -------------------------------------------------------------------------- integers of onnxruntime
 
 
 def row_int8_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | None) -> Value:
     """Write int8 weights with a scale for each column, and x in 8 bits with a scale for each row.
 
-    What a row gives does not depend on the other rows of its batch. Calibrated inputs have one scale for all rows.
+    What a row gives does not depend on the other rows of its batch. Calibrated inputs have one
+    scale for all rows.
     """
     if (steps := calibrated_steps(g, x, names)) is not None:
         return calibrated_matmul(g, x, names, bias, steps)
@@ -71,13 +74,16 @@ def row_int8_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value
 
 
 def rounded_rows(g: GraphContext, x: Value) -> tuple[Value, np.float32, np.uint8, Value]:
-    """Return x in 8 bits, its step and zero point for rows whose largest magnitude is 1, and the largest magnitudes.
+    """Return x in 8 bits, its step and zero point for rows whose largest magnitude is 1, and the
+    largest magnitudes.
 
     A row of zeros is divided by 0; the product of what that gives is multiplied by 0.
     """
     producer = x.producer()
     is_positive = producer is not None and producer.op_type == "Relu"
-    step, zero = (np.float32(1 / 255), np.uint8(0)) if is_positive else (np.float32(1 / 127), np.uint8(128))
+    step, zero = (
+        (np.float32(1 / 255), np.uint8(0)) if is_positive else (np.float32(1 / 127), np.uint8(128))
+    )
     largest = g.op("ReduceMax", x if is_positive else g.op("Abs", x), [-1], keepdims=1)
     return g.op("QuantizeLinear", g.op("Div", x, largest), step, zero), step, zero, largest
 
@@ -95,11 +101,16 @@ def calibrated_steps(g: GraphContext, x: Value, names: Sequence[str]) -> Steps |
     return g.calibration.choose(name, tuple(map(bare, readers)), matrices).steps
 
 
-def calibrated_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | None, steps: Steps) -> Value:
-    """Write int8 weights with a scale for each column, and x in 8 bits with one scale for all rows."""
+def calibrated_matmul(
+    g: GraphContext, x: Value, names: Sequence[str], bias: Value | None, steps: Steps
+) -> Value:
+    """Write int8 weights with a scale for each column, and x in 8 bits with one scale for all
+    rows."""
     integers = g.op.once(("rounded", x), lambda: rounded(g, x, steps))
     weights, scales = g.matrices(names, calibrated_matrices, steps)
-    return g.contrib("MatMulIntegerToFloat", integers, weights, steps.scale, scales, steps.zero, None, bias)
+    return g.contrib(
+        "MatMulIntegerToFloat", integers, weights, steps.scale, scales, steps.zero, None, bias
+    )
 
 
 def rounded(g: GraphContext, x: Value, steps: Steps) -> Value:
@@ -112,14 +123,19 @@ def block_int4_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Val
     return block_matmul(g, x, names, 4, (None, None, bias), accuracy_level=INT8_COMPUTE)
 
 
-def block_weight_matmul(bits: int, g: GraphContext, x: Value, names: Sequence[str], bias: Value | None) -> Value:
+def block_weight_matmul(
+    bits: int, g: GraphContext, x: Value, names: Sequence[str], bias: Value | None
+) -> Value:
     """Write weights of `bits` bits with a scale for each block of a column, and x as it is.
 
-    A matrix is padded to a multiple of `COLUMN_MULTIPLE`: the CUDA provider unpacks any other before each product.
+    A matrix is padded to a multiple of `COLUMN_MULTIPLE`: the CUDA provider unpacks any other
+    before each product.
     """
     count = columns(g, names)
     product = block_matmul(g, x, names, bits, multiple=COLUMN_MULTIPLE)
-    return add_bias(g, g.op("Slice", product, [0], [count], [-1]) if count % COLUMN_MULTIPLE else product, bias)
+    return add_bias(
+        g, g.op("Slice", product, [0], [count], [-1]) if count % COLUMN_MULTIPLE else product, bias
+    )
 
 
 def block_matmul(
@@ -134,7 +150,12 @@ def block_matmul(
     count = columns(g, names)
     count += -count % multiple
     weights, scales = g.matrices(names, block_matrices, bits, count)
-    attributes |= {"K": g.store.weights.shape(f"{names[0]}.weight")[1], "N": count, "bits": bits, "block_size": BLOCK}
+    attributes |= {
+        "K": g.store.weights.shape(f"{names[0]}.weight")[1],
+        "N": count,
+        "bits": bits,
+        "block_size": BLOCK,
+    }
     return g.contrib("MatMulNBits", x, weights, scales, *more, **attributes)
 
 
@@ -150,14 +171,19 @@ def block_look_up(g: GraphContext, table: str, ids: Value) -> Value:
     return g.contrib("GatherBlockQuantized", integers, ids, scales, **attributes)
 
 
-# ----------------------------------------------------------------------------------------- integers in standard operators
+# ------------------------------------------------------------------- integers in standard operators
 
 
-def standard_int8_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | None) -> Value:
-    """Write int8 weights with a scale for each column, and x in 8 bits with one scale: a large row costs others precision."""
+def standard_int8_matmul(
+    g: GraphContext, x: Value, names: Sequence[str], bias: Value | None
+) -> Value:
+    """Write int8 weights with a scale for each column, and x in 8 bits with one scale: a large row
+    costs others precision."""
     op = g.op
     weights, scales = g.matrices(names, int8_matrices)
-    integers, scale, zero = op.once(("rounded", x), lambda: op.outputs(3, "DynamicQuantizeLinear", x))
+    integers, scale, zero = op.once(
+        ("rounded", x), lambda: op.outputs(3, "DynamicQuantizeLinear", x)
+    )
     product = op.cast(op("MatMulInteger", integers, weights, zero), "float32")
     return add_bias(g, op("Mul", product, op("Mul", scale, scales)), bias)
 
@@ -165,14 +191,20 @@ def standard_int8_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: 
 def row_look_up(g: GraphContext, table: str, ids: Value) -> Value:
     """Write rows in int8 with a scale for each."""
     integers, scales = g.transformed([table], int8_table)
-    return g.op("Mul", g.op.cast(g.op("Gather", integers, ids), "float32"), g.op("Gather", scales, ids))
+    return g.op(
+        "Mul", g.op.cast(g.op("Gather", integers, ids), "float32"), g.op("Gather", scales, ids)
+    )
 
 
-# ------------------------------------------------------------------------------------------------ arrays of the weights
+# ---------------------------------------------------------------------------- arrays of the weights
 
 
 def side_by_side(*matrices: np.ndarray) -> tuple[np.ndarray]:
-    return (np.concatenate([matrix.T for matrix in matrices], axis=1) if len(matrices) > 1 else matrices[0].T,)
+    return (
+        np.concatenate([matrix.T for matrix in matrices], axis=1)
+        if len(matrices) > 1
+        else matrices[0].T,
+    )
 
 
 def int8_matrices(*matrices: np.ndarray) -> Quantized:
@@ -186,7 +218,9 @@ def calibrated_matrices(*arguments) -> Quantized:
 
 def block_matrices(*arguments) -> Quantized:
     *matrices, bits, count = arguments
-    integers, scales = in_slices({4: int4_blocks, 8: int8_blocks}[bits], side_by_side(*matrices)[0], axis=1)
+    integers, scales = in_slices(
+        {4: int4_blocks, 8: int8_blocks}[bits], side_by_side(*matrices)[0], axis=1
+    )
     missing = (0, count - len(integers))
     if not any(missing):
         return integers, scales
@@ -206,4 +240,6 @@ TIED_FLOAT = Precision(tied_matmul, float_look_up)
 ROW_INT8 = Precision(row_int8_matmul, block_look_up)
 BLOCK_INT4 = Precision(block_int4_matmul, block_look_up)
 STANDARD_INT8 = Precision(standard_int8_matmul, row_look_up)
-WEIGHT_ONLY = {bits: Precision(partial(block_weight_matmul, bits), float_look_up) for bits in (8, 4)}
+WEIGHT_ONLY = {
+    bits: Precision(partial(block_weight_matmul, bits), float_look_up) for bits in (8, 4)
+}

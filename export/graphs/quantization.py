@@ -12,8 +12,11 @@ EMBEDDING_BLOCK = 128  # weights of one row that share a scale
 SLICE = 2**21  # weights quantized at a time: what is computed in between is several times as large
 
 
-def in_slices(quantize: Callable[[np.ndarray], Quantized], matrix: np.ndarray, axis: int, joined: int = 0) -> Quantized:
-    """Integers and scales that `quantize` gives for slices of `matrix` along `axis`, the integers joined along `joined`."""
+def in_slices(
+    quantize: Callable[[np.ndarray], Quantized], matrix: np.ndarray, axis: int, joined: int = 0
+) -> Quantized:
+    """Integers and scales that `quantize` gives for slices of `matrix` along `axis`, the integers
+    joined along `joined`."""
     parts = np.array_split(matrix, -(-matrix.size // SLICE), axis)
     integers, scales = zip(*map(quantize, parts))
     return np.concatenate(integers, joined), np.concatenate(scales)
@@ -22,24 +25,30 @@ def in_slices(quantize: Callable[[np.ndarray], Quantized], matrix: np.ndarray, a
 def int8_columns(matrix: np.ndarray) -> Quantized:
     """(K, N) float32 -> int8 and the scales (N,) of its columns.
 
-    Processors without VNNI add two products, those of weights 2i and 2i + 1, in 16 bits. With activations of at most 255 no
-    sum overflows where no two such weights add up to more than 128, and the scale sees to that."""
+    Processors without VNNI add two products, those of weights 2i and 2i + 1, in 16 bits. With
+    activations of at most 255 no sum overflows where no two such weights add up to more than 128,
+    and the scale sees to that."""
     pairs = matrix[: len(matrix) // 2 * 2]
-    largest = np.maximum(np.abs(matrix).max(axis=0), np.abs(pairs[::2] + pairs[1::2]).max(axis=0, initial=0))
+    largest = np.maximum(
+        np.abs(matrix).max(axis=0), np.abs(pairs[::2] + pairs[1::2]).max(axis=0, initial=0)
+    )
     return round_to_int8(matrix, largest)
 
 
 def int4_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
-    """(K, N) -> pairs of 4-bit integers (N, blocks, bytes) with zero point 8, and the scales (N, blocks), of the same type."""
+    """(K, N) -> pairs of 4-bit integers (N, blocks, bytes) with zero point 8, and the scales (N,
+    blocks), of the same type."""
     blocks = column_blocks(matrix, block)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2, keepdims=True), axis=2)
-    scales = nonzero(largest / -8, matrix.dtype)  # the largest becomes -8, the one integer without a positive twin
+    # the largest becomes -8, the one integer without a positive twin
+    scales = nonzero(largest / -8, matrix.dtype)
     integers = np.clip(np.rint(blocks / scales) + 8, 0, 15).astype(np.uint8)
     return integers[..., ::2] | integers[..., 1::2] << 4, scales[..., 0]
 
 
 def int8_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
-    """(K, N) -> 8-bit integers (N, blocks, bytes) with zero point 128, and the scales (N, blocks), of the same type."""
+    """(K, N) -> 8-bit integers (N, blocks, bytes) with zero point 128, and the scales (N, blocks),
+    of the same type."""
     blocks = column_blocks(matrix, block)
     scales = nonzero(np.abs(blocks).max(axis=2, keepdims=True) / 127, matrix.dtype)
     return np.clip(np.rint(blocks / scales) + 128, 1, 255).astype(np.uint8), scales[..., 0]
@@ -77,7 +86,9 @@ def positive_scales(largest: np.ndarray) -> np.ndarray:
 def uint8_blocks(table: np.ndarray) -> Quantized:
     """(V, D) float32 -> uint8 (V, D) with zero point 128, and the scales (V, blocks)."""
     rows, width = table.shape
-    blocks = np.pad(table, ((0, 0), (0, -width % EMBEDDING_BLOCK))).reshape(rows, -1, EMBEDDING_BLOCK)
+    blocks = np.pad(table, ((0, 0), (0, -width % EMBEDDING_BLOCK))).reshape(
+        rows, -1, EMBEDDING_BLOCK
+    )
     scales = positive_scales(np.abs(blocks).max(axis=2))
     integers = (np.rint(blocks / scales[..., None]) + 128).astype(np.uint8).reshape(rows, -1)
     return np.ascontiguousarray(integers[:, :width]), scales

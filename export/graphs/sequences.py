@@ -1,6 +1,7 @@
 """Graphs of models that read whole sequences: encoders with their heads, and models with a decoder.
 
-Encoders have the attention of the target. Models with a decoder have standard operators on every target.
+Encoders have the attention of the target. Models with a decoder have standard operators on every
+target.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,18 @@ from .activations import activation
 from .attention import encoder_attention, self_attention, source_attention, source_heads
 from .context import GraphContext, Tokens, Values, flat
 from .images import image_labels, image_states
-from .layers import Attention, decoder_states, embed, linear, logits, norm, pooled, projected, row_linear, stack
+from .layers import (
+    Attention,
+    decoder_states,
+    embed,
+    linear,
+    logits,
+    norm,
+    pooled,
+    projected,
+    row_linear,
+    stack,
+)
 from .positions import causal_bias, offsets, padded_positions, source_bias, token_positions
 
 EncoderAttention = Callable[[GraphContext, Tokens | None], Attention]  # images have no tokens
@@ -26,16 +38,22 @@ def sequence_outputs(g: GraphContext, inputs: Values, attention: EncoderAttentio
     write_head = HEADS[g.config.head]
     match g.config.model_type:
         case "vanilla-vision":
-            return write_head(g, image_states(g, inputs["pixel_values"], attention(g, None)), inputs)
+            return write_head(
+                g, image_states(g, inputs["pixel_values"], attention(g, None)), inputs
+            )
         case "vanilla-decoder":
             return write_head(g, causal_states(g, inputs), inputs)
         case "vanilla-seq2seq":
             states, source = seq2seq_states(g, inputs)
-            return [states, source] if g.config.architecture == READS_TARGETS else write_head(g, states, inputs)
+            return (
+                [states, source]
+                if g.config.architecture == READS_TARGETS
+                else write_head(g, states, inputs)
+            )
     return write_head(g, encoder_states(g, inputs, attention), inputs)
 
 
-# ---------------------------------------------------------------------------------------------------------------- bodies
+# ------------------------------------------------------------------------------------------- bodies
 
 
 def encoder_states(g: GraphContext, inputs: Values, attention: EncoderAttention) -> Value:
@@ -47,7 +65,8 @@ def encoder_states(g: GraphContext, inputs: Values, attention: EncoderAttention)
 
 
 def source_encoder(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
-    """Write the encoder of a seq2seq model, and the keys and values that all layers of its decoder read."""
+    """Write the encoder of a seq2seq model, and the keys and values that all layers of its decoder
+    read."""
     return flat(source_heads(g, encoder_states(g, inputs, attention)))
 
 
@@ -69,7 +88,9 @@ def seq2seq_states(g: GraphContext, inputs: Values) -> tuple[Value, Value]:
     else:
         positions = padded_positions(g, targets, mask)
     self_attn = self_attention(g, positions, causal_bias(g, offsets(g, targets), mask))
-    cross_attn = source_attention(g, source_heads(g, source), source_bias(g, inputs["attention_mask"]))
+    cross_attn = source_attention(
+        g, source_heads(g, source), source_bias(g, inputs["attention_mask"])
+    )
     return decoder_states(g, targets, positions, self_attn, cross_attn), source
 
 
@@ -81,11 +102,13 @@ def shifted_right(g: GraphContext, ids: Value) -> Value:
         count = op("ReduceSum", is_token, [1], keepdims=1)
         start = op("GatherElements", ids, op("Max", op("Sub", count, 1), 0), axis=1)
     else:
-        start = op("Expand", np.array([[config.decoder_start_token_id]]), op.shape(op.size(ids, 0), 1))
+        start = op(
+            "Expand", np.array([[config.decoder_start_token_id]]), op.shape(op.size(ids, 0), 1)
+        )
     return op("Concat", start, op("Slice", ids, [0], [-1], [1]), axis=1)
 
 
-# ----------------------------------------------------------------------------------------------------------------- heads
+# -------------------------------------------------------------------------------------------- heads
 
 
 def model_outputs(g: GraphContext, states: Value, inputs: Values) -> list[Value]:
@@ -94,16 +117,21 @@ def model_outputs(g: GraphContext, states: Value, inputs: Values) -> list[Value]
 
 
 def choice_logits(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
-    """Write an encoder that reads several sequences for each row, (B, C, S), and the logits of each, (B, C)."""
+    """Write an encoder that reads several sequences for each row, (B, C, S), and the logits of
+    each, (B, C)."""
     op = g.op
     rows_and_choices = op("Shape", inputs["input_ids"], end=2)
-    rows = {name: op("Reshape", value, op.shape(-1, op("Shape", value, start=2))) for name, value in inputs.items()}
+    rows = {
+        name: op("Reshape", value, op.shape(-1, op("Shape", value, start=2)))
+        for name, value in inputs.items()
+    }
     states = encoder_states(g, rows, attention)
     return [op("Reshape", row_linear(g, pooled(g, states), "choice_classifier"), rows_and_choices)]
 
 
 def vocabulary_logits(g: GraphContext, states: Value) -> Value:
-    """Return the logits of masked tokens, after BERT's transform or a projection to the width of embeddings."""
+    """Return the logits of masked tokens, after BERT's transform or a projection to the width of
+    embeddings."""
     if not (act := g.config.lm_transform_act):
         return logits(g, projected(g, states, "transform"))
     inner = g.target.dialect.activated_linear(g, states, "transform.dense", act)
@@ -134,7 +162,9 @@ def sequence_labels(g: GraphContext, states: Value, inputs: Values) -> list[Valu
     match g.config.model_type:
         case "vanilla-encoder":
             is_mean = g.config.classifier_pooling == "mean"
-            return [row_linear(g, mean(g, states, mask) if is_mean else pooled(g, states), "classifier")]
+            return [
+                row_linear(g, mean(g, states, mask) if is_mean else pooled(g, states), "classifier")
+            ]
         case "vanilla-decoder":
             return [linear(g, last_state(g, states, token_flags(g, ids, mask)), "score")]
     end_tokens = np.atleast_1d(np.array(g.config.eos_token_id, np.int64))
@@ -154,18 +184,22 @@ def token_flags(g: GraphContext, ids: Value, mask: Value) -> Value:
 def mean(g: GraphContext, states: Value, mask: Value) -> Value:
     """Return the mean of the states (B, S, D) that are not padding, (B, D).
 
-    It is a product of matrices: `ReduceSum` adds in one order for one row and in another for several. Two equal rows of weights
-    keep the product from becoming one with a vector, which has another order again.
+    It is a product of matrices: `ReduceSum` adds in one order for one row and in another for
+    several. Two equal rows of weights keep the product from becoming one with a vector, which has
+    another order again.
     """
     op = g.op
     weights = op("Unsqueeze", op.cast(mask, op.dtype.name), [1])
-    sums = op("ReduceMax", op("MatMul", op("Concat", weights, weights, axis=1), states), [1], keepdims=0)
+    sums = op(
+        "ReduceMax", op("MatMul", op("Concat", weights, weights, axis=1), states), [1], keepdims=0
+    )
     count = op("ReduceSum", op("Squeeze", weights, [1]), [1], keepdims=1)
     return op("Div", sums, op("Max", count, 1.0))
 
 
 def last_state(g: GraphContext, states: Value, flags: Value) -> Value:
-    """Return the state at the last true flag of each row, or the first state, (B, D); `flags` are (B, T)."""
+    """Return the state at the last true flag of each row, or the first state, (B, D); `flags` are
+    (B, T)."""
     indices = g.op("Mul", g.op.cast(flags, "int64"), g.op.range(g.op.size(flags, 1)))
     return state_at(g, states, g.target.dialect.last_index(g, indices))
 

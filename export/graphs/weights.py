@@ -19,10 +19,11 @@ STRIP = 64  # columns of a transposed matrix that are copied at a time
 
 
 class CheckpointWeights:
-    """The tensors in the safetensors files of a checkpoint. `weights[name]` maps one into memory, as float32.
+    """The tensors in the safetensors files of a checkpoint. `weights[name]` maps one into memory,
+    as float32.
 
-    Names may lack the prefix of the model without its head, or have it, as `from_pretrained` takes both. `rows` has the rows to
-    keep of some tensors.
+    Names may lack the prefix of the model without its head, or have it, as `from_pretrained` takes
+    both. `rows` has the rows to keep of some tensors.
     """
 
     def __init__(self, checkpoint: Path, config: Config, rows: dict[str, list[int]] | None = None):
@@ -38,8 +39,12 @@ class CheckpointWeights:
     def __getitem__(self, name: str) -> np.ndarray:
         path, start, facts = self.entries[self.owner(name)]
         offset = start + facts["data_offsets"][0]
-        array = np.asarray(np.memmap(path, DTYPES[facts["dtype"]], "r", offset, tuple(facts["shape"])))
-        return (array[self.rows[name]] if name in self.rows else array).astype(np.float32, copy=False)
+        array = np.asarray(
+            np.memmap(path, DTYPES[facts["dtype"]], "r", offset, tuple(facts["shape"]))
+        )
+        return (array[self.rows[name]] if name in self.rows else array).astype(
+            np.float32, copy=False
+        )
 
     def shape(self, name: str) -> tuple[int, ...]:
         rows, *others = self.entries[self.owner(name)][2]["shape"]
@@ -61,11 +66,14 @@ class CheckpointWeights:
 
 
 def read_header(path: Path) -> dict[str, tuple[Path, int, dict]]:
-    """Return for each tensor in a safetensors file the path, where the data begin and the tensor's dtype, shape and offsets."""
+    """Return for each tensor in a safetensors file the path, where the data begin and the tensor's
+    dtype, shape and offsets."""
     with open(path, "rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
-    return {name: (path, 8 + size, facts) for name, facts in header.items() if name != "__metadata__"}
+    return {
+        name: (path, 8 + size, facts) for name, facts in header.items() if name != "__metadata__"
+    }
 
 
 def tied_names(config: Config) -> Collection[str]:
@@ -74,14 +82,17 @@ def tied_names(config: Config) -> Collection[str]:
         return ()
     stacks = [""]
     if config.is_seq2seq:
-        stacks = ["encoder.", "decoder."] if config.share_encoder_decoder_embeddings else ["decoder."]
+        stacks = (
+            ["encoder.", "decoder."] if config.share_encoder_decoder_embeddings else ["decoder."]
+        )
     return ("lm_head.weight", *(f"{stack}embeddings.embed_tokens.weight" for stack in stacks))
 
 
 class WeightStore:
     """Tensors made of weights, each made once for all graphs of an export.
 
-    Each is written to the file `path` when it is made, so that only the matrices of one product are in memory at a time.
+    Each is written to the file `path` when it is made, so that only the matrices of one product are
+    in memory at a time.
     """
 
     def __init__(self, weights: CheckpointWeights, dtype: np.dtype, path: Path):
@@ -91,14 +102,23 @@ class WeightStore:
         self.tensors: dict[Any, list[ir.TensorProtocol]] = {}
         path.write_bytes(b"")
 
-    def transformed(self, names: Sequence[str], transform: Callable, *arguments: Any) -> list[ir.TensorProtocol]:
-        """Return the arrays that `transform` returns for the weights `names`, in the dtype of the store."""
+    def transformed(
+        self, names: Sequence[str], transform: Callable, *arguments: Any
+    ) -> list[ir.TensorProtocol]:
+        """Return the arrays that `transform` returns for the weights `names`, in the dtype of the
+        store."""
         keys = tuple(self.weights.key(name) for name in names)
         key = (keys, transform, arguments)
         if key not in self.tensors:
-            arrays = transform(*(self.weights[name].astype(self.dtype, copy=False) for name in names), *arguments)
-            name = f"{keys[0]}{'.packed' * (len(keys) > 1)}.{transform.__name__}".removesuffix(f".{unchanged.__name__}")
-            self.tensors[key] = [self.keep(f"{name}.{i}" if i else name, array) for i, array in enumerate(arrays)]
+            arrays = transform(
+                *(self.weights[name].astype(self.dtype, copy=False) for name in names), *arguments
+            )
+            name = f"{keys[0]}{'.packed' * (len(keys) > 1)}.{transform.__name__}".removesuffix(
+                f".{unchanged.__name__}"
+            )
+            self.tensors[key] = [
+                self.keep(f"{name}.{i}" if i else name, array) for i, array in enumerate(arrays)
+            ]
         return self.tensors[key]
 
     def keep(self, name: str, array: np.ndarray) -> ir.TensorProtocol:
@@ -115,7 +135,8 @@ def unchanged(array: np.ndarray) -> tuple[np.ndarray]:
 
 
 def c_ordered(array: np.ndarray) -> np.ndarray:
-    """Return `array` in C order. A transposed matrix is copied in strips, six times as fast as numpy's own copy."""
+    """Return `array` in C order. A transposed matrix is copied in strips, six times as fast as
+    numpy's own copy."""
     if array.ndim != 2 or array.flags.c_contiguous:
         return np.asarray(array, order="C")
     copy = np.empty_like(array, order="C")

@@ -1,4 +1,5 @@
-"""What the runtime reads of an export's config.json and generation_config.json must have the right type and range."""
+"""What the runtime reads of an export's config.json and generation_config.json must have the right
+type and range."""
 
 import reprlib
 from pathlib import Path
@@ -7,7 +8,10 @@ from ..errors import UsageError
 from .options import COUNT, COUNT_OR_0, FIELDS, Kind, check, is_int64
 
 MAX_LAYERS = 10_000  # far more than any model has, and few enough to name all their tensors
-LAYERS = Kind(f"a whole number from 1 to {MAX_LAYERS}", lambda value: is_int64(value) and 1 <= value <= MAX_LAYERS)
+LAYERS = Kind(
+    f"a whole number from 1 to {MAX_LAYERS}",
+    lambda value: is_int64(value) and 1 <= value <= MAX_LAYERS,
+)
 VISION = "vanilla-vision"
 ONE_STACK = ("vanilla-encoder", "vanilla-decoder", VISION)
 LAYERS_OF = dict.fromkeys(ONE_STACK, "num_hidden_layers") | {"vanilla-seq2seq": "decoder_layers"}
@@ -21,7 +25,10 @@ OF_TEXT = {
 }
 PIXELS = Kind(
     "a number of pixels, or a list of two",
-    lambda value: COUNT.holds(value) or (isinstance(value, list) and len(value) == 2 and all(map(COUNT.holds, value))),
+    lambda value: (
+        COUNT.holds(value)
+        or (isinstance(value, list) and len(value) == 2 and all(map(COUNT.holds, value)))
+    ),
 )
 OF_IMAGES = {
     **dict.fromkeys(("num_channels", "num_first_tokens"), COUNT),
@@ -32,7 +39,9 @@ OPTIONAL = {
     "type_vocab_size": COUNT_OR_0,
     "embedding_size": COUNT,
     "sliding_window": COUNT,
-    "position_ids_from": Kind("'place', 'mask' or 'ids'", lambda value: value in ("place", "mask", "ids")),
+    "position_ids_from": Kind(
+        "'place', 'mask' or 'ids'", lambda value: value in ("place", "mask", "ids")
+    ),
 }
 LEARNED_POSITIONS = ("learned", "learned_relative")  # added to embeddings, from a table that ends
 RELATIVE_POSITIONS = ("relative", "learned_relative")  # added to the scores of self-attention
@@ -43,21 +52,28 @@ def check_config(config: dict, path: Path) -> None:
     """`config` is that of `path`, with the model type of the manifest.
 
     Raises:
-        ValueError: for a field that is missing or of another type or range, and for a model type that is none of ours.
+        ValueError: for a field that is missing or of another type or range, and for a model type
+            that is none of ours.
     """
     if config["model_type"] not in LAYERS_OF:
-        raise ValueError(f"{path.parent} has a model of type {config['model_type']!r}, expected one of {list(LAYERS_OF)}")
+        raise ValueError(
+            f"{path.parent} has a model of type {config['model_type']!r}, expected one of "
+            f"{list(LAYERS_OF)}"
+        )
     own = OF_IMAGES if config["model_type"] == VISION else OF_TEXT
     required = {**REQUIRED, **own, LAYERS_OF[config["model_type"]]: LAYERS}
     optional = {**OPTIONAL, **{name: FIELDS[name].metadata["kind"] for name in SPECIAL_TOKENS}}
     for name, (expected, holds) in {**required, **optional}.items():
         value = config.get(name)
         if not holds(value) and not (value is None and name in optional):
-            raise ValueError(f"{path} has {name} {reprlib.repr(value)}, expected {expected}: export again")
+            raise ValueError(
+                f"{path} has {name} {reprlib.repr(value)}, expected {expected}: export again"
+            )
 
 
 def generation_defaults(config: dict, path: Path) -> dict:
-    """The options of `Runtime.generate` that `config`, that of `path`, sets; ValueError for a value that one cannot have."""
+    """The options of `Runtime.generate` that `config`, that of `path`, sets; ValueError for a value
+    that one cannot have."""
     try:
         return check({name: value for name, value in config.items() if name in FIELDS})
     except UsageError as error:

@@ -1,5 +1,6 @@
-"""What a target gives the runtime to generate with: a `DecoderFactory` of each loaded export, and of that a `Decoder` of each
-request. Continuous batching, in which rows join and leave while others go on, is another Protocol than `Decoder`."""
+"""What a target gives the runtime to generate with: a `DecoderFactory` of each loaded export, and
+of that a `Decoder` of each request. Continuous batching, in which rows join and leave while others
+go on, is another Protocol than `Decoder`."""
 
 import functools
 import math
@@ -25,9 +26,11 @@ class GenerationRequest:
 
     Args:
         options: resolved, see `options.resolve`.
-        input_ids: (B, P), the tokens before the first new one; for seq2seq what each target begins with.
+        input_ids: (B, P), the tokens before the first new one; for seq2seq what each target begins
+            with.
         attention_mask: (B, P), 0 for padding, which may be on either side.
-        source: for seq2seq the ids and the mask (B, S) of what the encoder reads, padded on the right.
+        source: for seq2seq the ids and the mask (B, S) of what the encoder reads, padded on the
+            right.
         is_scored: whether the score of each sequence is wanted.
     """
 
@@ -45,8 +48,9 @@ class GenerationRequest:
 class Decoder(Protocol):
     """A batch that is being decoded. What it may not do is a property.
 
-    Logits are float32 (rows, T, V), valid until the next step, and may be overwritten: those after each of the T tokens that
-    were given, or T = 1, those after the last of them, unless `all_logits`.
+    Logits are float32 (rows, T, V), valid until the next step, and may be overwritten: those after
+    each of the T tokens that were given, or T = 1, those after the last of them, unless
+    `all_logits`.
     """
 
     @property
@@ -57,23 +61,28 @@ class Decoder(Protocol):
         """Of each row; `None` for any number."""
 
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-        """Prompts (B, P), as many as the request has and no longer than it is with its new tokens -> logits."""
+        """Prompts (B, P), as many as the request has and no longer than it is with its new tokens
+        -> logits."""
 
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """Tokens (rows, t) that continue the rows `beam_idx` (rows,), each its own if `None` -> logits."""
+        """Tokens (rows, t) that continue the rows `beam_idx` (rows,), each its own if `None` ->
+        logits."""
 
     def expand(self, expand_size: int) -> None:
-        """Every row becomes `expand_size` rows that stand together: beams, or sequences of one input."""
+        """Every row becomes `expand_size` rows that stand together: beams, or sequences of one
+        input."""
 
     def close(self) -> None:
         """Gives back what other requests can use; the decoder is of no use any more."""
 
 
 class CandidateDecoder(Decoder, Protocol):
-    """Of one row, whose step may take several tokens, with the logits after each, and take the last of them back."""
+    """Of one row, whose step may take several tokens, with the logits after each, and take the last
+    of them back."""
 
     def crop(self, count: int) -> None:
-        """The last `count` tokens, 0 or more of the last step, become as if they had not been given."""
+        """The last `count` tokens, 0 or more of the last step, become as if they had not been
+        given."""
 
 
 class DecoderFactory(Protocol):
@@ -88,7 +97,8 @@ class DecoderFactory(Protocol):
         """Whether `start` gives a `CandidateDecoder` where `prompt_lookup_num_tokens` is set."""
 
     def start(self, request: GenerationRequest) -> Decoder:
-        """What decodes `request`, with the encoder's states where there is one and room for `max_new_tokens`.
+        """What decodes `request`, with the encoder's states where there is one and room for
+        `max_new_tokens`.
 
         Raises:
             UsageError: for more than there is memory for.
@@ -96,7 +106,8 @@ class DecoderFactory(Protocol):
         """
 
     def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """The whole search, as `Search.result`, where the graphs do it by themselves; `None` where `start` is to be used."""
+        """The whole search, as `Search.result`, where the graphs do it by themselves; `None` where
+        `start` is to be used."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +140,15 @@ def check_memory(request: GenerationRequest, vocab_size: int, cache_bytes: int) 
     needed = 2 * 4 * rows * vocab_size + cache_bytes
     most = memory()
     if needed > most:
-        of_each = f"{options.rows_per_input} sequences or beams of each and max_new_tokens={options.max_new_tokens}"
+        of_each = (
+            f"{options.rows_per_input} sequences or beams of each and "
+            f"max_new_tokens={options.max_new_tokens}"
+        )
         found = f"{len(request.input_ids)} inputs, {of_each}"
-        raise UsageError(f"{found} take {needed / 1e9:.0f} GB or more, expected at most the {most / 1e9:.0f} GB here")
+        raise UsageError(
+            f"{found} take {needed / 1e9:.0f} GB or more, expected at most the {most / 1e9:.0f} "
+            f"GB here"
+        )
 
 
 @functools.cache
@@ -145,10 +162,17 @@ def memory() -> float:
 
 def position_bytes(spec: GraphSpec) -> int:
     """What one token of one row takes in the caches of a decoder graph."""
-    caches = [tensor for tensor in spec.inputs if tensor.name.startswith("past_key_values") and ".encoder." not in tensor.name]
+    caches = [
+        tensor
+        for tensor in spec.inputs
+        if tensor.name.startswith("past_key_values") and ".encoder." not in tensor.name
+    ]
     # All but rows and positions is fixed: the heads and their width.
     sizes = [math.prod(size for size in tensor.shape if isinstance(size, int)) for tensor in caches]
-    return sum(size * (2 if "16" in tensor.dtype else 4) for size, tensor in zip(sizes, caches, strict=True))
+    return sum(
+        size * (2 if "16" in tensor.dtype else 4)
+        for size, tensor in zip(sizes, caches, strict=True)
+    )
 
 
 def first_positions(request: GenerationRequest) -> int:

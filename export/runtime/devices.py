@@ -1,4 +1,5 @@
-"""What is installed, what onnxruntime can run on, and what to do where CUDA was asked for and is not what runs."""
+"""What is installed, what onnxruntime can run on, and what to do where CUDA was asked for and is
+not what runs."""
 
 import contextlib
 import ctypes
@@ -12,14 +13,30 @@ from .processor import Processor
 
 # Older ones fail in the cpu target's graphs, up to 1.26 by ending the process.
 ONNXRUNTIME = (1, 30)
-PACKAGES = ("vanilla-transformer", "numpy", "tokenizers", "onnxruntime", "onnxruntime-gpu", "torch", "transformers", "onnx")
+PACKAGES = (
+    "vanilla-transformer",
+    "numpy",
+    "tokenizers",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "torch",
+    "transformers",
+    "onnx",
+)
 ONLY_GPU = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
 # What the CUDA provider of onnxruntime 1.31 loads: the libraries of CUDA 13 and cuDNN 9.
-LIBRARIES = ("libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "libcufft.so.12", "libcudnn.so.9")
+LIBRARIES = (
+    "libcudart.so.13",
+    "libcublas.so.13",
+    "libcublasLt.so.13",
+    "libcufft.so.12",
+    "libcudnn.so.9",
+)
 WITH_LIBRARIES = "pip install 'onnxruntime-gpu[cuda,cudnn]'"
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
-INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni")  # that decide how integers are multiplied
+# that decide how integers are multiplied
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni")
 
 
 def require_onnxruntime() -> None:
@@ -43,7 +60,8 @@ def require(device: str) -> None:
 
 
 def require_running(provider: str, running: list[str]) -> None:
-    """Checks that `provider` is among those `running` a session: onnxruntime falls back to others with a warning.
+    """Checks that `provider` is among those `running` a session: onnxruntime falls back to others
+    with a warning.
 
     Raises:
         OSError: naming those that do run it.
@@ -54,9 +72,9 @@ def require_running(provider: str, running: list[str]) -> None:
 
 
 def facts() -> dict:
-    """What `vanilla-transformer doctor` prints; `onnxruntime_problem` is `None` where onnxruntime is new enough or not there,
-    `cuda_problem` where CUDA can be used, and `tensorrt_problem` where TensorRT can be asked for: whether its libraries are
-    there is known once a session has it."""
+    """What `vanilla-transformer doctor` prints; `onnxruntime_problem` is `None` where onnxruntime
+    is new enough or not there, `cuda_problem` where CUDA can be used, and `tensorrt_problem` where
+    TensorRT can be asked for: whether its libraries are there is known once a session has it."""
     if CUDA in (available := providers()):
         preload()
     here = Processor.here()
@@ -71,7 +89,11 @@ def facts() -> dict:
         "libraries": [name for name in LIBRARIES if loads(name)],
         "gpu": gpu(),
     }
-    return {**found, "cuda_problem": cuda_problem(found), "tensorrt_problem": tensorrt_problem(found)}
+    return {
+        **found,
+        "cuda_problem": cuda_problem(found),
+        "tensorrt_problem": tensorrt_problem(found),
+    }
 
 
 def onnxruntime_problem() -> str | None:
@@ -84,7 +106,10 @@ def onnxruntime_problem() -> str | None:
         return None
     name = "onnxruntime-gpu" if "onnxruntime-gpu" in installed() else "onnxruntime"
     lowest = ".".join(map(str, ONNXRUNTIME))
-    return f"{name} {found} is too old for these graphs, expected {lowest} or newer: pip install '{name}>={lowest}'"
+    return (
+        f"{name} {found} is too old for these graphs, expected {lowest} or newer: pip install "
+        f"'{name}>={lowest}'"
+    )
 
 
 def cuda_problem(found: dict) -> str | None:
@@ -92,8 +117,13 @@ def cuda_problem(found: dict) -> str | None:
     packages = found["packages"]
     missing = [name for name in LIBRARIES if name not in found["libraries"]]
     if "onnxruntime" in packages and "onnxruntime-gpu" in packages:
-        versions = f"onnxruntime {packages['onnxruntime']} and onnxruntime-gpu {packages['onnxruntime-gpu']}"
-        return f"{versions} are both installed, and one has overwritten files of the other: {ONLY_GPU}"
+        versions = (
+            f"onnxruntime {packages['onnxruntime']} and onnxruntime-gpu "
+            f"{packages['onnxruntime-gpu']}"
+        )
+        return (
+            f"{versions} are both installed, and one has overwritten files of the other: {ONLY_GPU}"
+        )
     if found["onnxruntime_problem"]:
         return found["onnxruntime_problem"]
     if CUDA not in found["providers"]:
@@ -109,7 +139,9 @@ def tensorrt_problem(found: dict) -> str | None:
     """As `cuda_problem`, which TensorRT needs."""
     if (problem := cuda_problem(found)) or TENSORRT in found["providers"]:
         return problem
-    return f"this onnxruntime has no TensorRT, its providers are {found['providers']}: use CUDA alone"
+    return (
+        f"this onnxruntime has no TensorRT, its providers are {found['providers']}: use CUDA alone"
+    )
 
 
 def installed() -> dict[str, str]:
@@ -124,7 +156,8 @@ def installed() -> dict[str, str]:
 
 
 def processors() -> int:
-    """How many this process may use, or where the system does not say, on macOS and Windows, how many there are."""
+    """How many this process may use, or where the system does not say, on macOS and Windows, how
+    many there are."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -138,7 +171,8 @@ def providers() -> list[str]:
 
 
 def preload() -> None:
-    """Libraries of CUDA that were installed with pip, torch's too, are found by loading them first."""
+    """Libraries of CUDA that were installed with pip, torch's too, are found by loading them
+    first."""
     import onnxruntime
 
     if hasattr(onnxruntime, "preload_dlls"):

@@ -1,4 +1,5 @@
-"""What callers give, checked against what a graph takes, and run with rows of similar length together."""
+"""What callers give, checked against what a graph takes, and run with rows of similar length
+together."""
 
 from collections.abc import Sequence, Sized
 from typing import Any
@@ -10,23 +11,25 @@ from ..targets.spec import LONG, GraphSpec, TensorSpec, shape_of
 from .config import LEARNED_POSITIONS
 from .session import Session
 
-# Of one run of a graph that reads whole sequences: what it may hold of padding, and what it must hold of tokens to be worth a
-# run.
+# Of one run of a graph that reads whole sequences: what it may hold of padding, and what it must
+# hold of tokens to be worth a run.
 MAX_PADDING = 0.15
 MIN_TOKENS = 128
 
 
-def check_inputs(tensors: Sequence[TensorSpec], given: dict[str, np.ndarray | None], reader: str) -> dict[str, np.ndarray]:
-    """Each of `tensors` by its name, of its type: what was `given`, or its default where that is `None`. onnxruntime can end
-    the process on an empty batch, and reads what is outside a table.
+def check_inputs(
+    tensors: Sequence[TensorSpec], given: dict[str, np.ndarray | None], reader: str
+) -> dict[str, np.ndarray]:
+    """Each of `tensors` by its name, of its type: what was `given`, or its default where that is
+    `None`. onnxruntime can end the process on an empty batch, and reads what is outside a table.
 
     Args:
         reader: what takes the inputs, for errors.
 
     Raises:
-        ValueError: for an input that is missing or that `reader` does not take, and for one of another type, number of axes,
-            size of an axis that is fixed or that another input has too, or range; for one without any elements; and for a
-            number that is not finite.
+        ValueError: for an input that is missing or that `reader` does not take, and for one of
+            another type, number of axes, size of an axis that is fixed or that another input has
+            too, or range; for one without any elements; and for a number that is not finite.
     """
     names = [tensor.name for tensor in tensors]
     for name, values in given.items():
@@ -52,7 +55,9 @@ def check_input(tensor: TensorSpec, values: np.ndarray, sizes: dict[str, int]) -
     kinds = "biuf" if is_flag else "iuf" if is_float else "iu"
     if values.dtype.kind not in kinds:
         kind = "0s and 1s" if is_flag else "numbers" if is_float else "integers"
-        raise ValueError(f"{tensor.name} must be {kind}, got {values.dtype} of shape {values.shape}")
+        raise ValueError(
+            f"{tensor.name} must be {kind}, got {values.dtype} of shape {values.shape}"
+        )
     expected = [sizes.get(size, size) if isinstance(size, str) else size for size in tensor.shape]
     fits = len(expected) == values.ndim and all(
         isinstance(size, str) or size == own for size, own in zip(expected, values.shape)
@@ -64,27 +69,42 @@ def check_input(tensor: TensorSpec, values: np.ndarray, sizes: dict[str, int]) -
     sizes |= {axis: own for axis, own in zip(tensor.shape, values.shape) if isinstance(axis, str)}
     if is_flag and not ((values == 0) | (values == 1)).all():
         raise ValueError(f"{tensor.name} must be 0s and 1s, got {np.unique(values).tolist()}")
-    if tensor.range is not None and (values.min() < tensor.range[0] or values.max() > tensor.range[1]):
+    if tensor.range is not None and (
+        values.min() < tensor.range[0] or values.max() > tensor.range[1]
+    ):
         lowest, highest = tensor.range
-        raise ValueError(f"{tensor.name} must be in [{lowest}, {highest}], got {values.min()} to {values.max()}")
+        raise ValueError(
+            f"{tensor.name} must be in [{lowest}, {highest}], got {values.min()} to {values.max()}"
+        )
     if is_float and not np.isfinite(values).all():
-        raise ValueError(f"{tensor.name} must be finite numbers, got {values[~np.isfinite(values)][0]}")
+        raise ValueError(
+            f"{tensor.name} must be finite numbers, got {values[~np.isfinite(values)][0]}"
+        )
     return values.astype(tensor.dtype)
 
 
 def check_contiguous(mask: np.ndarray, name: str) -> None:
-    """Raises ValueError for a row of `mask` (B, T) with a hole: a decoder counts its positions by the ones."""
+    """Raises ValueError for a row of `mask` (B, T) with a hole: a decoder counts its positions by
+    the ones."""
     begins = mask[:, 1:] > mask[:, :-1]
     if (begins.sum(axis=1) + mask[:, 0]).max() > 1:
-        row, place = next((row, place + 1) for row, place in np.argwhere(begins) if mask[row, : place + 1].any())
-        raise ValueError(f"row {row} of {name} has ones again at place {place}, after zeros: expected its ones together")
+        row, place = next(
+            (row, place + 1) for row, place in np.argwhere(begins) if mask[row, : place + 1].any()
+        )
+        raise ValueError(
+            f"row {row} of {name} has ones again at place {place}, after zeros: expected its ones "
+            "together"
+        )
 
 
 def check_ends(ids: np.ndarray, mask: np.ndarray, eos_token_ids: Sequence[int]) -> None:
     """Raises ValueError for a row of `ids` (B, S) that has tokens, but none that ends it."""
     endless = mask.any(axis=1) & ~(np.isin(ids, eos_token_ids) & (mask == 1)).any(axis=1)
     if endless.any():
-        raise ValueError(f"row {int(endless.argmax())} of input_ids has no end token, expected one of {eos_token_ids} in it")
+        raise ValueError(
+            f"row {int(endless.argmax())} of input_ids has no end token, expected one of "
+            f"{eos_token_ids} in it"
+        )
 
 
 def position_limit(config: dict) -> int | None:
@@ -97,7 +117,11 @@ def check_positions(length: int, config: dict) -> None:
     """Raises ValueError for more tokens than a learned table has rows."""
     rows = position_limit(config)
     if rows is not None and length > rows:
-        counted = "" if config.get("model_type") == "vanilla-encoder" else ", prompt and new ones together,"
+        counted = (
+            ""
+            if config.get("model_type") == "vanilla-encoder"
+            else ", prompt and new ones together,"
+        )
         raise ValueError(f"{length} tokens{counted} are more than the {rows} learned positions")
 
 
@@ -106,11 +130,14 @@ def check_patches(pixel_values: np.ndarray, config: dict) -> None:
     patch = pair(config["patch_size"])
     if any(side < least for side, least in zip(pixel_values.shape[2:], patch)):
         found = "x".join(map(str, pixel_values.shape[2:]))
-        raise ValueError(f"the images are {found}, expected at least {'x'.join(map(str, patch))}, a patch")
+        raise ValueError(
+            f"the images are {found}, expected at least {'x'.join(map(str, patch))}, a patch"
+        )
 
 
 def num_positions(ids: np.ndarray, mask: np.ndarray, config: dict) -> int:
-    """How many positions the longest row takes, by what the model counts, see `VanillaTransformerConfig`."""
+    """How many positions the longest row takes, by what the model counts, see
+    `VanillaTransformerConfig`."""
     counts = config.get("position_ids_from") or "place"
     if counts == "place":
         return ids.shape[-1]
@@ -127,8 +154,11 @@ def pad_sequences(rows: list[list[int]], pad_token_id: int | None) -> tuple[np.n
     return ids, mask
 
 
-def move_padding(ids: np.ndarray, mask: np.ndarray, side: str, pad_token_id: int) -> tuple[np.ndarray, np.ndarray]:
-    """Moves each row, with its holes, so that all padding is on its `side`: the new ids and mask."""
+def move_padding(
+    ids: np.ndarray, mask: np.ndarray, side: str, pad_token_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Moves each row, with its holes, so that all padding is on its `side`: the new ids and
+    mask."""
     if mask.all():
         return ids, mask
     first = mask.argmax(axis=1) if side == "right" else -mask[:, ::-1].argmax(axis=1)
@@ -137,15 +167,19 @@ def move_padding(ids: np.ndarray, mask: np.ndarray, side: str, pad_token_id: int
     return np.where(moved == 1, np.take_along_axis(ids, places, axis=1), pad_token_id), moved
 
 
-def run_by_length(session: Session, spec: GraphSpec, feeds: dict[str, np.ndarray], max_tokens: int) -> dict[str, np.ndarray]:
-    """The outputs of `spec`, by name. Where there is a mask, rows run with others of similar length, so that a ragged batch
-    pays for little padding; what no run covers is 0.
+def run_by_length(
+    session: Session, spec: GraphSpec, feeds: dict[str, np.ndarray], max_tokens: int
+) -> dict[str, np.ndarray]:
+    """The outputs of `spec`, by name. Where there is a mask, rows run with others of similar
+    length, so that a ragged batch pays for little padding; what no run covers is 0.
 
     Args:
         max_tokens: of one run, where more would only take memory.
     """
     names = [tensor.name for tensor in spec.outputs]
-    groups = bucket_by_length(feeds["attention_mask"], max_tokens) if "attention_mask" in feeds else []
+    groups = (
+        bucket_by_length(feeds["attention_mask"], max_tokens) if "attention_mask" in feeds else []
+    )
     source_length = feeds["attention_mask"].shape[-1] if groups else 0
     if len(groups) < 2 and not (groups and LONG <= groups[0][1] < source_length):
         return dict(zip(names, session.run(names, feeds), strict=True))
@@ -165,9 +199,10 @@ def run_by_length(session: Session, spec: GraphSpec, feeds: dict[str, np.ndarray
 
 
 def bucket_by_length(mask: np.ndarray, max_tokens: int) -> list[tuple[np.ndarray, int]]:
-    """The rows of `mask` (B, ..., S) in groups, longest first, each with the length it needs. A group ends where one row more
-    would make it more than `max_tokens`, or padding more than `MAX_PADDING` of it, if it has `MIN_TOKENS`; a row of `LONG`
-    tokens or more is a group of its own."""
+    """The rows of `mask` (B, ..., S) in groups, longest first, each with the length it needs. A
+    group ends where one row more would make it more than `max_tokens`, or padding more than
+    `MAX_PADDING` of it, if it has `MIN_TOKENS`; a row of `LONG` tokens or more is a group of its
+    own."""
     ends = mask * np.arange(1, mask.shape[-1] + 1)
     lengths = np.maximum(ends.reshape(len(mask), -1).max(axis=1), 1).tolist()
     groups: list[list[int]] = []

@@ -1,4 +1,5 @@
-"""The likeliest tokens by a graph of onnxruntime: a log-softmax and a top-k, which take less than numpy's, on all threads."""
+"""The likeliest tokens by a graph of onnxruntime: a log-softmax and a top-k, which take less than
+numpy's, on all threads."""
 
 import functools
 from pathlib import Path
@@ -11,13 +12,15 @@ from .session import FATAL
 if TYPE_CHECKING:
     import onnxruntime
 
-CHUNK = 1 << 19  # logits of one run, so that the log-softmax, of which little is kept, takes little memory
-GRAPH = Path(__file__).with_name("top_k.onnx")  # written by tests/top_k_graph.py: exports run without onnx
+# logits of one run, so that the log-softmax, of which little is kept, takes little memory
+CHUNK = 1 << 19
+# written by tests/top_k_graph.py: exports run without onnx
+GRAPH = Path(__file__).with_name("top_k.onnx")
 
 
 def likeliest_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
-    """log p and index of the `count` likeliest tokens, both (rows, count), of each row of `logits` (rows, V): likeliest first,
-    ties by index.
+    """log p and index of the `count` likeliest tokens, both (rows, count), of each row of `logits`
+    (rows, V): likeliest first, ties by index.
 
     Raises:
         ValueError: if a row has numbers that have no log-softmax.
@@ -25,7 +28,10 @@ def likeliest_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.n
     # Few logits take less time than threads take to wake.
     run, each = session(threads if logits.size > CHUNK else 1).run, max(1, CHUNK // logits.shape[1])
     counts = np.array([count])
-    found = [run(None, {"logits": logits[row : row + each], "count": counts}) for row in range(0, len(logits), each)]
+    found = [
+        run(None, {"logits": logits[row : row + each], "count": counts})
+        for row in range(0, len(logits), each)
+    ]
     log_p, tokens = (np.concatenate(parts) for parts in zip(*found))
     if np.isnan(log_p).any():
         raise ValueError("some logits are NaN or infinite, expected numbers")
@@ -34,7 +40,8 @@ def likeliest_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.n
 
 @functools.cache
 def session(threads: int) -> "onnxruntime.InferenceSession":
-    """Its threads do not wait awake: between two steps they would take the processors from those of the decoder."""
+    """Its threads do not wait awake: between two steps they would take the processors from those of
+    the decoder."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

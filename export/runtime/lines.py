@@ -1,7 +1,8 @@
 """Lines in, lines out, in constant memory; and a file of them that a killed run goes on with.
 
-While OUT grows it is `.OUT.partial`, beside which `.OUT.partial.state` has what the run depends on, and after each window of
-lines how many lines have been read and how long the partial file is. The same call goes on from there.
+While OUT grows it is `.OUT.partial`, beside which `.OUT.partial.state` has what the run depends on,
+and after each window of lines how many lines have been read and how long the partial file is. The
+same call goes on from there.
 """
 
 import contextlib
@@ -41,8 +42,8 @@ LINE_BREAKS = re.compile(r"[\r\n]+")
 
 
 def raw_lines(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[bytes]:
-    """Lines without a byte order mark at the start and their ends, LF or CRLF; of one with more than `LONGEST` bytes the
-    beginning, which has more too.
+    """Lines without a byte order mark at the start and their ends, LF or CRLF; of one with more
+    than `LONGEST` bytes the beginning, which has more too.
 
     Raises:
         ValueError: for a damaged compressed file.
@@ -53,7 +54,9 @@ def raw_lines(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[bytes]:
             if not (line := file.readline(most)):
                 return
             is_cut = len(line) == most and not line.endswith(b"\n")
-            line = line.removesuffix(b"\r\n") if line.endswith(b"\r\n") else line.removesuffix(b"\n")
+            line = (
+                line.removesuffix(b"\r\n") if line.endswith(b"\r\n") else line.removesuffix(b"\n")
+            )
             yield line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             while is_cut and (rest := file.readline(most)):
                 is_cut = not rest.endswith(b"\n")
@@ -63,14 +66,16 @@ def lines_of(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[str]:
     """As `raw_lines`, of UTF-8 text.
 
     Raises:
-        ValueError: for a line that is not UTF-8 or has more than `LONGEST` bytes, and for a damaged compressed file.
+        ValueError: for a line that is not UTF-8 or has more than `LONGEST` bytes, and for a damaged
+            compressed file.
     """
     for number, line in enumerate(raw_lines(file, name), 1):
         yield text_of(line, f"line {number} of {name}")
 
 
 def text_of(line: bytes, name: str) -> str:
-    """Raises ValueError for one that is not UTF-8 or has more than `LONGEST` bytes; `name` is for errors."""
+    """Raises ValueError for one that is not UTF-8 or has more than `LONGEST` bytes; `name` is for
+    errors."""
     if len(line) > LONGEST:
         raise ValueError(f"{name} has more than {LONGEST:,} bytes, expected at most that")
     try:
@@ -97,12 +102,14 @@ def survey(path: Path) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Batches:
-    """How `runtime` generates from lines, and what it writes for each: the text, and with `scores` its score after a tab; or
-    with `n_best` so many lines `line ||| text ||| score`, the best first, lines numbered from 0. `options` as
-    `TextRuntime.generate`, and so are `src_lang` and `tgt_lang`, of all lines.
+    """How `runtime` generates from lines, and what it writes for each: the text, and with `scores`
+    its score after a tab; or with `n_best` so many lines `line ||| text ||| score`, the best first,
+    lines numbered from 0. `options` as `TextRuntime.generate`, and so are `src_lang` and
+    `tgt_lang`, of all lines.
 
-    A line without words gives an empty one (with `n_best` one with an empty text), and line breaks within a result become
-    spaces. With a `seed` each batch draws from one of its own, which follows from `seed` and a line of it.
+    A line without words gives an empty one (with `n_best` one with an empty text), and line breaks
+    within a result become spaces. With a `seed` each batch draws from one of its own, which follows
+    from `seed` and a line of it.
 
     Raises:
         ValueError: for a model that cannot generate.
@@ -136,27 +143,44 @@ class Batches:
         first: int = 0,
         told: Callable[[int], object] | None = None,
     ) -> Iterator[list[str]]:
-        """What is written for each `WINDOW` batches of `lines`, whose translations begin with `prefixes`; the number of the
-        first line is `first`. `told` is called with the number of lines that are done, batch by batch."""
+        """What is written for each `WINDOW` batches of `lines`, whose translations begin with
+        `prefixes`; the number of the first line is `first`. `told` is called with the number of
+        lines that are done, batch by batch."""
         pairs = zip(lines, itertools.repeat("") if prefixes is None else prefixes)
         size = WINDOW * self.batch_size
         while window := list(itertools.islice(pairs, size)):
             results = self.results(first, window, told or (lambda count: None))
-            yield [line for place, found in enumerate(results) for line in self.written(first + place, found)]
+            yield [
+                line
+                for place, found in enumerate(results)
+                for line in self.written(first + place, found)
+            ]
             first += len(window)
 
-    def results(self, first: int, pairs: list[tuple[str, str]], told: Callable[[int], object]) -> list[list[tuple[str, float]]]:
-        """Of each line, which has its prefix with it, its texts and their scores; none of a line without words."""
+    def results(
+        self, first: int, pairs: list[tuple[str, str]], told: Callable[[int], object]
+    ) -> list[list[tuple[str, float]]]:
+        """Of each line, which has its prefix with it, its texts and their scores; none of a line
+        without words."""
         results: list[list[tuple[str, float]]] = [[] for _ in pairs]
         places = [place for place, (line, _) in enumerate(pairs) if line.strip()]
         told(len(pairs) - len(places))
         if not places:
             return results
         with errors_in(first, places):
-            rows = dict(zip(places, self.runtime.rows([pairs[place][0] for place in places], self.src_lang)))
-            begun = dict(zip(places, self.runtime.prefixes([pairs[place][1] for place in places], len(places))))
+            rows = dict(
+                zip(places, self.runtime.rows([pairs[place][0] for place in places], self.src_lang))
+            )
+            begun = dict(
+                zip(
+                    places,
+                    self.runtime.prefixes([pairs[place][1] for place in places], len(places)),
+                )
+            )
         places.sort(key=lambda place: (len(begun[place]), len(rows[place])))
-        size = self.runtime.runtime.rows_together(len(places), self.batch_size, self.given, self.is_scored)
+        size = self.runtime.runtime.rows_together(
+            len(places), self.batch_size, self.given, self.is_scored
+        )
         for start in range(0, len(places), size):
             chosen = places[start : start + size]
             options = self.given
@@ -165,7 +189,11 @@ class Batches:
             targets = self.runtime.target_options(self.tgt_lang, len(chosen), self.options)
             with errors_in(first, chosen):
                 texts, scores = self.runtime.generate_rows(
-                    [rows[place] for place in chosen], [begun[place] for place in chosen], targets, self.is_scored, **options
+                    [rows[place] for place in chosen],
+                    [begun[place] for place in chosen],
+                    targets,
+                    self.is_scored,
+                    **options,
                 )
             count = self.n_best or 1
             for index, place in enumerate(chosen):
@@ -181,7 +209,8 @@ class Batches:
     def written(self, number: int, found: list[tuple[str, float]]) -> list[str]:
         found = [(LINE_BREAKS.sub(" ", text), score) for text, score in found]
         if self.n_best is not None:
-            ranked = sorted(found, key=lambda pair: -pair[1]) or [("", 0.0)]  # samples come in no order
+            # samples come in no order
+            ranked = sorted(found, key=lambda pair: -pair[1]) or [("", 0.0)]
             return [f"{number} ||| {text} ||| {score:.6f}" for text, score in ranked]
         return [f"{text}\t{score:.6f}" if self.scores else text for text, score in found] or [""]
 
@@ -219,7 +248,8 @@ def seed_of(seed: int, line: int) -> int:
 
 @contextlib.contextmanager
 def errors_in(first: int, places: list[int], unit: str = "line") -> Iterator[None]:
-    """Name the lines of a batch in its ValueError, numbered from 1. `unit` is the word for what is numbered."""
+    """Name the lines of a batch in its ValueError, numbered from 1. `unit` is the word for what is
+    numbered."""
     try:
         yield
     except ValueError as error:
@@ -230,24 +260,32 @@ def errors_in(first: int, places: list[int], unit: str = "line") -> Iterator[Non
 
 
 def generate_file(
-    batches: "Batches | Predictions", source: Path, output: Path, target_prefix: Path | None = None, force: bool = False
+    batches: "Batches | Predictions",
+    source: Path,
+    output: Path,
+    target_prefix: Path | None = None,
+    force: bool = False,
 ) -> None:
-    """Writes to the file `output` what `batches` gives for the lines of `source`, with those of `target_prefix`; both plain or
-    compressed.
+    """Writes to the file `output` what `batches` gives for the lines of `source`, with those of
+    `target_prefix`; both plain or compressed.
 
-    A progress bar is drawn where standard error is a terminal. A call that was stopped, in whatever way, goes on where it was;
-    the result is the same, byte for byte.
+    A progress bar is drawn where standard error is a terminal. A call that was stopped, in whatever
+    way, goes on where it was; the result is the same, byte for byte.
 
     Raises:
         FileNotFoundError, IsADirectoryError: for an input that is none.
-        FileExistsError: if `output` exists and `force` is not given, if it is no file, if another process writes it, and if
-            what was begun there depends on anything else than this call.
-        ValueError: as `TextRuntime.generate`, with the lines; for an input that is no text or changes meanwhile, and for
-            another number of prefixes than lines.
-        UsageError: for an `output` that is an input, within the export or named as a compressed file.
+        FileExistsError: if `output` exists and `force` is not given, if it is no file, if another
+            process writes it, and if what was begun there depends on anything else than this call.
+        ValueError: as `TextRuntime.generate`, with the lines; for an input that is no text or
+            changes meanwhile, and for another number of prefixes than lines.
+        UsageError: for an `output` that is an input, within the export or named as a compressed
+            file.
     """
     if target_prefix is not None and "encoder" not in batches.runtime.runtime.specs:
-        raise UsageError("a target prefix is for seq2seq, and this export is a decoder: its prompt is what it goes on from")
+        raise UsageError(
+            "a target prefix is for seq2seq, and this export is a decoder: its prompt is what it "
+            "goes on from"
+        )
     inputs = [path for path in (source, target_prefix) if path is not None]
     out = checked_output(output, inputs, batches.runtime.runtime.artifact.directory, force)
     stamps = [stamp_of(path.stat()) for path in inputs]
@@ -258,19 +296,32 @@ def generate_file(
         if name == "target_prefix" and found != count:
             raise ValueError(f"{target_prefix} has {found} lines, expected {count} as {source}")
         count = found
-    with growing(out, facts, force) as partial, tqdm(total=count, initial=partial.done, unit=" lines", disable=None) as bar:
-        lines, *prefixes = (itertools.islice(read_lines(path), partial.done, None) for path in inputs)
-        for window in batches.windows(lines, prefixes[0] if prefixes else None, partial.done, bar.update):
+    with (
+        growing(out, facts, force) as partial,
+        tqdm(total=count, initial=partial.done, unit=" lines", disable=None) as bar,
+    ):
+        lines, *prefixes = (
+            itertools.islice(read_lines(path), partial.done, None) for path in inputs
+        )
+        for window in batches.windows(
+            lines, prefixes[0] if prefixes else None, partial.done, bar.update
+        ):
             partial.write(window, min(partial.done + WINDOW * batches.batch_size, count))
         if [stamp_of(path.stat()) for path in inputs] != stamps:
-            raise ValueError(f"{source} or its prefixes changed while they were read: what was written is of both versions")
+            raise ValueError(
+                f"{source} or its prefixes changed while they were read: what was written is of "
+                "both versions"
+            )
 
 
 def checked_output(output: Path, inputs: list[Path], export: Path, force: bool) -> Path:
     """The place that `output` leads to."""
     out = Path(os.path.realpath(output))
     if out.name.endswith(READABLE):
-        raise UsageError(f"the output is {output}, but it is written as plain text: expected a name without {out.suffix}")
+        raise UsageError(
+            f"the output is {output}, but it is written as plain text: expected a name without "
+            f"{out.suffix}"
+        )
     if out.is_relative_to(export):
         raise UsageError(f"the output is {output}, inside the export: expected a place outside")
     if any(out.exists() and path.exists() and out.samefile(path) for path in inputs):
@@ -278,7 +329,9 @@ def checked_output(output: Path, inputs: list[Path], export: Path, force: bool) 
     if out.exists() and not out.is_file():
         raise FileExistsError(f"{output} is no file, expected one or a new path")
     if out.exists() and not force:
-        raise FileExistsError(f"{output} exists already; expected a new path, or --force to replace it")
+        raise FileExistsError(
+            f"{output} exists already; expected a new path, or --force to replace it"
+        )
     return out
 
 
@@ -318,8 +371,8 @@ def growing(out: Path, facts: dict, force: bool) -> Iterator[Partial]:
     """Yields what grows beside `out` and takes its name when the block ends without an error.
 
     Raises:
-        FileExistsError: as `Partial`; if another process is at it; and at the end, if `out` is there by then and `force` is not
-            given.
+        FileExistsError: as `Partial`; if another process is at it; and at the end, if `out` is
+            there by then and `force` is not given.
     """
     path, state = (out.with_name(f".{out.name}.partial{end}") for end in ("", ".state"))
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -345,12 +398,15 @@ def lock(file: BinaryIO | int, out: Path) -> None:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise FileExistsError(f"{out} is being written by another process: expected to be alone") from None
+        raise FileExistsError(
+            f"{out} is being written by another process: expected to be alone"
+        ) from None
 
 
 def progress(state: str, size: int) -> tuple[dict, int, int]:
-    """What the run that wrote `state` depends on, how many lines of its input are done, and how much of its `size` bytes of
-    output these are. A last line without an end was cut off; so may the output be, if the machine stopped."""
+    """What the run that wrote `state` depends on, how many lines of its input are done, and how
+    much of its `size` bytes of output these are. A last line without an end was cut off; so may the
+    output be, if the machine stopped."""
     facts, *records = state.split("\n")[:-1] or ["{}"]
     ends = [(int(done), int(end)) for done, end in map(str.split, records)]
     done, end = next((each for each in reversed(ends) if each[1] <= size), (0, 0))
@@ -359,9 +415,15 @@ def progress(state: str, size: int) -> tuple[dict, int, int]:
 
 def check_same(partial: str, begun: dict, facts: dict) -> None:
     facts = json.loads(json.dumps(facts))
-    differ = sorted(name for name in begun.keys() | facts.keys() if begun.get(name) != facts.get(name))
+    differ = sorted(
+        name for name in begun.keys() | facts.keys() if begun.get(name) != facts.get(name)
+    )
     if differ:
         hidden = [name for name in differ if name in HASHED]
-        shown = [f"{name} {begun.get(name)!r}, now {facts.get(name)!r}" for name in differ if name not in HASHED]
+        shown = [
+            f"{name} {begun.get(name)!r}, now {facts.get(name)!r}"
+            for name in differ
+            if name not in HASHED
+        ]
         found = f"{partial} was begun with another {', '.join([*hidden, *shown])}"
         raise FileExistsError(f"{found}: expected the same call, or that you remove it")

@@ -1,6 +1,8 @@
-"""What comes between a model's logits and the choice of a token, in numpy: logits processors, log-softmax, top-k, sampling.
+"""What comes between a model's logits and the choice of a token, in numpy: logits processors,
+log-softmax, top-k, sampling.
 
-The arithmetic is transformers', in float32. R rows, V tokens of vocabulary, T tokens of each row so far.
+The arithmetic is transformers', in float32. R rows, V tokens of vocabulary, T tokens of each row so
+far.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -24,8 +26,9 @@ Processor = Callable[[np.ndarray, np.ndarray], None]
 
 @dataclass(frozen=True)
 class Prompt:
-    """The tokens (B, P) before the first new one, for seq2seq what each target begins with; and `padding` (B,), how many of
-    them are padding, which the repetition penalty leaves out and all else counts."""
+    """The tokens (B, P) before the first new one, for seq2seq what each target begins with; and
+    `padding` (B,), how many of them are padding, which the repetition penalty leaves out and all
+    else counts."""
 
     ids: np.ndarray
     padding: np.ndarray
@@ -35,7 +38,8 @@ class Prompt:
         return self.ids.shape[1]
 
 
-# Each of the following gives the processor that `options` (an `options.Options`) ask for, or `None` if they do not.
+# Each of the following gives the processor that `options` (an `options.Options`) ask for, or `None`
+# if they do not.
 
 
 def repetition_penalty(options: "Options", prompt: Prompt) -> Processor | None:
@@ -43,7 +47,8 @@ def repetition_penalty(options: "Options", prompt: Prompt) -> Processor | None:
     penalty = np.float32(options.repetition_penalty)
 
     def process(ids: np.ndarray, scores: np.ndarray) -> None:
-        # Padding becomes the last token of its row: that one is real, and a token that stands there twice is penalized once.
+        # Padding becomes the last token of its row: that one is real, and a token that stands there
+        # twice is penalized once.
         is_padding = np.arange(ids.shape[1]) < as_rows(prompt.padding, len(ids))[:, None]
         tokens = np.where(is_padding, ids[:, -1:], ids)
         seen = np.take_along_axis(scores, tokens, axis=1)
@@ -68,16 +73,22 @@ def no_repeat_ngrams(options: "Options", prompt: Prompt) -> Processor | None:
 
 
 def bad_words(options: "Options", prompt: Prompt) -> Processor | None:
-    """The last token of each of `bad_words_ids` where its row ends in the others; an end token alone stays allowed."""
+    """The last token of each of `bad_words_ids` where its row ends in the others; an end token
+    alone stays allowed."""
     ends = [[token] for token in options.eos_token_ids]
     words = [word for word in options.bad_words_ids or () if word not in ends]
-    by_length = [np.array([word for word in words if len(word) == length]) for length in sorted({len(word) for word in words})]
+    by_length = [
+        np.array([word for word in words if len(word) == length])
+        for length in sorted({len(word) for word in words})
+    ]
 
     def process(ids: np.ndarray, scores: np.ndarray) -> None:
         for same_length in by_length:
             begun = same_length.shape[1] - 1
             if begun <= ids.shape[1]:
-                rows, chosen = np.nonzero((ids[:, None, ids.shape[1] - begun :] == same_length[:, :-1]).all(axis=-1))
+                rows, chosen = np.nonzero(
+                    (ids[:, None, ids.shape[1] - begun :] == same_length[:, :-1]).all(axis=-1)
+                )
                 scores[rows, same_length[chosen, -1]] = -np.inf
 
     return process if words else None
@@ -86,7 +97,11 @@ def bad_words(options: "Options", prompt: Prompt) -> Processor | None:
 def min_new_tokens(options: "Options", prompt: Prompt) -> Processor | None:
     if not options.eos_token_ids or not options.min_new_tokens:
         return None
-    return partial(suppress, tokens=distinct(options.eos_token_ids), lengths=range(prompt.length + options.min_new_tokens))
+    return partial(
+        suppress,
+        tokens=distinct(options.eos_token_ids),
+        lengths=range(prompt.length + options.min_new_tokens),
+    )
 
 
 def forced_bos(options: "Options", prompt: Prompt) -> Processor | None:
@@ -98,11 +113,17 @@ def forced_bos(options: "Options", prompt: Prompt) -> Processor | None:
 def forced_eos(options: "Options", prompt: Prompt) -> Processor | None:
     if options.forced_eos_token_id is None:
         return None
-    return partial(force, tokens=options.forced_eos_token_id, length=prompt.length + options.max_new_tokens - 1)
+    return partial(
+        force, tokens=options.forced_eos_token_id, length=prompt.length + options.max_new_tokens - 1
+    )
 
 
 def suppress_tokens(options: "Options", prompt: Prompt) -> Processor | None:
-    return partial(suppress, tokens=distinct(options.suppress_tokens)) if options.suppress_tokens else None
+    return (
+        partial(suppress, tokens=distinct(options.suppress_tokens))
+        if options.suppress_tokens
+        else None
+    )
 
 
 def begin_suppress_tokens(options: "Options", prompt: Prompt) -> Processor | None:
@@ -113,7 +134,8 @@ def begin_suppress_tokens(options: "Options", prompt: Prompt) -> Processor | Non
 
 
 def renormalize(options: "Options", prompt: Prompt) -> Processor | None:
-    """Beams are compared by log p of what the others left; one row alone chooses the same tokens without it."""
+    """Beams are compared by log p of what the others left; one row alone chooses the same tokens
+    without it."""
 
     def process(ids: np.ndarray, scores: np.ndarray) -> None:
         maximum, log_sum = log_sum_exp(scores)
@@ -124,11 +146,14 @@ def renormalize(options: "Options", prompt: Prompt) -> Processor | None:
 
 
 def distinct(tokens: Sequence[int]) -> np.ndarray:
-    """Each that can be one once, in order, so that a step looks at no more than the vocabulary has."""
+    """Each that can be one once, in order, so that a step looks at no more than the vocabulary
+    has."""
     return np.unique([token for token in tokens if token >= 0]).astype(np.int64)
 
 
-def suppress(ids: np.ndarray, scores: np.ndarray, tokens: np.ndarray, lengths: Container[int] | None = None) -> None:
+def suppress(
+    ids: np.ndarray, scores: np.ndarray, tokens: np.ndarray, lengths: Container[int] | None = None
+) -> None:
     """`tokens` are `distinct`."""
     if lengths is None or ids.shape[1] in lengths:
         scores[:, tokens[: np.searchsorted(tokens, scores.shape[1])]] = -np.inf
@@ -146,8 +171,8 @@ def as_rows(values: np.ndarray, rows: int) -> np.ndarray:
 
 
 def log_sum_exp(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(R, V) -> the maximum of each row and log(sum(exp(row - maximum))), both (R, 1): minus one, then minus the other is
-    the log-softmax, in the order torch subtracts them."""
+    """(R, V) -> the maximum of each row and log(sum(exp(row - maximum))), both (R, 1): minus one,
+    then minus the other is the log-softmax, in the order torch subtracts them."""
     rows, width = logits.shape
     maximum, total = np.empty((2, rows, 1), np.float32)
     step = max(1, CHUNK // width)
@@ -161,10 +186,11 @@ def log_sum_exp(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def top(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `count` largest of each row, largest first, ties by index: values and indices, (R, count).
+    """The `count` largest of each row, largest first, ties by index: values and indices, (R,
+    count).
 
-    Of a wide row only the blocks with the largest maxima are looked into: each of the `count` best such blocks has a value
-    that comes before all of any other block.
+    Of a wide row only the blocks with the largest maxima are looked into: each of the `count` best
+    such blocks has a value that comes before all of any other block.
     """
     rows, width = scores.shape
     blocks = width // BLOCK
@@ -195,23 +221,30 @@ def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         if found > rows * count:  # ties for the last places
             above = scores > least
             equal = scores == least
-            chosen = above | equal & (equal.cumsum(axis=1) <= count - above.sum(axis=1, keepdims=True))
-        indices = np.flatnonzero(chosen).reshape(rows, count) - np.arange(0, scores.size, width)[:, None]
+            chosen = above | equal & (
+                equal.cumsum(axis=1) <= count - above.sum(axis=1, keepdims=True)
+            )
+        indices = (
+            np.flatnonzero(chosen).reshape(rows, count) - np.arange(0, scores.size, width)[:, None]
+        )
     values = np.take_along_axis(scores, indices, axis=1)
     order = np.argsort(-values, axis=1, kind="stable")
     return np.take_along_axis(values, order, axis=1), np.take_along_axis(indices, order, axis=1)
 
 
 class Sampler:
-    """Draws tokens as `options` (a `options.Options`) ask: `temperature`, `top_k`, `top_p` and `min_p`, in this order; from
-    the same `seed` the same tokens. Where samples are drawn one by one, `sample` is the number of each."""
+    """Draws tokens as `options` (a `options.Options`) ask: `temperature`, `top_k`, `top_p` and
+    `min_p`, in this order; from the same `seed` the same tokens. Where samples are drawn one by
+    one, `sample` is the number of each."""
 
     def __init__(self, options: "Options", sample: int = 0):
         self.temperature = np.float32(options.temperature)
         self.top_k = options.top_k
         self.top_p = options.top_p
         self.min_p = options.min_p
-        self.rng = np.random.default_rng([options.seed, sample] if sample and options.seed is not None else options.seed)
+        self.rng = np.random.default_rng(
+            [options.seed, sample] if sample and options.seed is not None else options.seed
+        )
 
     def __call__(self, logits: np.ndarray) -> np.ndarray:
         """Logits (R, V), which are overwritten -> tokens (R,).
@@ -219,7 +252,8 @@ class Sampler:
         Raises:
             ValueError: for a row of which no token may follow.
         """
-        with np.errstate(invalid="ignore", over="ignore"):  # a row of -inf alone is found when drawing
+        # a row of -inf alone is found when drawing
+        with np.errstate(invalid="ignore", over="ignore"):
             weights, tokens = self.weights(logits)
         rows, width = weights.shape
         if width <= 8 * BLOCK:
@@ -235,12 +269,14 @@ class Sampler:
         """An index of each row, as likely as it weighs."""
         cumulative = weights.cumsum(axis=1, dtype=np.float64)
         if not (cumulative[:, -1] > 0).all():
-            raise ValueError("no token may follow: all are suppressed, or the logits are not finite")
+            raise ValueError(
+                "no token may follow: all are suppressed, or the logits are not finite"
+            )
         return (cumulative <= self.rng.random((len(weights), 1)) * cumulative[:, -1:]).sum(axis=1)
 
     def weights(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """What each token that may be drawn weighs, and which tokens these are, both (R, n) with any n; `None` for all, in
-        order. A token that may not be drawn weighs 0."""
+        """What each token that may be drawn weighs, and which tokens these are, both (R, n) with
+        any n; `None` for all, in order. A token that may not be drawn weighs 0."""
         if self.temperature != 1:
             np.divide(logits, self.temperature, out=logits)
         width = logits.shape[1]
@@ -249,7 +285,8 @@ class Sampler:
             return np.exp(logits, out=logits), None
         total = None if self.top_k or self.top_p == 1 else np.exp(log_sum_exp(logits)[1])
         count = min(self.top_k + 1 if self.top_k else NUCLEUS, width)
-        # Every filter keeps the first tokens of a sorted row: it is sorted as far as it takes to see where these end.
+        # Every filter keeps the first tokens of a sorted row: it is sorted as far as it takes to
+        # see where these end.
         while True:
             values, tokens = top(logits, count)
             weights = self.filtered(values, total)
@@ -258,8 +295,8 @@ class Sampler:
             count = min(8 * count, width)
 
     def filtered(self, values: np.ndarray, total: np.ndarray | None) -> np.ndarray:
-        """`values` (R, n), sorted, largest first -> exp(value - largest), 0 where a filter takes the token out. `total` (R, 1)
-        is the sum of the whole row, where top_k does not cut it."""
+        """`values` (R, n), sorted, largest first -> exp(value - largest), 0 where a filter takes
+        the token out. `total` (R, 1) is the sum of the whole row, where top_k does not cut it."""
         weights = np.exp(values - values[:, :1])
         if self.top_k:  # ties with the last of the k stay
             weights[values < values[:, min(self.top_k, values.shape[1]) - 1, None]] = 0

@@ -1,11 +1,12 @@
-"""What `generate` takes besides tokens. An option is one field of `Options`: its default, what it must be, what it is for, and
-where it changes logits the function that does. The command line, the docstring of `Runtime.generate` and the table of the
-documentation are made from the fields.
+"""What `generate` takes besides tokens. An option is one field of `Options`: its default, what it
+must be, what it is for, and where it changes logits the function that does. The command line, the
+docstring of `Runtime.generate` and the table of the documentation are made from the fields.
 """
 
 import dataclasses
 import math
 import reprlib
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -57,28 +58,41 @@ class Kind(NamedTuple):
 
 
 COUNT = Kind("a whole number from 1 to 2**63 - 1", lambda value: is_int64(value) and value >= 1)
-COUNT_OR_0 = Kind("a whole number from 0 to 2**63 - 1", lambda value: is_int64(value) and value >= 0)
+COUNT_OR_0 = Kind(
+    "a whole number from 0 to 2**63 - 1", lambda value: is_int64(value) and value >= 0
+)
 SEED = Kind("a whole number of at least 0", lambda value: is_integer(value) and value >= 0)
 NUMBER = Kind("a float32 number", is_float32)
-POSITIVE = Kind("a float32 number above 0", lambda value: is_float32(value) and value >= SMALLEST_FLOAT32)
+POSITIVE = Kind(
+    "a float32 number above 0", lambda value: is_float32(value) and value >= SMALLEST_FLOAT32
+)
 PROBABILITY = Kind("a number from 0 to 1", lambda value: is_float32(value) and 0 <= value <= 1)
 FLAG = Kind("True or False", lambda value: isinstance(value, bool))
-FLAG_OR_NEVER = Kind("True, False or 'never'", lambda value: isinstance(value, bool) or value == "never")
+FLAG_OR_NEVER = Kind(
+    "True, False or 'never'", lambda value: isinstance(value, bool) or value == "never"
+)
 TOKEN = Kind("a token id", is_int64)
 TOKENS = Kind("a list of token ids", lambda value: is_list_of(value, is_int64))
-ONE_OR_MORE_TOKENS = Kind("a token id or a list of them", lambda value: is_int64(value) or is_list_of(value, is_int64))
+ONE_OR_MORE_TOKENS = Kind(
+    "a token id or a list of them", lambda value: is_int64(value) or is_list_of(value, is_int64)
+)
 WORDS = Kind(
     "a list of lists of token ids, none empty",
-    lambda value: bool(value) and is_list_of(value, lambda word: bool(word) and is_list_of(word, is_int64)),
+    lambda value: (
+        bool(value) and is_list_of(value, lambda word: bool(word) and is_list_of(word, is_int64))
+    ),
 )
 
 
-def option(kind: Kind, default: Any, help: str, logits: Callable | None = None, in_vocabulary: bool = False) -> Any:
+def option(
+    kind: Kind, default: Any, help: str, logits: Callable | None = None, in_vocabulary: bool = False
+) -> Any:
     """A field of `Options`.
 
     Args:
         logits: a function of `logits` that gives the processor which the options ask for.
-        in_vocabulary: whether tokens that the model does not have are an error; transformers passes over others.
+        in_vocabulary: whether tokens that the model does not have are an error; transformers passes
+            over others.
     """
     metadata = {"kind": kind, "help": help, "logits": logits, "in_vocabulary": in_vocabulary}
     return dataclasses.field(default=default, metadata=metadata)
@@ -86,27 +100,43 @@ def option(kind: Kind, default: Any, help: str, logits: Callable | None = None, 
 
 @dataclass(frozen=True)
 class Options:
-    """How to generate: the fields of transformers' `GenerationConfig` that this runtime applies, with its names, meaning and
-    defaults, and `seed`. Logits are changed in the order of the fields, which is that of transformers.
+    """How to generate: the fields of transformers' `GenerationConfig` that this runtime applies,
+    with its names, meaning and defaults, and `seed`. Logits are changed in the order of the fields,
+    which is that of transformers.
 
     Raises:
         UsageError: for a value that a field cannot have, and for values that do not go together.
     """
 
     max_new_tokens: int = option(COUNT, 20, "new tokens at most")
-    max_length: int | None = option(COUNT, None, "as max_new_tokens, with the prompt; max_new_tokens goes before it")
-    num_beams: int = option(COUNT, 1, "hypotheses of beam search; 1 is greedy search, or sampling")
-    length_penalty: float = option(NUMBER, 1.0, "of beam search: scores are divided by length^length_penalty")
-    early_stopping: bool | str = option(
-        FLAG_OR_NEVER, False, "of beam search: stop at num_beams finished ones, or 'never' while better ones are possible"
+    max_length: int | None = option(
+        COUNT, None, "as max_new_tokens, with the prompt; max_new_tokens goes before it"
     )
-    num_return_sequences: int = option(COUNT, 1, "sequences for each input: samples, or the best of num_beams")
+    num_beams: int = option(COUNT, 1, "hypotheses of beam search; 1 is greedy search, or sampling")
+    length_penalty: float = option(
+        NUMBER, 1.0, "of beam search: scores are divided by length^length_penalty"
+    )
+    early_stopping: bool | str = option(
+        FLAG_OR_NEVER,
+        False,
+        "of beam search: stop at num_beams finished ones, or 'never' while better ones are "
+        "possible",
+    )
+    num_return_sequences: int = option(
+        COUNT, 1, "sequences for each input: samples, or the best of num_beams"
+    )
     do_sample: bool = option(FLAG, False, "draw tokens instead of taking the likeliest")
     temperature: float = option(POSITIVE, 1.0, "of sampling: logits are divided by it")
     top_k: int = option(COUNT_OR_0, 50, "of sampling: draw from so many likeliest tokens; 0 is all")
-    top_p: float = option(PROBABILITY, 1.0, "of sampling: draw from the fewest tokens that are as likely together")
-    min_p: float = option(PROBABILITY, 0.0, "of sampling: draw from tokens this likely in relation to the likeliest")
-    seed: int | None = option(SEED, None, "of sampling: the same seed draws the same tokens; without one they differ")
+    top_p: float = option(
+        PROBABILITY, 1.0, "of sampling: draw from the fewest tokens that are as likely together"
+    )
+    min_p: float = option(
+        PROBABILITY, 0.0, "of sampling: draw from tokens this likely in relation to the likeliest"
+    )
+    seed: int | None = option(
+        SEED, None, "of sampling: the same seed draws the same tokens; without one they differ"
+    )
     repetition_penalty: float = option(
         POSITIVE, 1.0, "makes tokens that occurred less likely, above 1", logits.repetition_penalty
     )
@@ -116,44 +146,79 @@ class Options:
     bad_words_ids: list[list[int]] | None = option(
         WORDS, None, "rows of tokens that are never generated", logits.bad_words, in_vocabulary=True
     )
-    min_new_tokens: int = option(COUNT_OR_0, 0, "new tokens before the end token at least", logits.min_new_tokens)
-    min_length: int | None = option(COUNT_OR_0, None, "as min_new_tokens, with the prompt; min_new_tokens goes before it")
+    min_new_tokens: int = option(
+        COUNT_OR_0, 0, "new tokens before the end token at least", logits.min_new_tokens
+    )
+    min_length: int | None = option(
+        COUNT_OR_0, None, "as min_new_tokens, with the prompt; min_new_tokens goes before it"
+    )
     forced_bos_token_id: int | None = option(
-        TOKEN, None, "the first token of all, after the start token", logits.forced_bos, in_vocabulary=True
+        TOKEN,
+        None,
+        "the first token of all, after the start token",
+        logits.forced_bos,
+        in_vocabulary=True,
     )
     forced_eos_token_id: int | list[int] | None = option(
-        ONE_OR_MORE_TOKENS, None, "the last token where max_new_tokens is reached", logits.forced_eos, in_vocabulary=True
+        ONE_OR_MORE_TOKENS,
+        None,
+        "the last token where max_new_tokens is reached",
+        logits.forced_eos,
+        in_vocabulary=True,
     )
-    suppress_tokens: list[int] | None = option(TOKENS, None, "tokens that are never generated", logits.suppress_tokens)
+    suppress_tokens: list[int] | None = option(
+        TOKENS, None, "tokens that are never generated", logits.suppress_tokens
+    )
     begin_suppress_tokens: list[int] | None = option(
         TOKENS, None, "tokens that are not generated first", logits.begin_suppress_tokens
     )
     renormalize_logits: bool = option(
-        FLAG, False, "of beam search: the options before this leave probabilities that sum to 1 again", logits.renormalize
+        FLAG,
+        False,
+        "of beam search: the options before this leave probabilities that sum to 1 again",
+        logits.renormalize,
     )
     prompt_lookup_num_tokens: int | None = option(
         COUNT, None, "of greedy search of one row: candidates of a step, looked up in what was read"
     )
-    max_matching_ngram_size: int = option(COUNT, 2, "of prompt lookup: so many of the last tokens are looked up, or fewer")
-    eos_token_id: int | list[int] | None = option(ONE_OR_MORE_TOKENS, None, "ends a sequence; that of the model if not given")
+    max_matching_ngram_size: int = option(
+        COUNT, 2, "of prompt lookup: so many of the last tokens are looked up, or fewer"
+    )
+    eos_token_id: int | list[int] | None = option(
+        ONE_OR_MORE_TOKENS, None, "ends a sequence; that of the model if not given"
+    )
     pad_token_id: int | None = option(
-        COUNT_OR_0, None, "fills rows that ended; that of the model if not given", in_vocabulary=True
+        COUNT_OR_0,
+        None,
+        "fills rows that ended; that of the model if not given",
+        in_vocabulary=True,
     )
     decoder_start_token_id: int | None = option(
-        TOKEN, None, "of seq2seq: the first token; that of the model if not given", in_vocabulary=True
+        TOKEN,
+        None,
+        "of seq2seq: the first token; that of the model if not given",
+        in_vocabulary=True,
     )
 
     def __post_init__(self) -> None:
-        given = {name: value for name, value in vars(self).items() if value is not FIELDS[name].default}
+        given = {
+            name: value for name, value in vars(self).items() if value is not FIELDS[name].default
+        }
         for name, value in check(given).items():
             value = FIELDS[name].default if value is None else value
             if value is not given[name]:
                 object.__setattr__(self, name, value)
         if self.do_sample and self.num_beams > 1:
-            raise UsageError(f"do_sample=True does not go with num_beams={self.num_beams}, expected num_beams=1")
+            raise UsageError(
+                f"do_sample=True does not go with num_beams={self.num_beams}, expected num_beams=1"
+            )
         if self.prompt_lookup_num_tokens is not None and (self.do_sample or self.num_beams > 1):
             found = f"prompt_lookup_num_tokens={self.prompt_lookup_num_tokens} does not go with"
-            other = "do_sample=True, expected False" if self.do_sample else f"num_beams={self.num_beams}, expected 1"
+            other = (
+                "do_sample=True, expected False"
+                if self.do_sample
+                else f"num_beams={self.num_beams}, expected 1"
+            )
             raise UsageError(f"{found} {other}: it is for greedy search")
         if self.num_return_sequences > self.num_beams and not self.do_sample:
             most = f"num_beams, {self.num_beams}," if self.num_beams > 1 else "1"
@@ -162,12 +227,22 @@ class Options:
         for name in ("forced_bos_token_id", "forced_eos_token_id"):
             forced = as_list(getattr(self, name))
             if forced and set(forced) <= set(as_list(self.suppress_tokens)):
-                raise UsageError(f"{name} must have a token that suppress_tokens has not, got {forced}", name)
-        # Scores are divided by length^length_penalty, a float32, and must stay above `EXCLUDED_SCORE`.
-        lowest, highest = (math.log(limit) / math.log(max(self.max_new_tokens, 2)) for limit in (1e-6, LARGEST_FLOAT32))
+                raise UsageError(
+                    f"{name} must have a token that suppress_tokens has not, got {forced}", name
+                )
+        # Scores are divided by length^length_penalty, a float32, and must stay above
+        # `EXCLUDED_SCORE`.
+        lowest, highest = (
+            math.log(limit) / math.log(max(self.max_new_tokens, 2))
+            for limit in (1e-6, LARGEST_FLOAT32)
+        )
         if self.num_beams > 1 and not lowest <= self.length_penalty <= highest:
-            expected = f"from {lowest:.4g} to {highest:.4g} with max_new_tokens={self.max_new_tokens}"
-            raise UsageError(f"length_penalty must be {expected}, got {self.length_penalty}", "length_penalty")
+            expected = (
+                f"from {lowest:.4g} to {highest:.4g} with max_new_tokens={self.max_new_tokens}"
+            )
+            raise UsageError(
+                f"length_penalty must be {expected}, got {self.length_penalty}", "length_penalty"
+            )
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -175,7 +250,8 @@ class Options:
 
     @property
     def fill_token_id(self) -> int:
-        """What stands after the end token of a row: with beams a pad token of 0 is none, as to transformers."""
+        """What stands after the end token of a row: with beams a pad token of 0 is none, as to
+        transformers."""
         if self.pad_token_id or (self.pad_token_id == 0 and self.num_beams == 1):
             return self.pad_token_id
         return next(iter(self.eos_token_ids), 0)
@@ -186,43 +262,78 @@ class Options:
 
     @property
     def candidates(self) -> int:
-        """Of beam search, for each input and step: enough that `num_beams` are left when the best of them all end."""
+        """Of beam search, for each input and step: enough that `num_beams` are left when the best
+        of them all end."""
         return max(2, 1 + len(self.eos_token_ids)) * self.num_beams
 
     def check_vocabulary(self, size: int) -> None:
-        """Raises UsageError for more beams than a vocabulary of `size` tokens can fill, and for tokens it does not have."""
+        """Raises UsageError for more beams than a vocabulary of `size` tokens can fill, and for
+        tokens it does not have."""
         if self.candidates > self.num_beams * size or self.num_beams > size:
             ends = f" and {len(self.eos_token_ids)} end tokens" if self.eos_token_ids else ""
-            raise UsageError(f"num_beams {self.num_beams}{ends} are too many for a vocabulary of {size} tokens", "num_beams")
+            raise UsageError(
+                f"num_beams {self.num_beams}{ends} are too many for a vocabulary of {size} tokens",
+                "num_beams",
+            )
         for name in IN_VOCABULARY:
             words = [as_list(word) for word in as_list(getattr(self, name))]
             if outside := [token for word in words for token in word if not 0 <= token < size]:
-                raise UsageError(f"{name} must be in [0, {size - 1}], the vocabulary, got {outside[0]}", name)
+                raise UsageError(
+                    f"{name} must be in [0, {size - 1}], the vocabulary, got {outside[0]}", name
+                )
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
 IN_VOCABULARY = tuple(name for name, field in FIELDS.items() if field.metadata["in_vocabulary"])
-LOGITS_FUNCTIONS = tuple(field.metadata["logits"] for field in FIELDS.values() if field.metadata["logits"])
+LOGITS_FUNCTIONS = tuple(
+    field.metadata["logits"] for field in FIELDS.values() if field.metadata["logits"]
+)
 
-# Other fields of generation_config.json. These change no token: bookkeeping, where caches lie and how the model runs, what
-# else `transformers.generate` returns, and what only an assistant model reads.
+# Other fields of generation_config.json. These change no token: bookkeeping, where caches lie and
+# how the model runs, what else `transformers.generate` returns, and what only an assistant model
+# reads.
 WITHOUT_EFFECT = {
-    *("bos_token_id", "transformers_version", "use_cache", "cache_implementation", "cache_config", "max_cache_len"),
+    *(
+        "bos_token_id",
+        "transformers_version",
+        "use_cache",
+        "cache_implementation",
+        "cache_config",
+        "max_cache_len",
+    ),
     *("prefill_chunk_size", "compile_config", "disable_compile", "continuous_batching_config"),
-    *("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"),
-    *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_lookbehind"),
+    *(
+        "output_attentions",
+        "output_hidden_states",
+        "output_scores",
+        "output_logits",
+        "return_dict_in_generate",
+    ),
+    *(
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "assistant_confidence_threshold",
+        "assistant_lookbehind",
+    ),
     "target_lookbehind",
 }
-SAMPLING_ONLY = {"typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"}  # these neither, without do_sample
+# these neither, without do_sample
+SAMPLING_ONLY = {"typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"}
 # Any other must be at the value that has no effect, 0 or `None` unless it stands here.
-NEUTRAL = {"encoder_repetition_penalty": 1, "num_beam_groups": 1, "typical_p": 1, "guidance_scale": 1}
+NEUTRAL = {
+    "encoder_repetition_penalty": 1,
+    "num_beam_groups": 1,
+    "typical_p": 1,
+    "guidance_scale": 1,
+}
 
 
 def check(options: dict[str, Any]) -> dict[str, Any]:
     """`options` in Python's own numbers and lists, instead of numpy's; `None` is always allowed.
 
     Raises:
-        UsageError: for a name that is no field of `Options`, and for a value that the field cannot have.
+        UsageError: for a name that is no field of `Options`, and for a value that the field cannot
+            have.
     """
     if unknown := sorted(options.keys() - FIELDS.keys()):
         close = nearest(unknown[0], FIELDS)
@@ -245,19 +356,34 @@ def to_python(value: Any) -> Any:
     return [to_python(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def resolve(options: dict[str, Any], generation_config: dict[str, Any], config: dict[str, Any], prompt_length: int) -> Options:
-    """What to generate with: `options` over those of `generation_config`, whose `None` is as if it were not there, over what
-    the model's `config` has of special tokens. Both are checked. `max_new_tokens` and `min_new_tokens` go before `max_length`
-    and `min_length`, wherever either stands.
+def resolve(
+    options: dict[str, Any],
+    generation_config: dict[str, Any],
+    config: dict[str, Any],
+    prompt_length: int,
+) -> Options:
+    """What to generate with: `options` over those of `generation_config`, whose `None` is as if it
+    were not there, over what the model's `config` has of special tokens. Both are checked.
+    `max_new_tokens` and `min_new_tokens` go before `max_length` and `min_length`, wherever either
+    stands.
 
     Args:
-        prompt_length: tokens of the prompt with its padding, for seq2seq of what each target begins with.
+        prompt_length: tokens of the prompt with its padding, for seq2seq of what each target begins
+            with.
 
     Raises:
-        UsageError: as `Options`, for a `max_length` that the prompt fills, and for tokens outside the vocabulary.
+        UsageError: as `Options`, for a `max_length` that the prompt fills, and for tokens outside
+            the vocabulary.
         ValueError: for a field of `generation_config` that this runtime does not apply.
     """
-    given = {**{name: value for name, value in generation_config.items() if value is not None and name in FIELDS}, **options}
+    given = {
+        **{
+            name: value
+            for name, value in generation_config.items()
+            if value is not None and name in FIELDS
+        },
+        **options,
+    }
     check_applied(generation_config, bool(given.get("do_sample")))
     for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id"):
         given[name] = special_token(name, options, generation_config, config)
@@ -280,7 +406,10 @@ def check_applied(generation_config: dict[str, Any], is_sampling: bool) -> None:
     for name, value in generation_config.items():
         is_neutral = value is None or value == NEUTRAL.get(name, 0)
         if name not in harmless and not is_neutral and not name.startswith("_"):
-            raise ValueError(f"generation_config.json sets {name:.200} to {value!r:.200}, which this runtime does not apply")
+            raise ValueError(
+                f"generation_config.json sets {name:.200} to {value!r:.200}, which this runtime "
+                "does not apply"
+            )
 
 
 def special_token(name: str, *sources: dict[str, Any]) -> Any:
@@ -293,23 +422,36 @@ def new_tokens(max_length: int | None, prompt_length: int, config: dict[str, Any
     if max_length is None:
         max_length = min(prompt_length + Options.max_new_tokens, config["max_position_embeddings"])
     if max_length <= prompt_length:
-        raise UsageError(f"max_length must be more than the {prompt_length} tokens of the prompt, got {max_length}")
+        raise UsageError(
+            f"max_length must be more than the {prompt_length} tokens of the prompt, got "
+            f"{max_length}"
+        )
     return max_length - prompt_length
 
 
 def options_text(indent: str = "") -> str:
-    """The fields for a docstring, a line each."""
-    return "\n".join(f"{indent}{name}: {field.metadata['help']} ({field.default!r})" for name, field in FIELDS.items())
+    """The fields for a docstring, in lines of at most 100 columns."""
+    entries = [
+        f"{name}: {field.metadata['help']} ({field.default!r})" for name, field in FIELDS.items()
+    ]
+    hanging = textwrap.TextWrapper(100, initial_indent=indent, subsequent_indent=f"{indent}    ")
+    return "\n".join(map(hanging.fill, entries))
 
 
 def options_table() -> str:
-    """The fields, and what else generation_config.json may have, for the documentation, in Markdown."""
+    """The fields, and what else generation_config.json may have, for the documentation, in
+    Markdown."""
     lines = ["| option | default | must be | meaning |", "|---|---|---|---|"]
     for name, field in FIELDS.items():
-        lines.append(f"| `{name}` | `{field.default!r}` | {field.metadata['kind'].expected} | {field.metadata['help']} |")
+        lines.append(
+            f"| `{name}` | `{field.default!r}` | {field.metadata['kind'].expected} | "
+            f"{field.metadata['help']} |"
+        )
     for name in sorted(WITHOUT_EFFECT):
         lines.append(f"| `{name}` | | anything | of generation_config.json: has no effect |")
     for name in sorted(SAMPLING_ONLY):
         neutral = f"`None` or `{NEUTRAL.get(name, 0)}`"
-        lines.append(f"| `{name}` | | {neutral} with do_sample | of generation_config.json: not applied |")
+        lines.append(
+            f"| `{name}` | | {neutral} with do_sample | of generation_config.json: not applied |"
+        )
     return "\n".join(lines)

@@ -8,15 +8,17 @@ from tokenizers import Tokenizer
 
 from .tasks.rows import errors_of
 
-# What may still change when more tokens come: a character that lacks bytes, and every run of single bytes.
+# What may still change when more tokens come: a character that lacks bytes, and every run of single
+# bytes.
 LACKS_BYTES = "\ufffd"
 SINGLE_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 MOST_OPEN = 8  # tokens that lack bytes together; a character has four
 
 
 class Pieces:
-    """Of one row of tokens. Joined, the pieces are what `tokenizer` decodes the whole row to without its `special_ids`. Each
-    token is decoded with those of the piece before it alone, however long the text is."""
+    """Of one row of tokens. Joined, the pieces are what `tokenizer` decodes the whole row to
+    without its `special_ids`. Each token is decoded with those of the piece before it alone,
+    however long the text is."""
 
     def __init__(self, tokenizer: Tokenizer, special_ids: Collection[int], path: Path):
         self.tokenizer = tokenizer
@@ -27,8 +29,8 @@ class Pieces:
         self.given = 0  # of their text the first so many characters have been given
 
     def add(self, token: int) -> str:
-        """What the next token adds to the text, empty while that is not certain. Raises ValueError where the tokenizer
-        fails."""
+        """What the next token adds to the text, empty while that is not certain. Raises ValueError
+        where the tokenizer fails."""
         if token in self.special_ids:
             return ""
         self.tokens.append(token)
@@ -57,14 +59,18 @@ class Pieces:
 
 
 class TokenNames:
-    """What single tokens are called: their text, as it stands behind another token; the name in the vocabulary of one that has
-    no whole text of its own, as special tokens and parts of characters."""
+    """What single tokens are called: their text, as it stands behind another token; the name in the
+    vocabulary of one that has no whole text of its own, as special tokens and parts of
+    characters."""
 
     def __init__(self, tokenizer: Tokenizer, special_ids: Collection[int], path: Path):
         self.made_of = tokenizer, special_ids, path
         self.names: dict[int, str] = {}
         pieces = Pieces(*self.made_of)
-        self.before = next((id for id in range(tokenizer.get_vocab_size()) if pieces.add(id).strip().isalnum()), None)
+        self.before = next(
+            (id for id in range(tokenizer.get_vocab_size()) if pieces.add(id).strip().isalnum()),
+            None,
+        )
 
     def __call__(self, token: int) -> str:
         if token not in self.names:

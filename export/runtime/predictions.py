@@ -1,4 +1,5 @@
-"""What an export's head is for, called for lines: a text each, or a JSON object; and a line of JSON for each."""
+"""What an export's head is for, called for lines: a text each, or a JSON object; and a line of JSON
+for each."""
 
 import inspect
 import json
@@ -26,8 +27,9 @@ LABELLED, IMAGES_LABELLED = "ForSequenceClassification", "ForImageClassification
 
 
 class Task(NamedTuple):
-    """A `method` of a runtime, for architectures that end with one of `heads`. `forms` are the keys that an example may have as
-    a JSON object; a line that is none is what belongs to the only key of the first form."""
+    """A `method` of a runtime, for architectures that end with one of `heads`. `forms` are the keys
+    that an example may have as a JSON object; a line that is none is what belongs to the only key
+    of the first form."""
 
     method: str
     heads: tuple[str, ...]
@@ -38,14 +40,22 @@ class Task(NamedTuple):
 TASKS = {
     "generate": [Task("generate", GENERATORS, (TEXT,))],
     "translate": [Task("translate", GENERATORS[1:], (TEXT,))],
-    "classify": [Task("classify", (LABELLED,), (TEXT, PAIR)), Task("classify", (IMAGES_LABELLED,), (IMAGE,))],
+    "classify": [
+        Task("classify", (LABELLED,), (TEXT, PAIR)),
+        Task("classify", (IMAGES_LABELLED,), (IMAGE,)),
+    ],
     "zero-shot": [Task("zero_shot", (LABELLED,), (TEXT,))],
     "tag": [Task("tag", ("ForTokenClassification",), (TEXT,))],
     "answer": [Task("answer", ("ForQuestionAnswering",), (QUESTION,))],
     "fill-mask": [Task("fill_mask", ("ForMaskedLM", "ForPreTraining"), (TEXT,))],
-    "next-sentence": [Task("next_sentence", ("ForNextSentencePrediction", "ForPreTraining"), (PAIR,))],
+    "next-sentence": [
+        Task("next_sentence", ("ForNextSentencePrediction", "ForPreTraining"), (PAIR,))
+    ],
     "choose": [Task("choose", ("ForMultipleChoice",), (CHOICES,))],
-    "embed": [Task("embed", ("EncoderModel", "DecoderModel"), (TEXT,)), Task("embed", ("VisionModel",), (IMAGE,))],
+    "embed": [
+        Task("embed", ("EncoderModel", "DecoderModel"), (TEXT,)),
+        Task("embed", ("VisionModel",), (IMAGE,)),
+    ],
 }
 
 
@@ -66,26 +76,34 @@ def task_of(architecture: str, name: str | None) -> tuple[str, Task]:
         UsageError: for a task that does not fit.
         ValueError: for an architecture that none fits.
     """
-    fitting = {name: task for name, tasks in TASKS.items() for task in tasks if architecture.endswith(task.heads)}
+    fitting = {
+        name: task
+        for name, tasks in TASKS.items()
+        for task in tasks
+        if architecture.endswith(task.heads)
+    }
     if not fitting:
         raise ValueError(f"this export is a {architecture}, which no task is for: use Runtime")
     chosen = next(iter(fitting)) if name is None else name
     if chosen not in fitting:
-        raise UsageError(f"{chosen} is not what a {architecture} is for, expected one of {', '.join(fitting)}")
+        raise UsageError(
+            f"{chosen} is not what a {architecture} is for, expected one of {', '.join(fitting)}"
+        )
     return chosen, fitting[chosen]
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What `runtime` gives for lines, as JSON. `options` are those of the method that `task` names, by default what the
-    export's head is for.
+    """What `runtime` gives for lines, as JSON. `options` are those of the method that `task` names,
+    by default what the export's head is for.
 
-    A line that begins with `{` is a JSON object with the task's keys, any other is a text, or an image's path. A line without
-    words gives `null`. With a `seed` each batch draws from one of its own, which follows from `seed` and a line of it.
-    Errors call what is numbered a `unit`.
+    A line that begins with `{` is a JSON object with the task's keys, any other is a text, or an
+    image's path. A line without words gives `null`. With a `seed` each batch draws from one of its
+    own, which follows from `seed` and a line of it. Errors call what is numbered a `unit`.
 
     Raises:
-        UsageError: for a task that the architecture is not for, an option that its method has not, and one that it needs.
+        UsageError: for a task that the architecture is not for, an option that its method has not,
+            and one that it needs.
         ValueError: for an architecture that no task is for.
     """
 
@@ -108,11 +126,19 @@ class Predictions:
 
     def check_options(self) -> None:
         parameters = inspect.signature(self.method).parameters.values()
-        known = {each.name: each.default for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD}
-        if not any(each.kind is each.VAR_KEYWORD for each in parameters):  # which checks names itself
+        known = {
+            each.name: each.default
+            for each in parameters
+            if each.kind is each.POSITIONAL_OR_KEYWORD
+        }
+        # which checks names itself
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
             for name in self.options.keys() - known.keys():
                 expected = f"expected some of {', '.join(known)}" if known else "it has none"
-                raise UsageError(f"{self.kind.method} has no option {name!r:.60}, {expected}{did_you_mean(name, known)}")
+                raise UsageError(
+                    f"{self.kind.method} has no option {name!r:.60}, "
+                    f"{expected}{did_you_mean(name, known)}"
+                )
         for name, default in known.items():
             if default is inspect.Parameter.empty and name not in self.options:
                 raise UsageError(f"{self.kind.method} needs {name}, expected --set {name}=VALUE")
@@ -128,7 +154,8 @@ class Predictions:
         remaining = iter(lines)
         while window := list(islice(remaining, WINDOW * self.batch_size)):
             yield [
-                json.dumps(result, ensure_ascii=False) for result in self.results(first, window, told or (lambda count: None))
+                json.dumps(result, ensure_ascii=False)
+                for result in self.results(first, window, told or (lambda count: None))
             ]
             first += len(window)
 
@@ -151,7 +178,8 @@ class Predictions:
         return results
 
     def call(self, examples: list[dict[str, Any]], number: int) -> list[Any]:
-        """What the task gives for each of `examples`, ready for JSON; a `seed` becomes one that `number` is part of."""
+        """What the task gives for each of `examples`, ready for JSON; a `seed` becomes one that
+        `number` is part of."""
         options = dict(self.options)
         if isinstance(options.get("seed"), int):
             options["seed"] = seed_of(options["seed"], number)
@@ -165,15 +193,21 @@ class Predictions:
         forms = self.kind.forms
         if not line.lstrip().startswith("{"):
             if len(forms[0]) > 1:
-                raise ValueError(f"{line!r:.60} is no JSON object, expected one with {' and '.join(forms[0])}")
+                raise ValueError(
+                    f"{line!r:.60} is no JSON object, expected one with {' and '.join(forms[0])}"
+                )
             return {forms[0][0]: line}
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{line!r:.60} begins with {{ and is no JSON object: {error}") from None
+            raise ValueError(
+                f"{line!r:.60} begins with {{ and is no JSON object: {error}"
+            ) from None
         if set(found) not in [set(form) for form in forms]:
             expected = ", or ".join(" and ".join(form) for form in forms)
-            raise ValueError(f"the JSON object has the keys {reprlib.repr(list(found))}, expected {expected}")
+            raise ValueError(
+                f"the JSON object has the keys {reprlib.repr(list(found))}, expected {expected}"
+            )
         return found
 
     def arguments(self, examples: list[dict[str, Any]]) -> list[list[Any]]:
@@ -185,4 +219,9 @@ class Predictions:
 
     def facts(self) -> dict:
         """What the result depends on, beside the lines."""
-        return {**facts_of(self.runtime.runtime), "batch_size": self.batch_size, "task": self.kind.method, **self.options}
+        return {
+            **facts_of(self.runtime.runtime),
+            "batch_size": self.batch_size,
+            "task": self.kind.method,
+            **self.options,
+        }

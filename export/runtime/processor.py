@@ -9,7 +9,8 @@ CPUINFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True)
 class Processor:
-    """`name` in words, and its `instructions` by their names in Linux; none where the system does not say."""
+    """`name` in words, and its `instructions` by their names in Linux; none where the system does
+    not say."""
 
     name: str
     instructions: frozenset[str] = frozenset()

@@ -1,7 +1,8 @@
-"""Greedy search, sampling and beam search in numpy, token for token what `transformers.generate` does.
+"""Greedy search, sampling and beam search in numpy, token for token what `transformers.generate`
+does.
 
-A search is a state: it is fed the logits of the next token and gives the tokens that follow, until it is finished. Who drives
-it, one request at a time or many, it does not know.
+A search is a state: it is fed the logits of the next token and gives the tokens that follow, until
+it is finished. Who drives it, one request at a time or many, it does not know.
 """
 
 from typing import Protocol
@@ -21,16 +22,17 @@ class Search(Protocol):
     finished: bool  # nothing may be fed any more
 
     def advance(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Logits (B * K, V), at the first call (B, V), which may be overwritten -> the next tokens (B * K,), and the rows that
-        each of them continues (B * K,), `None` if each its own."""
+        """Logits (B * K, V), at the first call (B, V), which may be overwritten -> the next tokens
+        (B * K,), and the rows that each of them continues (B * K,), `None` if each its own."""
 
     def result(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """The new tokens (B * N, T) of the `num_return_sequences` (N) of each input, filled up after the end token, and their
-        scores (B * N,), `None` if they were not asked for."""
+        """The new tokens (B * N, T) of the `num_return_sequences` (N) of each input, filled up
+        after the end token, and their scores (B * N,), `None` if they were not asked for."""
 
 
 class Processors:
-    """The logits processors that `options` ask for, in the order of transformers; false if there are none."""
+    """The logits processors that `options` ask for, in the order of transformers; false if there
+    are none."""
 
     def __init__(self, options: Options, prompt: Prompt):
         self.prompt = prompt
@@ -41,15 +43,18 @@ class Processors:
         return bool(self.active)
 
     def __call__(self, new: np.ndarray, scores: np.ndarray) -> None:
-        """Changes `scores` (R, V) in place, given the `new` tokens (R, t) after the prompts. Where R is a multiple of B, the
-        rows of one prompt stand together."""
+        """Changes `scores` (R, V) in place, given the `new` tokens (R, t) after the prompts. Where
+        R is a multiple of B, the rows of one prompt stand together."""
         ids = np.concatenate([as_rows(self.prompt.ids, len(scores)), new], axis=1)
         for process in self.active:
             process(ids, scores)
 
 
-def start_search(options: Options, prompt: Prompt, is_scored: bool = False, threads: int = 1) -> Search:
-    """The search that `options` ask for, of the inputs of `prompt`, with so many processor `threads`."""
+def start_search(
+    options: Options, prompt: Prompt, is_scored: bool = False, threads: int = 1
+) -> Search:
+    """The search that `options` ask for, of the inputs of `prompt`, with so many processor
+    `threads`."""
     processors = Processors(options, prompt)
     if options.num_beams > 1:
         return BeamSearch(len(prompt.ids), options, processors, threads)
@@ -58,8 +63,9 @@ def start_search(options: Options, prompt: Prompt, is_scored: bool = False, thre
 
 
 class Scores:
-    """Of each of `rows` that grow token by token: the sum of log p, and how many tokens it is of, the end token too. p is the
-    softmax of the processed logits, before what sampling does to them."""
+    """Of each of `rows` that grow token by token: the sum of log p, and how many tokens it is of,
+    the end token too. p is the softmax of the processed logits, before what sampling does to
+    them."""
 
     def __init__(self, rows: int):
         self.sums = np.zeros(rows)
@@ -77,10 +83,17 @@ class Scores:
 
 
 class TokenSearch:
-    """Greedy search, or sampling with `do_sample`, of `num_return_sequences` rows of each of `inputs`: each row ends by itself,
-    with the pad token after its end token. `processors` change the logits; `scores` are added to."""
+    """Greedy search, or sampling with `do_sample`, of `num_return_sequences` rows of each of
+    `inputs`: each row ends by itself, with the pad token after its end token. `processors` change
+    the logits; `scores` are added to."""
 
-    def __init__(self, inputs: int, options: Options, processors: Processors | None = None, scores: Scores | None = None):
+    def __init__(
+        self,
+        inputs: int,
+        options: Options,
+        processors: Processors | None = None,
+        scores: Scores | None = None,
+    ):
         self.rows = inputs * options.num_return_sequences
         self.options = options
         self.fill_token_id = options.fill_token_id
@@ -127,16 +140,22 @@ def doubled(tokens: np.ndarray, fill_token_id: int) -> np.ndarray:
 
 class BeamSearch:
     """The best `num_return_sequences` of `num_beams` (K) hypotheses of each of B `inputs`, by
-    sum(log p) / length^length_penalty. `processors` change the log p of each token; without, `threads` find the best."""
+    sum(log p) / length^length_penalty. `processors` change the log p of each token; without,
+    `threads` find the best."""
 
-    def __init__(self, inputs: int, options: Options, processors: Processors | None = None, threads: int = 1):
+    def __init__(
+        self, inputs: int, options: Options, processors: Processors | None = None, threads: int = 1
+    ):
         self.options = options
         self.threads = threads
         self.processors = processors
         self.eos = np.array(options.eos_token_ids, np.int64)
         self.inputs = np.arange(inputs)[:, None]
         self.is_best = np.arange(options.candidates) < options.num_beams
-        self.tokens = np.full((inputs * options.num_beams, min(options.max_new_tokens, INITIAL_ROOM)), options.fill_token_id)
+        self.tokens = np.full(
+            (inputs * options.num_beams, min(options.max_new_tokens, INITIAL_ROOM)),
+            options.fill_token_id,
+        )
         # Rows of one input are equal at first: only the first of them counts.
         first = np.where(np.arange(options.num_beams) == 0, np.float32(0), EXCLUDED_SCORE)
         self.scores = np.tile(first, (inputs, 1))
@@ -155,10 +174,14 @@ class BeamSearch:
         sequences = self.tokens[parents]
         sequences[:, :, self.length] = tokens
         self.length += 1
-        ends = (tokens[..., None] == self.eos).any(axis=-1) | (self.length == options.max_new_tokens)
+        ends = (tokens[..., None] == self.eos).any(axis=-1) | (
+            self.length == options.max_new_tokens
+        )
 
         # The best K candidates that go on.
-        self.scores, kept = top(np.where(ends, candidates + EXCLUDED_SCORE, candidates), options.num_beams)
+        self.scores, kept = top(
+            np.where(ends, candidates + EXCLUDED_SCORE, candidates), options.num_beams
+        )
         self.tokens = sequences[self.inputs, kept].reshape(self.tokens.shape)
 
         # Those of the best K that end here compete with the hypotheses that ended before.
@@ -169,13 +192,16 @@ class BeamSearch:
             scores = candidates / np.float32(self.length**options.length_penalty)
             self.ended.add(sequences, scores, just_ended, self.length)
 
-        self.can_improve = self.can_improve & improvable(self.scores, self.ended, self.length, options)
+        self.can_improve = self.can_improve & improvable(
+            self.scores, self.ended, self.length, options
+        )
         is_full = stops_early and self.ended.are_full().all()
         self.finished = bool(not self.can_improve.any() or is_full or ends.all())
         return self.tokens[:, self.length - 1].copy(), parents[self.inputs, kept].ravel()
 
     def best_candidates(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of each input the best `candidates` (C) of all beams: log p, tokens and the rows these continue, all (B, C)."""
+        """Of each input the best `candidates` (C) of all beams: log p, tokens and the rows these
+        continue, all (B, C)."""
         beams = self.options.num_beams
         is_first = self.length == 0
         new = self.tokens[::beams, :0] if is_first else self.tokens[:, : self.length]
@@ -188,7 +214,10 @@ class BeamSearch:
             log_p = np.repeat(log_p, beams, axis=0)
             tokens = np.repeat(tokens, beams, axis=0)
         each = log_p.shape[1]
-        candidates, chosen = top((log_p + self.scores.reshape(-1, 1)).reshape(len(self.inputs), -1), self.options.candidates)
+        candidates, chosen = top(
+            (log_p + self.scores.reshape(-1, 1)).reshape(len(self.inputs), -1),
+            self.options.candidates,
+        )
         tokens = np.take_along_axis(tokens.reshape(len(self.inputs), -1), chosen, axis=1)
         return candidates, tokens, self.inputs * beams + chosen // each
 
@@ -197,8 +226,11 @@ class BeamSearch:
         return self.ended.best(self.options.num_return_sequences)
 
 
-def processed(logits: np.ndarray, new: np.ndarray, count: int, processors: Processors) -> tuple[np.ndarray, np.ndarray]:
-    """As `likeliest_tokens`, of what `processors` leave of the log p of each token after the `new` ones (rows, t)."""
+def processed(
+    logits: np.ndarray, new: np.ndarray, count: int, processors: Processors
+) -> tuple[np.ndarray, np.ndarray]:
+    """As `likeliest_tokens`, of what `processors` leave of the log p of each token after the `new`
+    ones (rows, t)."""
     maximum, log_sum = log_sum_exp(logits)
     logits -= maximum
     logits -= log_sum
@@ -207,8 +239,8 @@ def processed(logits: np.ndarray, new: np.ndarray, count: int, processors: Proce
 
 
 class FinishedBeams:
-    """The best K finished hypotheses of each of B inputs, best first: like `tokens` (B * K, length) and `scores` (B, K) at the
-    start."""
+    """The best K finished hypotheses of each of B inputs, best first: like `tokens` (B * K, length)
+    and `scores` (B, K) at the start."""
 
     def __init__(self, tokens: np.ndarray, scores: np.ndarray):
         self.sequences = tokens.reshape(*scores.shape, -1)
@@ -218,8 +250,11 @@ class FinishedBeams:
     def are_full(self) -> np.ndarray:
         return np.logical_and.reduce(self.lengths, axis=1, keepdims=True)
 
-    def add(self, sequences: np.ndarray, scores: np.ndarray, just_ended: np.ndarray, length: int) -> None:
-        """Those of `sequences` (B, C, length) with `scores` (B, C) that have `just_ended` (B, C)."""
+    def add(
+        self, sequences: np.ndarray, scores: np.ndarray, just_ended: np.ndarray, length: int
+    ) -> None:
+        """Those of `sequences` (B, C, length) with `scores` (B, C) that have `just_ended` (B,
+        C)."""
         scores = np.where(just_ended, scores, scores + EXCLUDED_SCORE)
         self.scores, best = top(np.concatenate([self.scores, scores], axis=1), self.scores.shape[1])
         inputs = np.arange(len(best))[:, None]
@@ -228,10 +263,13 @@ class FinishedBeams:
 
     def best(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         width = self.lengths[:, :count].max()
-        return self.sequences[:, :count, :width].reshape(-1, width), self.scores[:, :count].reshape(-1)
+        sequences = self.sequences[:, :count, :width].reshape(-1, width)
+        return sequences, self.scores[:, :count].reshape(-1)
 
 
-def improvable(scores: np.ndarray, ended: FinishedBeams, length: int, options: Options) -> np.ndarray:
+def improvable(
+    scores: np.ndarray, ended: FinishedBeams, length: int, options: Options
+) -> np.ndarray:
     """Whether the best running hypothesis may still beat the worst finished one; (B, 1)."""
     if options.early_stopping == "never" and options.length_penalty > 0:
         length = options.max_new_tokens

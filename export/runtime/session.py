@@ -1,7 +1,7 @@
 """A graph as onnxruntime runs it.
 
-onnxruntime raises classes that have only `Exception` in common. Here each is a SessionError of one line, and onnxruntime's log,
-which says the same, is silent."""
+onnxruntime raises classes that have only `Exception` in common. Here each is a SessionError of one
+line, and onnxruntime's log, which says the same, is silent."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +19,15 @@ if TYPE_CHECKING:  # a process that only asks another one for answers has no use
     import onnxruntime
 
 FATAL = 4  # among onnxruntime's levels of a log
-# How long idle threads wait awake for work: longer than from one step to the next, and shorter than what onnxruntime does, tens
-# of milliseconds, in which those of an encoder keep the processors from the decoder's.
+# How long idle threads wait awake for work: longer than from one step to the next, and shorter than
+# what onnxruntime does, tens of milliseconds, in which those of an encoder keep the processors from
+# the decoder's.
 SPIN_MICROSECONDS = "300"
 
 
 class Session:
-    """The graph `graph`, a path or its content, in an `onnxruntime.InferenceSession`, which is `inner`.
+    """The graph `graph`, a path or its content, in an `onnxruntime.InferenceSession`, which is
+    `inner`.
 
     Args:
         path: the file of the graph, for errors.
@@ -34,25 +36,32 @@ class Session:
         ValueError: if onnxruntime cannot load it.
     """
 
-    def __init__(self, graph: str | bytes, options: "onnxruntime.SessionOptions", providers: list, path: Path):
+    def __init__(
+        self, graph: str | bytes, options: "onnxruntime.SessionOptions", providers: list, path: Path
+    ):
         import onnxruntime
 
         self.path = path
         options.log_severity_level = FATAL
         try:  # a provider that fails is an error, and not replaced by another one
-            self.inner = onnxruntime.InferenceSession(graph, options, providers=providers, enable_fallback=0)
+            self.inner = onnxruntime.InferenceSession(
+                graph, options, providers=providers, enable_fallback=0
+            )
         except Exception as error:
             raise self.explained(error, "load") from None
 
     def run(self, names: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """The outputs `names`. Raises SessionError if onnxruntime fails, as where an input takes more memory than there is."""
+        """The outputs `names`. Raises SessionError if onnxruntime fails, as where an input takes
+        more memory than there is."""
         try:
             return self.inner.run(names, feeds)
         except Exception as error:
             shapes = {name: feeds[name].shape for name in feeds if name.endswith("input_ids")}
             raise self.explained(error, "run", f" with {shapes}") from None
 
-    def run_bound(self, binding: "onnxruntime.IOBinding", options: "onnxruntime.RunOptions | None" = None) -> None:
+    def run_bound(
+        self, binding: "onnxruntime.IOBinding", options: "onnxruntime.RunOptions | None" = None
+    ) -> None:
         """As `run`, with inputs and outputs as `io_binding` has them."""
         try:
             self.inner.run_with_iobinding(binding, options)
@@ -66,7 +75,9 @@ class Session:
         import onnxruntime
 
         reason = " ".join(str(error).split())
-        return SessionError(f"onnxruntime {onnxruntime.__version__} cannot {what} {self.path}{given}: {reason}")
+        return SessionError(
+            f"onnxruntime {onnxruntime.__version__} cannot {what} {self.path}{given}: {reason}"
+        )
 
 
 @dataclass(frozen=True)
@@ -76,8 +87,10 @@ class Sessions:
     Args:
         directory: the export.
         specs: the graphs, by role.
-        contents: those whose sessions are made on demand, which are read when the export is opened, by role.
-        providers: a role -> what runs its graph, each what those before it cannot, and their options.
+        contents: those whose sessions are made on demand, which are read when the export is opened,
+            by role.
+        providers: a role -> what runs its graph, each what those before it cannot, and their
+            options.
         threads: processor threads of one operator.
         arena: whether onnxruntime keeps memory from one run for the next.
     """
@@ -90,7 +103,8 @@ class Sessions:
     arena: bool
 
     def open(self) -> dict[str, Session]:
-        """Those of all graphs that are not made on demand; on processors side by side, as each is opened by one thread."""
+        """Those of all graphs that are not made on demand; on processors side by side, as each is
+        opened by one thread."""
         roles = sorted(self.specs.keys() - self.contents.keys())
         is_on_processor = all(len(self.providers(role)) == 1 for role in roles)
         with ThreadPoolExecutor(len(roles) if is_on_processor else 1) as pool:
@@ -112,8 +126,11 @@ class Sessions:
         options.intra_op_num_threads = self.threads
         options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
         path = self.directory / self.specs[role].file
-        if role in self.contents:  # a graph in memory may name files of its folder too, and no others
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+        # a graph in memory may name files of its folder too, and no others
+        if role in self.contents:
+            options.add_session_config_entry(
+                "session.model_external_initializers_file_folder_path", str(path.parent)
+            )
         providers = self.providers(role)
         session = Session(self.contents.get(role, str(path)), options, providers, path)
         for provider, _ in providers:
@@ -123,15 +140,30 @@ class Sessions:
 
 
 def check_graph(session: "onnxruntime.InferenceSession", spec: GraphSpec, path: Path) -> None:
-    """Raises ValueError if the graph takes or returns anything but what `spec`, which follows from config.json, says."""
-    for values, expected in ((session.get_inputs(), spec.inputs), (session.get_outputs(), spec.outputs)):
+    """Raises ValueError if the graph takes or returns anything but what `spec`, which follows from
+    config.json, says."""
+    for values, expected in (
+        (session.get_inputs(), spec.inputs),
+        (session.get_outputs(), spec.outputs),
+    ):
         by_name = {value.name: value for value in values}
         if differ := by_name.keys() ^ {tensor.name for tensor in expected}:
-            raise ValueError(f"{path} does not fit config.json: only one of them has {min(differ)}, export again")
+            raise ValueError(
+                f"{path} does not fit config.json: only one of them has {min(differ)}, export again"
+            )
         for tensor in expected:
             value = by_name[tensor.name]
             kind = f"tensor({tensor.dtype.replace('float32', 'float')})"
-            sizes = [size if isinstance(size, str) else own for own, size in zip(value.shape, tensor.shape)]
-            if (value.type, sizes, len(value.shape)) != (kind, list(tensor.shape), len(tensor.shape)):
+            sizes = [
+                size if isinstance(size, str) else own
+                for own, size in zip(value.shape, tensor.shape)
+            ]
+            if (value.type, sizes, len(value.shape)) != (
+                kind,
+                list(tensor.shape),
+                len(tensor.shape),
+            ):
                 wanted = f"as config.json says {kind} {list(tensor.shape)}: export again"
-                raise ValueError(f"{path} has {tensor.name} of {value.type} {value.shape}, expected {wanted}")
+                raise ValueError(
+                    f"{path} has {tensor.name} of {value.type} {value.shape}, expected {wanted}"
+                )

@@ -1,4 +1,5 @@
-"""The spaces that transformers removes from decoded text if `clean_up_tokenization_spaces` is set."""
+"""The spaces that transformers removes from decoded text if `clean_up_tokenization_spaces` is
+set."""
 
 import re
 from typing import TYPE_CHECKING, Any
@@ -7,9 +8,20 @@ if TYPE_CHECKING:
     from .pieces import Pieces
 
 # In the order of transformers: the result of one replacement may be the input of a later one.
-REPLACEMENTS = {" .": ".", " ?": "?", " !": "!", " ,": ",", " ' ": "'", " n't": "n't", " 'm": "'m", " 's": "'s", " 've": "'ve"}
+REPLACEMENTS = {
+    " .": ".",
+    " ?": "?",
+    " !": "!",
+    " ,": ",",
+    " ' ": "'",
+    " n't": "n't",
+    " 'm": "'m",
+    " 's": "'s",
+    " 've": "'ve",
+}
 REPLACEMENTS |= {" 're": "'re"}
-# The end of a text that may become the left side of a replacement when more text follows. It is empty in most texts.
+# The end of a text that may become the left side of a replacement when more text follows. It is
+# empty in most texts.
 OPEN_END = re.compile(r"(?:(?: n| )? ')*(?: n| )?(?: (?:n'?|'?[vr]?))?$")
 # Tokenizers that transformers runs in Python. The others keep the spaces of BPE.
 PYTHON_TOKENIZERS = {"M2M100Tokenizer", "ByT5Tokenizer"}
@@ -17,8 +29,13 @@ BPE_TOO = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_outp
 
 
 def cleans_up(config: dict[str, Any], model_type: str) -> bool:
-    """Return whether transformers cleans up, by tokenizer_config.json and the type of the model in tokenizer.json."""
-    keeps_bpe = model_type == "BPE" and not config.get(BPE_TOO) and config.get("tokenizer_class") not in PYTHON_TOKENIZERS
+    """Return whether transformers cleans up, by tokenizer_config.json and the type of the model in
+    tokenizer.json."""
+    keeps_bpe = (
+        model_type == "BPE"
+        and not config.get(BPE_TOO)
+        and config.get("tokenizer_class") not in PYTHON_TOKENIZERS
+    )
     return bool(config.get("clean_up_tokenization_spaces")) and not keeps_bpe
 
 
@@ -30,7 +47,8 @@ def clean_up(text: str) -> str:
 
 
 class CleanPieces:
-    """Like `Pieces`, for a tokenizer that cleans up: joined, the pieces are `clean_up` of the decoded row."""
+    """Like `Pieces`, for a tokenizer that cleans up: joined, the pieces are `clean_up` of the
+    decoded row."""
 
     def __init__(self, pieces: "Pieces"):
         self.pieces = pieces

@@ -1,1 +1,2 @@
-"""Exports behind HTTP. No torch and no transformers; what needs FastAPI is imported where it is used."""
+"""Exports behind HTTP. No torch and no transformers; what needs FastAPI is imported where it is
+used."""

@@ -30,7 +30,8 @@ LONGEST = 1000  # characters of an error
 NESTED = "the body is nested too deeply, expected fewer brackets"
 SHORT = reprlib.Repr()
 SHORT.maxother = SHORT.maxstring = SHORT.maxlong = SHOWN
-SUSPICIOUS = (b"NaN", b"Infinity", b"\\ud", b"\\uD", b"\xed")  # the last ones begin halves of characters, and others
+# the last ones begin halves of characters, and others
+SUSPICIOUS = (b"NaN", b"Infinity", b"\\ud", b"\\uD", b"\xed")
 RENDERING = ("json.encoder", "starlette.responses", "fastapi.routing", "fastapi.encoders")
 
 
@@ -41,9 +42,11 @@ def create_app(
     lifecycle: Lifecycle | None = None,
     metrics: Metrics | None = None,
 ) -> FastAPI:
-    """The application without its limits, which `Frame` adds. Whatever a handler raises becomes an answer in the format of its
-    protocol; `app.state` has what handlers need."""
-    app = FastAPI(title="vanilla-transformer", docs_url=None, redoc_url=None, redirect_slashes=False)
+    """The application without its limits, which `Frame` adds. Whatever a handler raises becomes an
+    answer in the format of its protocol; `app.state` has what handlers need."""
+    app = FastAPI(
+        title="vanilla-transformer", docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     app.state.models = models
     app.state.settings = settings or Settings()
     app.state.lifecycle = lifecycle or Lifecycle()
@@ -51,7 +54,8 @@ def create_app(
     app.state.errors = Errors(protocols)
     app.state.needs_token = False
     for router in [*(protocol.router for protocol in protocols), health.router]:
-        app.router.routes.extend(router.routes)  # routes are tried in order, and those of an included router take longer
+        # routes are tried in order, and those of an included router take longer
+        app.router.routes.extend(router.routes)
     for protocol in protocols:
         describe_errors(protocol)
         app.include_router(protocol.router, prefix=OF_A_MODEL)
@@ -64,7 +68,8 @@ def create_app(
 
 
 def add_roots(app: FastAPI, protocol: Protocol) -> None:
-    """Answer POST /models/NAME as POST /models/NAME/, for clients that take the URL of a model without a slash at its end.
+    """Answer POST /models/NAME as POST /models/NAME/, for clients that take the URL of a model
+    without a slash at its end.
 
     GET needs the slash: what the page asks for is relative to its address."""
     for route in protocol.router.routes:
@@ -73,7 +78,8 @@ def add_roots(app: FastAPI, protocol: Protocol) -> None:
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document, in which the model of a path is a parameter: no handler takes it as one."""
+    """The OpenAPI document, in which the model of a path is a parameter: no handler takes it as
+    one."""
     if app.openapi_schema is None:
         named = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
         for path, operations in FastAPI.openapi(app)["paths"].items():
@@ -84,7 +90,9 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 def describe_errors(protocol: Protocol) -> None:
     """In the document of the interface; FastAPI would describe its own form."""
-    wrong = RequestError(protocol.validation, "n is 0, expected a number greater than or equal to 1", "n")
+    wrong = RequestError(
+        protocol.validation, "n is 0, expected a number greater than or equal to 1", "n"
+    )
     example = protocol.error_body(wrong)
     error = {"description": "An error.", "content": {"application/json": {"example": example}}}
     for route in protocol.router.routes:
@@ -108,10 +116,13 @@ class Errors:
     def __init__(self, protocols: Sequence[Protocol] = ()):
         routes = ((each, protocol) for protocol in protocols for each in protocol.router.routes)
         self.routes: list[tuple[Any, Protocol]] = list(routes)
-        self.public_paths = frozenset[str]().union(*(protocol.public_paths for protocol in protocols))
+        self.public_paths = frozenset[str]().union(
+            *(protocol.public_paths for protocol in protocols)
+        )
 
     def response(self, path: str, error: BaseException) -> JSONResponse:
-        """Of whatever went wrong; what is no fault of the request is 500 and says nothing of itself."""
+        """Of whatever went wrong; what is no fault of the request is 500 and says nothing of
+        itself."""
         protocol = self.protocol(path)
         if isinstance(error, HTTPException) and error.status_code == 405:
             error = HTTPException(405, headers={"Allow": self.allowed_methods(path, error)})
@@ -130,9 +141,12 @@ class Errors:
         return 400 if protocol is None else protocol.validation
 
     def allowed_methods(self, path: str, error: HTTPException) -> str:
-        """Return the header Allow: the methods of all routes at `path`, and HEAD wherever GET is. `error` has those of one."""
+        """Return the header Allow: the methods of all routes at `path`, and HEAD wherever GET is.
+        `error` has those of one."""
         methods = set((error.headers or {}).get("Allow", "").split(", "))
-        methods.update(*(route.methods for route, _ in self.routes if route.path_regex.match(within(path))))
+        methods.update(
+            *(route.methods for route, _ in self.routes if route.path_regex.match(within(path)))
+        )
         return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
 
     def is_public(self, method: str, path: str) -> bool:
@@ -140,14 +154,16 @@ class Errors:
         return method == "GET" and within(path) in self.public_paths
 
     def template(self, scope: Scope) -> str:
-        """Of the route that a request has, or would have if it had not been refused before; all paths without one are one."""
+        """Of the route that a request has, or would have if it had not been refused before; all
+        paths without one are one."""
         route = scope.get("route") or next(
             (each for each, _ in self.routes if each.path_regex.match(within(scope["path"]))), None
         )
         return "none" if route is None else route.path.removeprefix(OF_A_MODEL) or "/"
 
     def protocol(self, path: str) -> Protocol | None:
-        """That of the route at `path`; for a path without one, that of the routes below the same first name."""
+        """That of the route at `path`; for a path without one, that of the routes below the same
+        first name."""
         path = within(path)
         below = f"/{path.split('/')[1]}/" if path.startswith("/") else ""
         exact = (protocol for route, protocol in self.routes if route.path_regex.match(path))
@@ -161,7 +177,8 @@ def within(path: str) -> str:
 
 
 def headers_of(refusal: RequestError, error: BaseException) -> dict[str, str]:
-    headers = dict(getattr(error, "headers", None) or {})  # Allow, of a method that a route does not have
+    # Allow, of a method that a route does not have
+    headers = dict(getattr(error, "headers", None) or {})
     if refusal.retry_after is not None:
         headers["Retry-After"] = str(refusal.retry_after)
     if refusal.status == 401:
@@ -194,13 +211,17 @@ def unshortened(error: BaseException, validation: int) -> RequestError:
         case ValueError() if not is_of_answer(error):
             return RequestError(validation, str(error))
         case HTTPException():
-            is_unread = error.status_code == 400 and error.__cause__ is not None  # a body of the wrong form
+            # a body of the wrong form
+            is_unread = error.status_code == 400 and error.__cause__ is not None
             return RequestError(validation if is_unread else error.status_code, of_http(error))
-    return RequestError(500, "the server made a mistake, which its log describes: nothing is wrong with the request")
+    return RequestError(
+        500, "the server made a mistake, which its log describes: nothing is wrong with the request"
+    )
 
 
 def is_of_answer(error: ValueError) -> bool:
-    """Whether it came when an answer was written: NaN, or half of a character. No request is to blame for that."""
+    """Whether it came when an answer was written: NaN, or half of a character. No request is to
+    blame for that."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -211,13 +232,19 @@ def is_of_answer(error: ValueError) -> bool:
 def of_http(error: HTTPException) -> str:
     """FastAPI's own errors, which say neither what was seen nor what was expected."""
     if error.status_code == 405:
-        return f"this method does not go with this path, expected {(error.headers or {}).get('Allow', 'another')}"
+        return (
+            f"this method does not go with this path, expected "
+            f"{(error.headers or {}).get('Allow', 'another')}"
+        )
     if error.status_code == 404:
         return "nothing is at this path, expected one of those in /openapi.json"
     if isinstance(cause := error.__cause__, RecursionError):
         return NESTED
     if cause is not None:
-        return f"the body cannot be read: {cause}, expected valid JSON in UTF-8, or a form where the path takes one"
+        return (
+            f"the body cannot be read: {cause}, expected valid JSON in UTF-8, or a form where the "
+            "path takes one"
+        )
     return str(error.detail)
 
 
@@ -227,7 +254,10 @@ def of_validation(error: RequestValidationError) -> str:
     first = errors[0]
     place = first["loc"][1:]
     if first["type"] == "json_invalid":
-        return f"the body is not JSON at character {first['loc'][-1]}: {first['ctx']['error']}, expected an object"
+        return (
+            f"the body is not JSON at character {first['loc'][-1]}: {first['ctx']['error']}, "
+            "expected an object"
+        )
     if not place:
         return of_body(first)
     name = ".".join(map(str, place))
@@ -240,7 +270,9 @@ def of_validation(error: RequestValidationError) -> str:
         value = first["input"]
     expected = " or ".join(dict.fromkeys(map(expectation, group)))
     others = len({each["loc"][1] for each in errors if len(each["loc"]) > 1}) - 1
-    return f"{name} is {shown(value)}, expected {expected}" + (f" (and {others} more are wrong)" if others else "")
+    return f"{name} is {shown(value)}, expected {expected}" + (
+        f" (and {others} more are wrong)" if others else ""
+    )
 
 
 def param_of(error: RequestValidationError) -> str | None:
@@ -265,7 +297,11 @@ def expectation(error: dict[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
         return "no such field"
     message = error["msg"].removeprefix("Value error, ")
-    return re.sub(r"^(greater|less) than", r"a number \1 than", re.sub(r"^(Input|Value) should be ", "", message))
+    return re.sub(
+        r"^(greater|less) than",
+        r"a number \1 than",
+        re.sub(r"^(Input|Value) should be ", "", message),
+    )
 
 
 def shown(value: Any) -> str:
@@ -278,7 +314,11 @@ def shown(value: Any) -> str:
 def one_line(text: str) -> str:
     """`text` as an answer can hold it: short, and without halves of characters."""
     line = " ".join(text.split())
-    return (line if len(line) <= LONGEST else f"{line[:LONGEST]}...").encode("utf-8", "backslashreplace").decode()
+    return (
+        (line if len(line) <= LONGEST else f"{line[:LONGEST]}...")
+        .encode("utf-8", "backslashreplace")
+        .decode()
+    )
 
 
 def check_values(body: bytes, validation: int) -> None:
@@ -289,7 +329,9 @@ def check_values(body: bytes, validation: int) -> None:
     """
 
     def refuse(name: str) -> None:
-        raise RequestError(validation, f"the body has the value {name}, expected a number that JSON has")
+        raise RequestError(
+            validation, f"the body has the value {name}, expected a number that JSON has"
+        )
 
     with contextlib.suppress(ValueError, RecursionError):  # the application says what is wrong
         found = json.loads(body, parse_constant=refuse)
@@ -297,4 +339,6 @@ def check_values(body: bytes, validation: int) -> None:
             json.dumps(found, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             half = error.object[error.start]
-            raise RequestError(validation, f"the body has {half!a}, half of a character, expected whole ones") from None
+            raise RequestError(
+                validation, f"the body has {half!a}, half of a character, expected whole ones"
+            ) from None

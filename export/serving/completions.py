@@ -1,5 +1,5 @@
-"""The answers to a prompt as OpenAI's `/v1/completions` has them: pieces of text as tokens come, up to a stop text, and what is
-known of the probability of each token."""
+"""The answers to a prompt as OpenAI's `/v1/completions` has them: pieces of text as tokens come, up
+to a stop text, and what is known of the probability of each token."""
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
@@ -18,7 +18,8 @@ KINDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 class StopTexts:
-    """Lets a text through as it comes, up to the first of `stops`, and not beyond where one may have begun."""
+    """Lets a text through as it comes, up to the first of `stops`, and not beyond where one may
+    have begun."""
 
     def __init__(self, stops: Sequence[str]):
         self.stops = stops
@@ -29,18 +30,30 @@ class StopTexts:
         text = self.held + piece
         places = [place for stop in self.stops if (place := text.find(stop)) >= 0]
         self.found = bool(places)
-        certain = min(places) if places else len(text) - max((begun(text, stop) for stop in self.stops), default=0)
+        certain = (
+            min(places)
+            if places
+            else len(text) - max((begun(text, stop) for stop in self.stops), default=0)
+        )
         self.held = text[certain:]
         return text[:certain]
 
 
 def begun(text: str, stop: str) -> int:
     """How many of the last characters of `text` are the first ones of `stop`, at most."""
-    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
+    return next(
+        (
+            size
+            for size in range(min(len(text), len(stop) - 1), 0, -1)
+            if text.endswith(stop[:size])
+        ),
+        0,
+    )
 
 
 class Logprobs:
-    """Of tokens, in the form of the API; `runtime` names them. Offsets are places in the text that is given."""
+    """Of tokens, in the form of the API; `runtime` names them. Offsets are places in the text that
+    is given."""
 
     def __init__(self, runtime: TextRuntime):
         self.name = runtime.token_names
@@ -73,7 +86,8 @@ def finite(logprob: float) -> float:
 
 
 class Answer:
-    """One of the answers to a prompt. `begins` is what its text begins with, the prompt or nothing."""
+    """One of the answers to a prompt. `begins` is what its text begins with, the prompt or
+    nothing."""
 
     def __init__(self, runtime: TextRuntime, stops: Sequence[str], begins: str, has_logprobs: bool):
         self.pieces = runtime.pieces()
@@ -122,7 +136,9 @@ class Completion:
     def __post_init__(self) -> None:
         has_logprobs = self.job.top_logprobs is not None
         count = self.job.options.num_return_sequences
-        self.answers = [Answer(self.runtime, self.stops, self.begins, has_logprobs) for _ in range(count)]
+        self.answers = [
+            Answer(self.runtime, self.stops, self.begins, has_logprobs) for _ in range(count)
+        ]
 
     @property
     def tokens(self) -> int:
@@ -131,7 +147,8 @@ class Completion:
 
     @property
     def is_replayed(self) -> bool:
-        """Whether it is generated as a whole: beams, and what is told of the prompt, come with the end only."""
+        """Whether it is generated as a whole: beams, and what is told of the prompt, come with the
+        end only."""
         return self.job.options.num_beams > 1 or self.job.scores_prompt or self.is_empty
 
     @property
@@ -141,12 +158,15 @@ class Completion:
 
     def size(self, generated: list[Generated]) -> int:
         """How much work `whole` is, in characters that could be cut into tokens meanwhile."""
-        tokens = sum(len(each.tokens) for each in generated) + len(self.job.prompt) * self.job.scores_prompt
+        tokens = (
+            sum(len(each.tokens) for each in generated)
+            + len(self.job.prompt) * self.job.scores_prompt
+        )
         return ONE_READ * tokens if self.is_read else tokens
 
     async def chunks(self, engine: Engine) -> AsyncGenerator[Chunk, None]:
-        """Parts of the answers, each as soon as it is known. Ends with the last answer: what the engine would generate behind
-        stop texts is given up."""
+        """Parts of the answers, each as soon as it is known. Ends with the last answer: what the
+        engine would generate behind stop texts is given up."""
         if self.is_replayed:
             [generated] = await engine.answers([self.job])
             for chunk in await offloaded(self.size(generated), self.whole, generated):
@@ -174,7 +194,9 @@ class Completion:
             last = len(each.tokens) - 1
             for place, token in enumerate(each.tokens):
                 known = each.logprobs[place] if each.logprobs else None
-                yield from self.heard(Event(index, token, each.finish_reason if place == last else None, known))
+                yield from self.heard(
+                    Event(index, token, each.finish_reason if place == last else None, known)
+                )
 
     def heard(self, event: Event) -> Iterator[Chunk]:
         """What the next token makes certain, unless its answer has ended at a stop text."""
@@ -185,7 +207,8 @@ class Completion:
                 yield self.chunk(event.index, text, answer.finish_reason)
 
     def beginnings(self, known: list[TokenLogprobs] | None) -> Iterator[Chunk]:
-        """The prompt, for each answer, if it is to be echoed, with what is `known` of its tokens."""
+        """The prompt, for each answer, if it is to be echoed, with what is `known` of its
+        tokens."""
         if not self.begins and known is None:
             return
         for index, answer in enumerate(self.answers):
@@ -215,7 +238,10 @@ class Completion:
         texts = self.runtime.decode([each.tokens for each in generated])
         for answer, each in zip(self.answers, generated, strict=True):
             answer.tokens, answer.finish_reason = len(each.tokens), each.finish_reason
-        return [self.chunk(index, self.begins + text, generated[index].finish_reason) for index, text in enumerate(texts)]
+        return [
+            self.chunk(index, self.begins + text, generated[index].finish_reason)
+            for index, text in enumerate(texts)
+        ]
 
 
 def joined(chunks: Iterable[Chunk]) -> list[Chunk]:
@@ -229,5 +255,7 @@ def joined(chunks: Iterable[Chunk]) -> list[Chunk]:
 def whole_of(parts: list[Chunk]) -> Chunk:
     logprobs = None
     if parts[0]["logprobs"] is not None:
-        logprobs = {kind: [value for part in parts for value in part["logprobs"][kind]] for kind in KINDS}
+        logprobs = {
+            kind: [value for part in parts for value in part["logprobs"][kind]] for kind in KINDS
+        }
     return {**parts[-1], "text": "".join(part["text"] for part in parts), "logprobs": logprobs}

@@ -1,5 +1,6 @@
-"""Open connections: how many, how long one may be without a request, and how long a header may be. uvicorn has no limit for a
-header, neither of time nor of size, and none for what a client does not read."""
+"""Open connections: how many, how long one may be without a request, and how long a header may be.
+uvicorn has no limit for a header, neither of time nor of size, and none for what a client does not
+read."""
 
 import asyncio
 import sys
@@ -11,17 +12,22 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_HEADER = 64 * 1024  # bytes, beyond what came with its first ones
-TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: "
+    b"close\r\nContent-Length: "
+    b"0\r\n\r\n"
+)
 PIPELINED = 16  # requests of one connection that may wait for the one before
 SPARE = 128  # files that are open besides connections
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's, with limits of its own: of the bytes of a header that has begun and is not whole, of those in which nothing of
-    a body comes (its trailers are headers too), and of the requests that wait for the one before.
+    """uvicorn's, with limits of its own: of the bytes of a header that has begun and is not whole,
+    of those in which nothing of a body comes (its trailers are headers too), and of the requests
+    that wait for the one before.
 
-    A request that asks for another protocol, as Java's client does for HTTP/2, is answered as if it did not. httptools would
-    leave out its body.
+    A request that asks for another protocol, as Java's client does for HTTP/2, is answered as if it
+    did not. httptools would leave out its body.
     """
 
     _size = 0  # bytes without a sign of life
@@ -44,7 +50,8 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if "method" not in self.scope:  # which it has when its header is whole; nobody reads trailers
+        # which it has when its header is whole; nobody reads trailers
+        if "method" not in self.scope:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -56,8 +63,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def _should_upgrade(self) -> bool:
-        """Of a request that asks for another protocol: whether it is given to `handle_websocket_upgrade` in place of the
-        application."""
+        """Of a request that asks for another protocol: whether it is given to
+        `handle_websocket_upgrade` in place of the application."""
         return self.parser.get_method() != b"CONNECT"  # which asks for nothing else
 
     def handle_websocket_upgrade(self) -> None:
@@ -86,16 +93,20 @@ class Connections:
 
     Args:
         most: open at once; those that come above are closed.
-        idle: seconds without a request, of which the header may have begun, until a connection is closed.
+        idle: seconds without a request, of which the header may have begun, until a connection is
+            closed.
         unread: seconds that an answer may lie here because the client does not read it.
     """
 
-    def __init__(self, most: int, idle: float, unread: float, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, most: int, idle: float, unread: float, clock: Callable[[], float] = time.monotonic
+    ):
         self.most = most
         self.idle = idle
         self.unread = unread
         self._clock = clock
-        self._since: dict[HttpToolsProtocol, tuple[Any, float]] = {}  # the last request, and since when there is no other
+        # the last request, and since when there is no other
+        self._since: dict[HttpToolsProtocol, tuple[Any, float]] = {}
 
     def open(self, **settings: Any) -> asyncio.Protocol:
         """Return the protocol of a new connection, which uvicorn asks for."""
@@ -112,7 +123,8 @@ class Connections:
                 connection.transport.abort()
 
     def look(self, connections: set[Any]) -> None:
-        """Finds the connections that are without a request, and since when; that they had the same one before tells it."""
+        """Finds the connections that are without a request, and since when; that they had the same
+        one before tells it."""
         now = self._clock()
         before, self._since = self._since, {}
         for connection in connections:
@@ -123,7 +135,8 @@ class Connections:
 
 
 def files_for(connections: int) -> int:
-    """How many connections this process may open, at most `connections`; it raises its limit of open files for them."""
+    """How many connections this process may open, at most `connections`; it raises its limit of
+    open files for them."""
     import resource  # which Windows has not
 
     wanted = connections + SPARE

@@ -10,10 +10,13 @@ from starlette.types import Receive, Scope, Send
 
 
 class EventStream(StreamingResponse):
-    """An answer of events. Cancelled, it closes what makes them; that the client has gone it learns by that."""
+    """An answer of events. Cancelled, it closes what makes them; that the client has gone it learns
+    by that."""
 
     def __init__(self, content: AsyncGenerator[bytes, None]):
-        super().__init__(content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        super().__init__(
+            content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        )
         self.content = content
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,10 +1,18 @@
-"""Whether the server lives, whether it takes requests, and what it measures. These need no token and have no limits."""
+"""Whether the server lives, whether it takes requests, and what it measures. These need no token
+and have no limits."""
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 router = APIRouter(tags=["operations"])
-PATHS = ("/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/metrics")
+PATHS = (
+    "/health",
+    "/health/live",
+    "/health/ready",
+    "/v2/health/live",
+    "/v2/health/ready",
+    "/metrics",
+)
 
 
 @router.get("/health/live")
@@ -16,7 +24,8 @@ async def live() -> JSONResponse:
 @router.get("/health")
 @router.get("/health/ready")
 async def ready(request: Request) -> JSONResponse:
-    """200 when requests are taken; 503 while the models are loaded, and from the first signal to stop on."""
+    """200 when requests are taken; 503 while the models are loaded, and from the first signal to
+    stop on."""
     status = request.app.state.lifecycle.status
     return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 

@@ -1,8 +1,9 @@
-"""The text in HTML: where it stands, and other text in its place. All else stays as it is, byte for byte.
+"""The text in HTML: where it stands, and other text in its place. All else stays as it is, byte for
+byte.
 
-What is markup is told by the rules of the HTML standard (13.2.5, tokenization), in time that grows with the length alone,
-however broken it is. The standard library's parser, as of Python 3.11, raises on some of it, and needs time that grows with the
-square of it.
+What is markup is told by the rules of the HTML standard (13.2.5, tokenization), in time that grows
+with the length alone, however broken it is. The standard library's parser, as of Python 3.11,
+raises on some of it, and needs time that grows with the square of it.
 """
 
 import re
@@ -15,19 +16,70 @@ from ..runtime.tasks.translation import has_letters
 
 BEGIN = re.compile(r"<(?=[a-zA-Z!?]|/.)", re.DOTALL)  # of markup; any other "<" is text
 COMMENT = re.compile(r"<!--(?:-?>|.*?--!?>)", re.DOTALL)
-OTHER = re.compile(r"<(?:[!?]|/(?![a-zA-Z]))[^>]*>")  # a doctype, and what browsers take for a comment
-TAG = re.compile(r"<(?P<end>/?)(?P<name>[a-zA-Z][^\s/>]*+)(?P<rest>(?:[^>=]++|=\s*+(?:\"[^\"]*+\"|'[^']*+'|(?![\"'])))*+)>")
+# a doctype, and what browsers take for a comment
+OTHER = re.compile(r"<(?:[!?]|/(?![a-zA-Z]))[^>]*>")
+TAG = re.compile(
+    r"<(?P<end>/?)(?P<name>[a-zA-Z][^\s/>]*+)"
+    r"(?P<rest>(?:[^>=]++|=\s*+(?:\"[^\"]*+\"|'[^']*+'|(?![\"'])))*+)>"
+)
 ATTRIBUTE = re.compile(r"""([^\s"'>/=]++)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|[^\s>]*+))?+""")
 ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);")
 SPACE = " \t\n\f\r"
 SPACES = re.compile(rf"[{SPACE}]+")
 
-RAW = {"script", "style", "textarea", "xmp", "iframe", "noembed", "noframes", "plaintext"}  # without tags within, never text
+# without tags within, never text
+RAW = {"script", "style", "textarea", "xmp", "iframe", "noembed", "noframes", "plaintext"}
 KEPT = {"code", "kbd", "math", "pre", "samp", "svg", "var"}  # what is in them is not translated
-VOID = {*("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr")}
+VOID = {
+    *(
+        "area",
+        "base",
+        "br",
+        "col",
+        "embed",
+        "hr",
+        "img",
+        "input",
+        "link",
+        "meta",
+        "param",
+        "source",
+        "track",
+        "wbr",
+    )
+}
 BLOCKS = {
-    *("address", "article", "aside", "blockquote", "details", "div", "dl", "fieldset", "figure", "footer", "form", "h1", "h2"),
-    *("h3", "h4", "h5", "h6", "header", "hr", "main", "nav", "ol", "p", "pre", "section", "table", "ul"),
+    *(
+        "address",
+        "article",
+        "aside",
+        "blockquote",
+        "details",
+        "div",
+        "dl",
+        "fieldset",
+        "figure",
+        "footer",
+        "form",
+        "h1",
+        "h2",
+    ),
+    *(
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+        "header",
+        "hr",
+        "main",
+        "nav",
+        "ol",
+        "p",
+        "pre",
+        "section",
+        "table",
+        "ul",
+    ),
 }
 # Elements that end where one of these begins, without a tag for it.
 ENDED_BY = {
@@ -41,7 +93,8 @@ ENDED_BY = {
 
 
 class Run(NamedTuple):
-    """Text between two tags, without the white space around it: where it begins and ends, and what it says."""
+    """Text between two tags, without the white space around it: where it begins and ends, and what
+    it says."""
 
     start: int
     end: int
@@ -49,8 +102,9 @@ class Run(NamedTuple):
 
 
 def text_runs(html: str) -> list[Run]:
-    """What is to be translated, in order: text with letters, its entities as characters and its white space as single spaces,
-    but for elements with `translate="no"` or the class `notranslate`, and those of `KEPT` and `RAW`."""
+    """What is to be translated, in order: text with letters, its entities as characters and its
+    white space as single spaces, but for elements with `translate="no"` or the class `notranslate`,
+    and those of `KEPT` and `RAW`."""
     runs = []
     elements = Elements()
     place = 0
@@ -131,7 +185,8 @@ def own_choice(rest: str) -> bool | None:
 
 
 def replaced(html: str, runs: Sequence[Run], texts: Sequence[str]) -> str:
-    """`html` with one of `texts` in the place of each of `runs`; those that are as they were keep their bytes."""
+    """`html` with one of `texts` in the place of each of `runs`; those that are as they were keep
+    their bytes."""
     parts = []
     place = 0
     for run, text in zip(runs, texts, strict=True):
@@ -142,7 +197,8 @@ def replaced(html: str, runs: Sequence[Run], texts: Sequence[str]) -> str:
 
 
 def escaped(text: str, raw: str) -> str:
-    """`text` as HTML. A character that is an entity in `raw`, which stood there, is the same one."""
+    """`text` as HTML. A character that is an entity in `raw`, which stood there, is the same
+    one."""
     own = {unescape(entity): entity for entity in reversed(ENTITY.findall(raw))}
     entities = {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {
         character: own[character] for character in own if len(character) == 1

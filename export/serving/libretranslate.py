@@ -27,23 +27,42 @@ class Error(BaseModel):
     error: str
 
 
-ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": Error} for status in (400, 401, 403, 413, 429, 500, 503)}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Error} for status in (400, 401, 403, 413, 429, 500, 503)
+}
 router = APIRouter(tags=["LibreTranslate"], responses=ERRORS)
 
 
 class Translation(BaseModel):
     """What is to be translated; other fields are passed over."""
 
-    q: str | list[str] = Field(description="A text, or a list of texts.", examples=["A dog runs across a field."])
-    source: str = Field(description='The code of a language, or "auto" where one source language is served.', examples=["en"])
-    target: str = Field(description="The code of a language.", examples=["de"])
-    format: Annotated[Literal["text", "html"], BeforeValidator(lambda given: given or "text")] = "text"
-    alternatives: Annotated[int, BeforeValidator(lambda given: 0 if given is None else given)] = Field(
-        0, description="How many other translations are wanted. There may be fewer, those that are the same are left out."
+    q: str | list[str] = Field(
+        description="A text, or a list of texts.", examples=["A dog runs across a field."]
     )
-    copy_letterless: bool = Field(True, description="Copy sentences without a letter, such as 12:30 or ***.")
+    source: str = Field(
+        description='The code of a language, or "auto" where one source language is served.',
+        examples=["en"],
+    )
+    target: str = Field(description="The code of a language.", examples=["de"])
+    format: Annotated[Literal["text", "html"], BeforeValidator(lambda given: given or "text")] = (
+        "text"
+    )
+    alternatives: Annotated[int, BeforeValidator(lambda given: 0 if given is None else given)] = (
+        Field(
+            0,
+            description=(
+                "How many other translations are wanted. There may be fewer, those that are the "
+                "same are left out."
+            ),
+        )
+    )
+    copy_letterless: bool = Field(
+        True, description="Copy sentences without a letter, such as 12:30 or ***."
+    )
     api_key: str | None = Field(None, description="The token of the server, if it asks for one.")
-    model: str | None = Field(None, description="The name of a model, where several have the languages.")
+    model: str | None = Field(
+        None, description="The name of a model, where several have the languages."
+    )
 
 
 class DetectedLanguage(BaseModel):
@@ -67,15 +86,23 @@ class Language(BaseModel):
 
 SCHEMA = {"schema": Translation.model_json_schema()}
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
-BODY = {"requestBody": {"required": True, "content": {kind: SCHEMA for kind in ("application/json", *FORMS)}}}
+BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {kind: SCHEMA for kind in ("application/json", *FORMS)},
+    }
+}
 
 
 @router.post("/translate", openapi_extra=BODY, responses={200: {"model": Translated}})
 async def translate_texts(request: Request) -> JSONResponse:
-    """Translates a text or a list of texts, of any length, sentence by sentence; in HTML what stands between tags."""
+    """Translates a text or a list of texts, of any length, sentence by sentence; in HTML what
+    stands between tags."""
     body = await body_of(request)
     if not body.q:
-        raise RequestError(400, f"Invalid request: q is {body.q!r}, expected a text or a list of texts")
+        raise RequestError(
+            400, f"Invalid request: q is {body.q!r}, expected a text or a list of texts"
+        )
     model, direction = model_for(request, body)
     check_counts(request, model, body)
     texts = [body.q] if isinstance(body.q, str) else body.q
@@ -89,13 +116,19 @@ async def translate_texts(request: Request) -> JSONResponse:
 
 
 def check_counts(request: Request, model: ServedModel, body: Translation) -> None:
-    """Raises RequestError 400 for more texts than one request may have, and more alternatives than a lane has slots for."""
+    """Raises RequestError 400 for more texts than one request may have, and more alternatives than
+    a lane has slots for."""
     assert model.engine is not None  # every model that translates has one
     most = settings_of(request).max_batch
     if isinstance(body.q, list) and len(body.q) > most:
-        raise RequestError(400, f"Invalid request: q has {len(body.q)} texts, expected at most {most}")
+        raise RequestError(
+            400, f"Invalid request: q has {len(body.q)} texts, expected at most {most}"
+        )
     if body.alternatives >= (rows := model.engine.room.rows):
-        raise RequestError(400, f"Invalid request: alternatives is {body.alternatives}, expected at most {rows - 1}")
+        raise RequestError(
+            400,
+            f"Invalid request: alternatives is {body.alternatives}, expected at most {rows - 1}",
+        )
 
 
 def answer_of(body: Translation, direction: Direction, found: list[list[str]]) -> dict[str, Any]:
@@ -105,16 +138,19 @@ def answer_of(body: Translation, direction: Direction, found: list[list[str]]) -
         fields["detectedLanguage"] = [{"confidence": 0, "language": direction.source}] * len(found)
     if body.alternatives > 0:
         fields["alternatives"] = [
-            [other for other in dict.fromkeys(others) if other not in ("", best)] for best, *others in found
+            [other for other in dict.fromkeys(others) if other not in ("", best)]
+            for best, *others in found
         ]
-    return {name: values[0] for name, values in fields.items()} if isinstance(body.q, str) else fields
+    return (
+        {name: values[0] for name, values in fields.items()} if isinstance(body.q, str) else fields
+    )
 
 
 async def translate_plain(
     model: ServedModel, direction: Direction, texts: list[str], count: int, splitting: Splitting
 ) -> list[list[str]]:
-    """Return `count` translations of each text, best first, and a blank text itself. The search has `count` beams, or the
-    model's number of beams if that is larger."""
+    """Return `count` translations of each text, best first, and a blank text itself. The search has
+    `count` beams, or the model's number of beams if that is larger."""
     found = [[text] for text in texts]
     places = [place for place, text in enumerate(texts) if text.strip()]
     options: dict[str, Any] = {}
@@ -122,18 +158,27 @@ async def translate_plain(
         beams = max(count, model.runtime.runtime.defaults.get("num_beams") or 1)
         options |= {"num_beams": beams, "num_return_sequences": count, "do_sample": False}
     if places:
-        given = [f"{direction.word} {texts[place]}" if direction.word else texts[place] for place in places]
-        translated = await translate(model, given, direction.src_lang, direction.tgt_lang, splitting, **options)
+        given = [
+            f"{direction.word} {texts[place]}" if direction.word else texts[place]
+            for place in places
+        ]
+        translated = await translate(
+            model, given, direction.src_lang, direction.tgt_lang, splitting, **options
+        )
         for place, own in zip(places, translated):
             found[place] = own
     return found
 
 
-async def translate_html(model: ServedModel, direction: Direction, texts: list[str], splitting: Splitting) -> list[list[str]]:
+async def translate_html(
+    model: ServedModel, direction: Direction, texts: list[str], splitting: Splitting
+) -> list[list[str]]:
     """Of each text one translation, which differs in what stands between tags alone."""
     size = sum(map(len, texts))
     runs = await offloaded(size, runs_of, texts)
-    translated = await translate_plain(model, direction, [run.text for own in runs for run in own], 1, splitting)
+    translated = await translate_plain(
+        model, direction, [run.text for own in runs for run in own], 1, splitting
+    )
     rest = iter(translated)
     found = [[next(rest)[0] for _ in own] for own in runs]
     return await offloaded(size, lambda: [[replaced(*each)] for each in zip(texts, runs, found)])
@@ -147,7 +192,7 @@ def runs_of(texts: list[str]) -> list[list[Run]]:
     return runs
 
 
-# ------------------------------------------------------------------------------------------------------------------- the body
+# ----------------------------------------------------------------------------------------- the body
 
 
 async def body_of(request: Request) -> Translation:
@@ -166,12 +211,17 @@ async def body_of(request: Request) -> Translation:
     except ValidationError as error:
         errors = error.errors(include_url=False)
         if errors[0]["type"] == "json_invalid":
-            raise RequestError(400, f"Invalid request: the body is not JSON: {errors[0]['ctx']['error']}") from None
-        raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in errors]) from None
+            raise RequestError(
+                400, f"Invalid request: the body is not JSON: {errors[0]['ctx']['error']}"
+            ) from None
+        raise RequestValidationError(
+            [{**each, "loc": ("body", *each["loc"])} for each in errors]
+        ) from None
 
 
 def json_text(content: bytes) -> bytes | str:
-    """Return JSON for pydantic, which reads UTF-8 without a byte order mark only. `json.loads` reads more encodings.
+    """Return JSON for pydantic, which reads UTF-8 without a byte order mark only. `json.loads`
+    reads more encodings.
 
     Raises:
         UnicodeDecodeError: if `content` is not in the encoding that its first bytes show.
@@ -181,7 +231,8 @@ def json_text(content: bytes) -> bytes | str:
 
 
 async def form_of(request: Request, kind: str) -> dict[str, Any]:
-    """Return the fields of a form, with "\\n" as line breaks, for which browsers send two characters.
+    """Return the fields of a form, with "\\n" as line breaks, for which browsers send two
+    characters.
 
     Raises:
         RequestError: 400 for what is no form in UTF-8.
@@ -193,14 +244,18 @@ async def form_of(request: Request, kind: str) -> dict[str, Any]:
     else:
         body = await request.body()
         try:
-            pairs = await offloaded(len(body), lambda: parse_qsl(body.decode(), keep_blank_values=True, errors="strict"))
+            pairs = await offloaded(
+                len(body), lambda: parse_qsl(body.decode(), keep_blank_values=True, errors="strict")
+            )
         except ValueError as error:
-            raise RequestError(400, f"Invalid request: the body is no form in UTF-8: {error}") from None
+            raise RequestError(
+                400, f"Invalid request: the body is no form in UTF-8: {error}"
+            ) from None
     texts = [value.replace("\r\n", "\n") for name, value in pairs if name == "q"]
     return dict(pairs) | ({"q": texts[0] if len(texts) == 1 else texts} if texts else {})
 
 
-# -------------------------------------------------------------------------------------------------------------- the languages
+# ------------------------------------------------------------------------------------ the languages
 
 
 def translators(request: Request, name: str | None = None) -> list[ServedModel]:
@@ -216,26 +271,39 @@ def model_for(request: Request, body: Translation) -> tuple[ServedModel, Directi
     """The model that translates what the body asks for.
 
     Raises:
-        RequestError: 400 for languages that are not served, with those that are, and where several models have them.
+        RequestError: 400 for languages that are not served, with those that are, and where several
+            models have them.
     """
     models = translators(request, body.model)
     source = only_source(models) if body.source.lower() == AUTO else body.source
-    found = {model.name: (model, each) for model in models if (each := model.directions.find(source, body.target))}
+    found = {
+        model.name: (model, each)
+        for model in models
+        if (each := model.directions.find(source, body.target))
+    }
     if not found:
         pairs = [f"{source} to {target}" for model in models for source, target in model.languages]
         more = f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
         served = ", ".join(pairs[:SHOWN]) + more
-        raise RequestError(400, f"{source!r:.50} to {body.target!r:.50} is not supported, expected one of: {served}")
+        raise RequestError(
+            400,
+            f"{source!r:.50} to {body.target!r:.50} is not supported, expected one of: {served}",
+        )
     model = models_of(request).only([model for model, _ in found.values()], "translate")
     return found[model.name]
 
 
 def only_source(models: list[ServedModel]) -> str:
-    """The one language that all of `models` read. Raises RequestError 400 for several, and if none is known."""
+    """The one language that all of `models` read. Raises RequestError 400 for several, and if none
+    is known."""
     sources = set().union(*(model.directions.sources for model in models))
     if len(sources) != 1:
         served = ", ".join(sorted(sources)[:SHOWN]) if sources else "the code of a language"
-        raise RequestError(400, f"source is auto, which works where one source language is served, expected one of: {served}")
+        raise RequestError(
+            400,
+            f"source is auto, which works where one source language is served, expected one of: "
+            f"{served}",
+        )
     return sources.pop()
 
 
@@ -246,7 +314,10 @@ async def languages(request: Request) -> JSONResponse:
     for model in translators(request):
         for source, own in model.directions.targets.items():
             targets[source] = targets.get(source, set()) | own
-    listed = [{"code": code, "name": language_name(code), "targets": sorted(own)} for code, own in targets.items()]
+    listed = [
+        {"code": code, "name": language_name(code), "targets": sorted(own)}
+        for code, own in targets.items()
+    ]
     return JSONResponse(sorted(listed, key=lambda language: str(language["name"])))
 
 
@@ -295,6 +366,7 @@ def error_body(error: RequestError) -> dict[str, Any]:
     return {"error": error.message}
 
 
-# LibreTranslate asks for no key here: clients read keyRequired before they have one, and Mastodon sends none for /languages.
+# LibreTranslate asks for no key here: clients read keyRequired before they have one, and Mastodon
+# sends none for /languages.
 PUBLIC_PATHS = frozenset({"/languages", "/frontend/settings"})
 PROTOCOL = Protocol("LibreTranslate", router, error_body, public_paths=PUBLIC_PATHS)

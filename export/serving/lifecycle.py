@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 @dataclass
 class Lifecycle:
-    """`loading` until the models have answered once; `leaving` from the first signal on, when balancers are to look elsewhere;
-    `draining` when only what was accepted is answered still."""
+    """`loading` until the models have answered once; `leaving` from the first signal on, when
+    balancers are to look elsewhere; `draining` when only what was accepted is answered still."""
 
     loading: bool = False
     leaving: bool = False

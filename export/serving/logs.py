@@ -1,5 +1,6 @@
-"""The log: a line of JSON each, on standard error. What cannot be written is lost, and the server goes on: a full disk, a
-closed stream, or a pipe that nobody empties must not stop it. So a thread of its own writes."""
+"""The log: a line of JSON each, on standard error. What cannot be written is lost, and the server
+goes on: a full disk, a closed stream, or a pipe that nobody empties must not stop it. So a thread
+of its own writes."""
 
 import collections
 import contextlib
@@ -49,7 +50,9 @@ class Log:
         while self._filled.wait():
             self._filled.clear()
             self._is_writing = True
-            content = "".join(line(*self._lines.popleft()) for _ in range(len(self._lines))).encode()
+            content = "".join(
+                line(*self._lines.popleft()) for _ in range(len(self._lines))
+            ).encode()
             with contextlib.suppress(OSError):  # closed, full, or gone
                 while content:
                     content = content[os.write(self.descriptor, content) :]
@@ -59,12 +62,15 @@ class Log:
 
 def line(seconds: float, level: str, message: str, facts: dict[str, Any]) -> str:
     """Of what happened so many `seconds` after 1970."""
-    stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{int(seconds % 1 * 1000):03d}Z"
+    stamp = (
+        f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{int(seconds % 1 * 1000):03d}Z"
+    )
     return json.dumps({"time": stamp, "level": level, "message": message, **facts}) + "\n"
 
 
 class Records:
-    """What libraries log, as lines of `log`; a formatter and a stream for `logging.StreamHandler`."""
+    """What libraries log, as lines of `log`; a formatter and a stream for
+    `logging.StreamHandler`."""
 
     def __init__(self, log: Log):
         self.log = log
@@ -91,7 +97,8 @@ def described(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def taking_over(log: Log) -> Iterator[None]:
-    """What libraries log goes to `log`, warnings too; where everything is logged, what they say of their work as well."""
+    """What libraries log goes to `log`, warnings too; where everything is logged, what they say of
+    their work as well."""
     records = Records(log)
     handler = logging.StreamHandler(records)
     handler.setFormatter(records)  # type: ignore[arg-type]

@@ -3,7 +3,14 @@
 import functools
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 PREFIX = "vanilla_transformer_"
@@ -12,11 +19,14 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class EngineMetrics:
-    """Of the engine of one model. Its lanes call these from their threads at every step, so that they look nothing up."""
+    """Of the engine of one model. Its lanes call these from their threads at every step, so that
+    they look nothing up."""
 
     def __init__(self, joined: Histogram, first_token: Histogram, rows: Histogram, tokens: Counter):
-        self.joined: Callable[[float], None] = joined.observe  # seconds that a row waited in the queue
-        self.first_token: Callable[[float], None] = first_token.observe  # seconds from the request to the first token
+        # seconds that a row waited in the queue
+        self.joined: Callable[[float], None] = joined.observe
+        # seconds from the request to the first token
+        self.first_token: Callable[[float], None] = first_token.observe
         self._rows = rows.observe
         self._tokens = tokens.inc
 
@@ -32,24 +42,44 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.in_flight = self._gauge("requests_in_flight", "Requests that have no whole answer yet.")
+        self.in_flight = self._gauge(
+            "requests_in_flight", "Requests that have no whole answer yet."
+        )
         self._requests = self._counter(
-            "requests", "Requests, by route and status; 499 is a client that went away.", "route", "status"
+            "requests",
+            "Requests, by route and status; 499 is a client that went away.",
+            "route",
+            "status",
         )
         self._seconds = self._histogram(
-            "request_seconds", "From the header of a request to the end of its answer.", SECONDS, "route"
+            "request_seconds",
+            "From the header of a request to the end of its answer.",
+            SECONDS,
+            "route",
         )
-        self._errors = self._counter("errors", "Errors of the server itself, which its log describes.")
-        self._queue = self._histogram("queue_seconds", "What a row waited for its place in a batch.", SECONDS, "model")
-        self._first = self._histogram("first_token_seconds", "From the request to its first token.", SECONDS, "model")
+        self._errors = self._counter(
+            "errors", "Errors of the server itself, which its log describes."
+        )
+        self._queue = self._histogram(
+            "queue_seconds", "What a row waited for its place in a batch.", SECONDS, "model"
+        )
+        self._first = self._histogram(
+            "first_token_seconds", "From the request to its first token.", SECONDS, "model"
+        )
         self._rows = self._histogram("batch_rows", "Rows of a step.", ROWS, "model")
         self._tokens = self._counter("tokens", "New tokens.", "model")
-        self._waiting = self._gauge("rows_waiting", "Rows that wait for a place in a batch.", "model")
+        self._waiting = self._gauge(
+            "rows_waiting", "Rows that wait for a place in a batch.", "model"
+        )
         self._running = self._gauge("rows_running", "Rows that are in a batch.", "model")
-        self._slots_used = self._gauge("slots_used_ratio", "Slots that have a running row, from 0 to 1.", "model")
+        self._slots_used = self._gauge(
+            "slots_used_ratio", "Slots that have a running row, from 0 to 1.", "model"
+        )
         self.failed = self._errors.inc
         # Finding the child of labels costs more than counting.
-        self._count = functools.cache(lambda route, status: self._requests.labels(route, str(status)).inc)
+        self._count = functools.cache(
+            lambda route, status: self._requests.labels(route, str(status)).inc
+        )
         self._time = functools.cache(lambda route: self._seconds.labels(route).observe)
 
     def answered(self, route: str, status: int, seconds: float) -> None:
@@ -57,14 +87,18 @@ class Metrics:
         self._time(route)(seconds)
 
     def of_engine(self, model: str) -> EngineMetrics:
-        joined, first, rows = (each.labels(model) for each in (self._queue, self._first, self._rows))
+        joined, first, rows = (
+            each.labels(model) for each in (self._queue, self._first, self._rows)
+        )
         return EngineMetrics(joined, first, rows, self._tokens.labels(model))
 
     def watch_process(self, pid: int) -> None:
         """Beside this one; the names of its measures begin with `engine_process_`."""
         ProcessCollector("engine", pid=lambda: pid, registry=self.registry)
 
-    def watch_rows(self, model: str, waiting: Callable[[], int], running: Callable[[], int]) -> None:
+    def watch_rows(
+        self, model: str, waiting: Callable[[], int], running: Callable[[], int]
+    ) -> None:
         """Asks the engine of `model` whenever the metrics are read."""
         self._waiting.labels(model).set_function(waiting)
         self._running.labels(model).set_function(running)
@@ -83,5 +117,7 @@ class Metrics:
     def _gauge(self, name: str, help: str, *labels: str) -> Gauge:
         return Gauge(PREFIX + name, help, labels, registry=self.registry)
 
-    def _histogram(self, name: str, help: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+    def _histogram(
+        self, name: str, help: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
         return Histogram(PREFIX + name, help, labels, registry=self.registry, buckets=buckets)

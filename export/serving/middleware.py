@@ -1,4 +1,5 @@
-"""What stands between the server and the application: limits, tokens, request ids, cancellation, metrics, a line in the log."""
+"""What stands between the server and the application: limits, tokens, request ids, cancellation,
+metrics, a line in the log."""
 
 import asyncio
 import hmac
@@ -29,9 +30,11 @@ REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
 class Exchange:
-    """One request and its answer: ASGI's `receive` and `send` for the application, whose task this can cancel.
+    """One request and its answer: ASGI's `receive` and `send` for the application, whose task this
+    can cancel.
 
-    A HEAD request is a GET request to the application; the server leaves out the body of the answer (RFC 9110)."""
+    A HEAD request is a GET request to the application; the server leaves out the body of the answer
+    (RFC 9110)."""
 
     __slots__ = (
         *("scope", "method", "headers", "id", "status", "is_complete", "cancelled", "body"),
@@ -67,8 +70,8 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Of the application. One that is cancelled while its client does not read is to see that where it waits itself, so
-        that what makes a stream is closed: here it goes on to there."""
+        """Of the application. One that is cancelled while its client does not read is to see that
+        where it waits itself, so that what makes a stream is closed: here it goes on to there."""
         try:
             await (self.answer(message) if self.cancelled is None else asyncio.sleep(0))
         except asyncio.CancelledError:
@@ -80,7 +83,10 @@ class Exchange:
     async def answer(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", self.id)]}
+            message = {
+                **message,
+                "headers": [*message.get("headers", ()), (b"x-request-id", self.id)],
+            }
         elif not message.get("more_body", False):
             self.is_complete = True
         await self._send(message)
@@ -92,7 +98,8 @@ class Exchange:
             RequestError: 413 for one of more than `most` bytes.
             ClientDisconnect: if the client is gone.
         """
-        if (length := self.headers.get(b"content-length")) is not None and int(length) > most:  # which the server has parsed
+        # which the server has parsed
+        if (length := self.headers.get(b"content-length")) is not None and int(length) > most:
             raise refusals.too_large(int(length), most)
         pieces, size = [], 0
         while True:
@@ -108,7 +115,8 @@ class Exchange:
         self.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def watch(self) -> None:
-        """Cancels the application when the client goes away. Only for requests that take some time: it is a task."""
+        """Cancels the application when the client goes away. Only for requests that take some time:
+        it is a task."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         if not self.is_complete:
@@ -165,7 +173,12 @@ class Frame:
             pass
         except Exception as error:
             self.metrics.failed()
-            self.log.write("error", str(error) or type(error).__name__, id=exchange.id.decode(), error=described(error))
+            self.log.write(
+                "error",
+                str(error) or type(error).__name__,
+                id=exchange.id.decode(),
+                error=described(error),
+            )
             if not exchange.status:
                 await self._refuse(exchange, error)
         finally:
@@ -180,7 +193,8 @@ class Frame:
             await self._authorize(exchange)
             self.errors.check(exchange.scope["path"], exchange.body or b"")
             exchange.until, exchange.reason = time.perf_counter() + self.settings.timeout, LATE
-            exchange.scope["asgi"] = {**exchange.scope["asgi"], "spec_version": "2.4"}  # streams need not look for the client
+            # streams need not look for the client
+            exchange.scope["asgi"] = {**exchange.scope["asgi"], "spec_version": "2.4"}
             await self.app(exchange.scope, exchange.receive, exchange.send)
         except RequestError as refusal:
             await self._refuse(exchange, refusal)
@@ -192,13 +206,17 @@ class Frame:
                 exchange.watcher.cancel()
 
     def sweep(self) -> None:
-        """Looks at all that is running; to be called about ten times a second. Timers and a task for each request would take
-        more than many requests do."""
+        """Looks at all that is running; to be called about ten times a second. Timers and a task
+        for each request would take more than many requests do."""
         now = time.perf_counter()
         for exchange in list(self.running):
             if now > exchange.until:
                 exchange.cancel(exchange.reason)
-            elif exchange.reason is LATE and exchange.watcher is None and now > exchange.started + UNWATCHED:
+            elif (
+                exchange.reason is LATE
+                and exchange.watcher is None
+                and now > exchange.started + UNWATCHED
+            ):
                 exchange.watcher = asyncio.create_task(exchange.watch())
 
     def _admit(self) -> None:
@@ -211,10 +229,13 @@ class Frame:
             raise refusals.busy(self.settings.requests)
 
     async def _authorize(self, exchange: Exchange) -> None:
-        """Raise RequestError unless the request has the token, as a bearer token or as LibreTranslate's `api_key`.
+        """Raise RequestError unless the request has the token, as a bearer token or as
+        LibreTranslate's `api_key`.
 
         GET requests to public paths need none."""
-        if self.token is None or self.errors.is_public(exchange.scope["method"], exchange.scope["path"]):
+        if self.token is None or self.errors.is_public(
+            exchange.scope["method"], exchange.scope["path"]
+        ):
             return
         header = exchange.headers.get(b"authorization")
         scheme, _, given = (header or b"").partition(b" ")
@@ -229,19 +250,25 @@ class Frame:
 
     async def _refuse(self, exchange: Exchange, error: Exception) -> None:
         response = self.errors.response(exchange.scope["path"], error)
-        if response.status_code == 408 or self.lifecycle.draining:  # the rest may never come; there are other servers
+        # the rest may never come; there are other servers
+        if response.status_code == 408 or self.lifecycle.draining:
             response.headers["Connection"] = "close"
         await response(exchange.scope, exchange.receive, exchange.answer)
 
     async def _end(self, exchange: Exchange) -> None:
-        """The answer to a request that was cancelled. One that has begun stays without its end, by which clients see that."""
+        """The answer to a request that was cancelled. One that has begun stays without its end, by
+        which clients see that."""
         task = asyncio.current_task()
         while exchange.cancelled is not None and task is not None and task.uncancel():
             pass
         if exchange.cancelled == GONE or exchange.status:
             return
         if exchange.cancelled == SLOW:
-            refusal = RequestError(408, f"no whole body after {self.settings.body_timeout:g} seconds, the limit of this server")
+            refusal = RequestError(
+                408,
+                f"no whole body after {self.settings.body_timeout:g} seconds, the limit of "
+                f"this server",
+            )
         elif exchange.cancelled == LATE:
             refusal = refusals.timed_out(self.settings.timeout)
         else:
@@ -257,13 +284,24 @@ class Frame:
         """Counts the request, and writes its line."""
         status = exchange.status or CLIENT_GONE
         self.metrics.answered(self.errors.template(exchange.scope), status, seconds)
-        level = "error" if status == 500 else "debug" if exchange.scope["path"] in health.PATHS else "info"
+        level = (
+            "error"
+            if status == 500
+            else "debug"
+            if exchange.scope["path"] in health.PATHS
+            else "info"
+        )
         if self.log.holds(level):
             self.log.write(level, "request", **self._facts(exchange, status, seconds))
 
     def _facts(self, exchange: Exchange, status: int, seconds: float) -> dict[str, Any]:
         scope = exchange.scope
-        facts = {"id": exchange.id.decode(), "method": exchange.method, "path": scope["path"][:200], "status": status}
+        facts = {
+            "id": exchange.id.decode(),
+            "method": exchange.method,
+            "path": scope["path"][:200],
+            "status": status,
+        }
         facts["seconds"] = round(seconds, 6)
         if exchange.status and not exchange.is_complete:
             facts["cut"] = exchange.cancelled or "error"

@@ -23,7 +23,8 @@ class ServedModel:
     Args:
         runtime: a `TextRuntime` or an `ImageRuntime`.
         engine: what generates; `None` for a model that only reads.
-        reader: what reads whole sequences, see `reading.batched`; `None` for a model that generates.
+        reader: what reads whole sequences, see `reading.batched`; `None` for a model that
+            generates.
         languages: pairs of codes, source and target, that it translates.
     """
 
@@ -33,8 +34,11 @@ class ServedModel:
     languages: list[tuple[str, str]] = field(default_factory=list)
     reader: Reader | None = None
 
-    async def read(self, rows: int, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
-        """What `function` returns, from a thread, as `Reader.call` has it for about so many `rows`."""
+    async def read(
+        self, rows: int, function: Callable[..., Any], /, *args: Any, **options: Any
+    ) -> Any:
+        """What `function` returns, from a thread, as `Reader.call` has it for about so many
+        `rows`."""
         if self.reader is None:
             return await asyncio.to_thread(function, *args, **options)
         return await self.reader.call(rows, function, *args, **options)
@@ -71,13 +75,18 @@ class ServedModels:
         return iter(self.models.values())
 
     def choose(
-        self, fits: Callable[[ServedModel], bool], purpose: str, in_path: str | None = None, in_body: str | None = None
+        self,
+        fits: Callable[[ServedModel], bool],
+        purpose: str,
+        in_path: str | None = None,
+        in_body: str | None = None,
     ) -> ServedModel:
-        """The model that the path names, else the body, else the only one that `fits` the `purpose`, in words.
+        """The model that the path names, else the body, else the only one that `fits` the
+        `purpose`, in words.
 
         Raises:
-            RequestError: 404 for a name that is not served; 400 for a model that does not fit, and where several fit or
-                none does.
+            RequestError: 404 for a name that is not served; 400 for a model that does not fit, and
+                where several fit or none does.
         """
         name = in_path if in_path is not None else in_body
         if name is not None:
@@ -85,7 +94,11 @@ class ServedModels:
                 known = f"expected one of {', '.join(self.models)}{did_you_mean(name, self.models)}"
                 raise RequestError(404, f"no model {name!r:.100}, {known}")
             if not fits(self.models[name]):
-                raise RequestError(400, f"the model {name} is a {self.models[name].architecture}, which does not {purpose}")
+                raise RequestError(
+                    400,
+                    f"the model {name} is a {self.models[name].architecture}, which does not "
+                    f"{purpose}",
+                )
             return self.models[name]
         return self.only([model for model in self if fits(model)], purpose)
 
@@ -96,5 +109,7 @@ class ServedModels:
             return found[0]
         names = ", ".join(model.name for model in found)
         if found:
-            raise RequestError(400, f"{len(found)} models {purpose}, expected the name of one of them: {names}")
+            raise RequestError(
+                400, f"{len(found)} models {purpose}, expected the name of one of them: {names}"
+            )
         raise RequestError(400, f"none of the models here can {purpose}: {', '.join(self.models)}")

@@ -1,5 +1,6 @@
-"""The endpoints of the Open Inference Protocol, version 2 (https://github.com/kserve/open-inference-protocol), which clients of
-Triton and KServe speak: models as tensors in and tensors out."""
+"""The endpoints of the Open Inference Protocol, version 2
+(https://github.com/kserve/open-inference-protocol), which clients of Triton and KServe speak:
+models as tensors in and tensors out."""
 
 import itertools
 from collections.abc import Sequence
@@ -61,7 +62,10 @@ BINARY = {"type": "string", "format": "binary"}
 BODY = {
     "requestBody": {
         "required": True,
-        "content": {"application/json": {"schema": SCHEMA}, "application/octet-stream": {"schema": BINARY}},
+        "content": {
+            "application/json": {"schema": SCHEMA},
+            "application/octet-stream": {"schema": BINARY},
+        },
     }
 }
 
@@ -73,13 +77,19 @@ def error_body(error: RequestError) -> dict[str, Any]:
 PROTOCOL = Protocol("Open Inference Protocol", router, error_body)
 
 
-# ------------------------------------------------------------------------------------------------------------ server, models
+# ----------------------------------------------------------------------------------- server, models
 
 
 @router.get("/v2")
 async def server() -> JSONResponse:
     """What serves."""
-    return JSONResponse({"name": "vanilla-transformer", "version": __version__, "extensions": ["binary_tensor_data"]})
+    return JSONResponse(
+        {
+            "name": "vanilla-transformer",
+            "version": __version__,
+            "extensions": ["binary_tensor_data"],
+        }
+    )
 
 
 @router.get("/v2/health/live")
@@ -98,7 +108,9 @@ async def ready(request: Request) -> JSONResponse:
 async def check_version(version: str) -> None:
     """Raise RequestError 404 for a version of a model that is not served."""
     if version != VERSION:
-        raise RequestError(404, f"no version {version!r:.60}, expected {VERSION}: each model here has one version")
+        raise RequestError(
+            404, f"no version {version!r:.60}, expected {VERSION}: each model here has one version"
+        )
 
 
 VERSIONED: dict[str, Any] = {"dependencies": [Depends(check_version)]}
@@ -107,9 +119,12 @@ VERSIONED: dict[str, Any] = {"dependencies": [Depends(check_version)]}
 @router.get("/v2/models/{name}")
 @router.get("/v2/models/{name}/versions/{version}", **VERSIONED)
 async def metadata(request: Request, name: str) -> JSONResponse:
-    """The inputs and outputs of a model. Of its inputs there are to be `text`, or all others that have no default."""
+    """The inputs and outputs of a model. Of its inputs there are to be `text`, or all others that
+    have no default."""
     model = named(request, name)
-    inputs, outputs = map(list, (map(described, inputs_for(model)), map(described, outputs_for(model))))
+    inputs, outputs = map(
+        list, (map(described, inputs_for(model)), map(described, outputs_for(model)))
+    )
     about = {"name": name, "versions": [VERSION], "platform": "onnxruntime_onnx"}
     return JSONResponse({**about, "inputs": inputs, "outputs": outputs})
 
@@ -130,7 +145,8 @@ def inputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
 
 
 def tensors_for(model: ServedModel) -> tuple[TensorSpec, ...]:
-    """What may be given in place of texts: the inputs of the graph; of a model that generates, what its source or prompt is."""
+    """What may be given in place of texts: the inputs of the graph; of a model that generates, what
+    its source or prompt is."""
     if model.reader is not None:
         return model.reader.spec.inputs
     return token_inputs(model.runtime.runtime.config, ("batch_size", "source_length"))
@@ -138,7 +154,10 @@ def tensors_for(model: ServedModel) -> tuple[TensorSpec, ...]:
 
 def takes_texts(model: ServedModel) -> bool:
     """Each of which is one row."""
-    return isinstance(model.runtime, TextRuntime) and model.architecture not in (READS_CHOICES, READS_TARGETS)
+    return isinstance(model.runtime, TextRuntime) and model.architecture not in (
+        READS_CHOICES,
+        READS_TARGETS,
+    )
 
 
 def outputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
@@ -147,7 +166,7 @@ def outputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
     return model.reader.spec.outputs + ((EMBEDDING,) if embeds(model) else ())
 
 
-# ---------------------------------------------------------------------------------------------------------------- inference
+# ---------------------------------------------------------------------------------------- inference
 
 
 @dataclass(frozen=True)
@@ -171,9 +190,15 @@ class Asked:
         return self.inputs[TEXT.name].tolist() if TEXT.name in self.inputs else None
 
     def answer(self, model: ServedModel, found: dict[str, np.ndarray]) -> Response:
-        about = {"model_name": model.name, "model_version": VERSION, **({} if self.id is None else {"id": self.id})}
+        about = {
+            "model_name": model.name,
+            "model_version": VERSION,
+            **({} if self.id is None else {"id": self.id}),
+        }
         chosen = {name: found[name] for name in self.outputs}
-        content, headers = write_answer(about, chosen, [name for name, in_binary in self.outputs.items() if in_binary])
+        content, headers = write_answer(
+            about, chosen, [name for name, in_binary in self.outputs.items() if in_binary]
+        )
         return Response(content, headers=headers)
 
 
@@ -183,22 +208,33 @@ async def infer(request: Request, name: str) -> Response:
     """The outputs of a model for inputs, which are texts or token ids; images are pixel values."""
     model = named(request, name)
     if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
-        raise RequestError(415, f"Content-Encoding is {encoding!r:.60}, expected none: compressed bodies are not read here")
+        raise RequestError(
+            415,
+            f"Content-Encoding is {encoding!r:.60}, expected none: compressed bodies are not "
+            f"read here",
+        )
     content = await request.body()
     most = settings_of(request).max_batch
-    asked = await offloaded(len(content), asked_of, model, content, request.headers.get(JSON_LENGTH), most)
+    asked = await offloaded(
+        len(content), asked_of, model, content, request.headers.get(JSON_LENGTH), most
+    )
     if model.reader is not None:
         return await model.read(asked.rows, read_and_answer, model, asked)
     texts = await generated(model, asked)
-    return await offloaded(sum(map(len, texts)), asked.answer, model, {GENERATED.name: np.array(texts, object)})
+    return await offloaded(
+        sum(map(len, texts)), asked.answer, model, {GENERATED.name: np.array(texts, object)}
+    )
 
 
 def asked_of(model: ServedModel, content: bytes, json_length: str | None, most: int) -> Asked:
-    """Raises UsageError and RequestValidationError for what is no request for `model`, and TooLong for more than `most` rows
-    and for more tokens than a row may have."""
+    """Raises UsageError and RequestValidationError for what is no request for `model`, and TooLong
+    for more than `most` rows and for more tokens than a row may have."""
     body, binary = read_request(content, json_length)
     if body.model_name not in (None, model.name):
-        raise UsageError(f"model_name is {body.model_name!r:.60}, expected {model.name!r}, as in the path, or none")
+        raise UsageError(
+            f"model_name is {body.model_name!r:.60}, expected {model.name!r}, as in the path, "
+            f"or none"
+        )
     inputs = inputs_of(body.inputs, binary, inputs_for(model))
     outputs = outputs_of(body, outputs_for(model))
     if TEXT.name in inputs and len(inputs) > 1:
@@ -207,16 +243,22 @@ def asked_of(model: ServedModel, content: bytes, json_length: str | None, most: 
     if TEXT.name in inputs and first.ndim != 1:
         raise UsageError(f"{TEXT.name} has shape {list(first.shape)}, expected [n]")
     is_tokens = first.dtype == np.int64
-    rows = int(np.prod(first.shape[:-1])) if is_tokens else len(first)  # several choices of one are rows too
+    # several choices of one are rows too
+    rows = int(np.prod(first.shape[:-1])) if is_tokens else len(first)
     if rows > most:
         raise TooLong(f"{next(iter(inputs))} has {rows} rows, expected at most {most}")
     check_widths(model, inputs)
-    parameters = {name: value for name, value in (body.parameters or {}).items() if name != "binary_data_output"}
+    parameters = {
+        name: value
+        for name, value in (body.parameters or {}).items()
+        if name != "binary_data_output"
+    }
     return Asked(body.id, inputs, rows, outputs, parameters)
 
 
 def check_widths(model: ServedModel, inputs: dict[str, np.ndarray]) -> None:
-    """With the padding, which outputs have too: a row of little else would take memory for nothing."""
+    """With the padding, which outputs have too: a row of little else would take memory for
+    nothing."""
     if model.reader is None:
         return
     axes = {tensor.name: tensor.shape[-1] for tensor in model.reader.spec.inputs}
@@ -226,39 +268,55 @@ def check_widths(model: ServedModel, inputs: dict[str, np.ndarray]) -> None:
             raise TooLong(f"{name} has rows of {width} tokens, expected at most {longest}")
 
 
-# ---------------------------------------------------------------------------------------------------- models that only read
+# ---------------------------------------------------------------------------- models that only read
 
 
 def read_and_answer(model: ServedModel, asked: Asked) -> Response:
     if unknown := [name for name in asked.parameters if name not in READING]:
-        raise UsageError(f"parameters has {unknown[0]!r:.60}, expected some of {', '.join(READING)}")
+        raise UsageError(
+            f"parameters has {unknown[0]!r:.60}, expected some of {', '.join(READING)}"
+        )
     truncates = flag("truncate", asked.parameters.get("truncate"), False)
     texts = asked.texts
     if texts is None:
         if truncates:
             raise UsageError(f"truncate is true without {TEXT.name}, expected it with texts")
-        return asked.answer(model, outputs_of_tensors(model, asked.inputs, EMBEDDING.name in asked.outputs))
+        return asked.answer(
+            model, outputs_of_tensors(model, asked.inputs, EMBEDDING.name in asked.outputs)
+        )
     return asked.answer(model, outputs_of_texts(model, texts, asked.outputs, truncates))
 
 
-def outputs_of_tensors(model: ServedModel, inputs: dict[str, np.ndarray], with_embedding: bool) -> dict[str, np.ndarray]:
+def outputs_of_tensors(
+    model: ServedModel, inputs: dict[str, np.ndarray], with_embedding: bool
+) -> dict[str, np.ndarray]:
     """As `Runtime.outputs`, and the pooled states of each row's tokens."""
-    found = {name: values.astype(np.float32) for name, values in model.runtime.runtime.outputs(**inputs).items()}
+    found = {
+        name: values.astype(np.float32)
+        for name, values in model.runtime.runtime.outputs(**inputs).items()
+    }
     if with_embedding:
         states = found["last_hidden_state"]
         mask = inputs.get("attention_mask", np.ones(states.shape[:2]))
         check_no_empty_rows(mask)
-        found[EMBEDDING.name] = embeddings(model, [own[ones == 1] for own, ones in zip(states, mask, strict=True)], 0)
+        found[EMBEDDING.name] = embeddings(
+            model, [own[ones == 1] for own, ones in zip(states, mask, strict=True)], 0
+        )
     return found
 
 
 def check_no_empty_rows(mask: np.ndarray) -> None:
     if not (has_tokens := mask.any(axis=1)).all():
-        raise ValueError(f"row {int(has_tokens.argmin())} of attention_mask is all 0, expected tokens")
+        raise ValueError(
+            f"row {int(has_tokens.argmin())} of attention_mask is all 0, expected tokens"
+        )
 
 
-def outputs_of_texts(model: ServedModel, texts: list[str], wanted: dict[str, bool], truncates: bool) -> dict[str, np.ndarray]:
-    """The `wanted` ones, each row padded with zeros to the longest. Texts that are embedded have the export's prompt.
+def outputs_of_texts(
+    model: ServedModel, texts: list[str], wanted: dict[str, bool], truncates: bool
+) -> dict[str, np.ndarray]:
+    """The `wanted` ones, each row padded with zeros to the longest. Texts that are embedded have
+    the export's prompt.
 
     Raises:
         ValueError: for what is no text.
@@ -297,7 +355,7 @@ def padded_rows(values: Sequence[np.ndarray]) -> np.ndarray:
     return whole
 
 
-# ---------------------------------------------------------------------------------------------------- models that generate
+# ----------------------------------------------------------------------------- models that generate
 
 
 async def generated(model: ServedModel, asked: Asked) -> list[str]:
@@ -309,21 +367,29 @@ async def generated(model: ServedModel, asked: Asked) -> list[str]:
             raise UsageError(f"{name} is {language!r:.60}, expected the name of a language")
     options = {"num_return_sequences": 1, **checked_options(given)}
     if (several := options["num_return_sequences"]) != 1:
-        raise UsageError(f"num_return_sequences is {several}, expected 1: each row has one answer here")
+        raise UsageError(
+            f"num_return_sequences is {several}, expected 1: each row has one answer here"
+        )
     if (texts := asked.texts) is not None:
         if (longest := max(map(len, texts))) > CHARACTERS:
             raise TooLong(f"a text has {longest} characters, expected at most {CHARACTERS}")
         return list(itertools.chain(*await continued(model, texts, languages, options)))
     if languages["src_lang"] is not None:
-        raise UsageError(f"src_lang is {languages['src_lang']!r:.60} without {TEXT.name}, expected it with texts")
+        raise UsageError(
+            f"src_lang is {languages['src_lang']!r:.60} without {TEXT.name}, expected it with texts"
+        )
     assert model.engine is not None  # every model that generates has one
     size = sum(values.size for values in asked.inputs.values())
-    found = await model.engine.answers(await offloaded(size, jobs_of_ids, model, asked.inputs, languages["tgt_lang"], options))
+    found = await model.engine.answers(
+        await offloaded(size, jobs_of_ids, model, asked.inputs, languages["tgt_lang"], options)
+    )
     tokens = [answer.tokens for [answer] in found]
     return await offloaded(sum(map(len, tokens)), model.runtime.decode, tokens)
 
 
-def jobs_of_ids(model: ServedModel, inputs: dict[str, np.ndarray], tgt_lang: str | None, options: dict[str, Any]) -> list[Job]:
+def jobs_of_ids(
+    model: ServedModel, inputs: dict[str, np.ndarray], tgt_lang: str | None, options: dict[str, Any]
+) -> list[Job]:
     """Raises ValueError as `Runtime.generate`, and for a row without tokens."""
     assert model.engine is not None
     feeds = check_inputs(tensors_for(model), dict(inputs), model.architecture)
@@ -332,4 +398,7 @@ def jobs_of_ids(model: ServedModel, inputs: dict[str, np.ndarray], tgt_lang: str
     check_no_empty_rows(mask)
     rows = [own[ones == 1].tolist() for own, ones in zip(ids, mask, strict=True)]
     targets = model.runtime.target_options(tgt_lang, len(rows), options)
-    return [model.engine.job(row, {**options, **target}) for row, target in zip(rows, targets, strict=True)]
+    return [
+        model.engine.job(row, {**options, **target})
+        for row, target in zip(rows, targets, strict=True)
+    ]

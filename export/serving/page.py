@@ -30,12 +30,16 @@ router = APIRouter(tags=["page"], include_in_schema=False)
 def hashes(element: str) -> str:
     """Of what `PAGE` has in `element`, as a Content-Security-Policy takes them."""
     found = re.findall(rf"<{element}>(.*?)</{element}>", PAGE, re.DOTALL)
-    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in found)
+    return " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+        for text in found
+    )
 
 
 # Nothing from elsewhere, no script and no style but those of the page, and no other page around it.
 POLICY = (
-    f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src 'self'; "
+    f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src "
+    "'self'; "
     "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
@@ -64,9 +68,12 @@ async def page() -> HTMLResponse:
 
 @router.get("/page/models")
 async def models(request: Request) -> JSONResponse:
-    """What the page shows of each model, or of the one in the path: its name, and what it is for."""
+    """What the page shows of each model, or of the one in the path: its name, and what it is
+    for."""
     name = name_in_path(request)
-    return JSONResponse([facts_of(model) for model in models_of(request) if name in (None, model.name)])
+    return JSONResponse(
+        [facts_of(model) for model in models_of(request) if name in (None, model.name)]
+    )
 
 
 def facts_of(model: ServedModel) -> dict[str, Any]:
@@ -75,18 +82,24 @@ def facts_of(model: ServedModel) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": model.name, "task": task, "architecture": model.architecture}
     if task == "translate":
         facts["pairs"] = model.languages
-    if task == "fill-mask" and (mask := model.runtime.tokenizer_settings.special_tokens["mask_token"]) is not None:
+    if (
+        task == "fill-mask"
+        and (mask := model.runtime.tokenizer_settings.special_tokens["mask_token"]) is not None
+    ):
         facts["mask"] = model.runtime.tokenizer.id_to_token(mask)
     return facts
 
 
 @router.post("/page/stream")
 async def stream(request: Request, body: Given) -> EventStream:
-    """Server-sent events: `{"text": ...}` for each piece of the translation or of the continuation, and `{"done": true}`. What
-    goes wrong after the first piece is `{"error": ...}`. Greedy, since beams are not known before the end, or with a
-    `temperature`."""
+    """Server-sent events: `{"text": ...}` for each piece of the translation or of the continuation,
+    and `{"done": true}`. What goes wrong after the first piece is `{"error": ...}`. Greedy, since
+    beams are not known before the end, or with a `temperature`."""
     model = models_of(request).choose(
-        lambda model: model.translates or model.completes, "generate text", name_in_path(request), body.model
+        lambda model: model.translates or model.completes,
+        "generate text",
+        name_in_path(request),
+        body.model,
     )
     pieces = await (translation(model, body) if model.translates else completion(model, body))
     first = await anext(pieces, "")  # a request that is refused has an answer with a status
@@ -110,11 +123,16 @@ async def translation(model: ServedModel, body: Given) -> AsyncGenerator[str, No
     direction = model.directions.find(body.source, body.target)
     if direction is None:
         pairs = ", ".join(f"{source} to {target}" for source, target in model.languages[:10])
-        raise RequestError(400, f"{body.source!r:.40} to {body.target!r:.40} is not served, expected one of: {pairs}")
+        raise RequestError(
+            400,
+            f"{body.source!r:.40} to {body.target!r:.40} is not served, expected one of: {pairs}",
+        )
     text = f"{direction.word} {body.text}" if direction.word else body.text
     options = {"num_beams": 1, "do_sample": False}
     languages = direction.src_lang, direction.tgt_lang
-    plan, jobs = await offloaded(len(text), planned, model, [text], Splitting(), *languages, options)
+    plan, jobs = await offloaded(
+        len(text), planned, model, [text], Splitting(), *languages, options
+    )
     return sentences(model, plan, jobs)
 
 
@@ -141,8 +159,14 @@ async def completion(model: ServedModel, body: Given) -> AsyncGenerator[str, Non
     assert model.engine is not None  # every model that completes has one
     [tokens] = await offloaded(len(body.text), model.runtime.rows, [body.text])
     most = max(1, min(body.max_new_tokens, model.engine.room.length + 1 - len(tokens)))
-    sampled = {"do_sample": True, "temperature": body.temperature} if body.temperature else {"do_sample": False}
-    job = model.engine.job(tokens, {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": most, **sampled})
+    sampled = (
+        {"do_sample": True, "temperature": body.temperature}
+        if body.temperature
+        else {"do_sample": False}
+    )
+    job = model.engine.job(
+        tokens, {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": most, **sampled}
+    )
     return pieces_of(model, job)
 
 

@@ -14,14 +14,16 @@ from ..runtime import options
 from .models import ServedModels
 from .settings import Settings
 
-MOST_IDS = 1 << 16  # of a list among the options: a step looks at all of them, and other requests wait for that
+# of a list among the options: a step looks at all of them, and other requests wait for that
+MOST_IDS = 1 << 16
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """Endpoints that clients of one kind know, and how they are told of an error: `error_body(error)` is the JSON.
-    `statuses` changes the status of errors that these clients know by another one, of `validation` for a body of the wrong
-    form. GET requests to `public_paths` need no token."""
+    """Endpoints that clients of one kind know, and how they are told of an error:
+    `error_body(error)` is the JSON. `statuses` changes the status of errors that these clients know
+    by another one, of `validation` for a body of the wrong form. GET requests to `public_paths`
+    need no token."""
 
     name: str
     router: APIRouter

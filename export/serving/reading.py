@@ -1,11 +1,13 @@
-"""Models that read whole sequences, for many requests at once: rows of several requests run together, and none of them has an
-answer that depends on the others.
+"""Models that read whole sequences, for many requests at once: rows of several requests run
+together, and none of them has an answer that depends on the others.
 
-A row is padded to a length that follows from its own, and runs with rows of that length only. That is not needed on the
-processor this was measured on (AMD EPYC, onnxruntime 1.31, fp32, 18 heads of three kinds of models, 1 and 2 threads, 1 to 64
-rows of 1 to 64 tokens): there more padding changed no bit of a row, but where a classifier takes the mean of its tokens, whose
-sum has other bits at lengths that are no multiples of 4. It costs little and holds on others. What did change bits was a row
-alone in its run, in that same sum: then it runs twice, as `company` finds out when a model is loaded.
+A row is padded to a length that follows from its own, and runs with rows of that length only. That
+is not needed on the processor this was measured on (AMD EPYC, onnxruntime 1.31, fp32, 18 heads of
+three kinds of models, 1 and 2 threads, 1 to 64 rows of 1 to 64 tokens): there more padding changed
+no bit of a row, but where a classifier takes the mean of its tokens, whose sum has other bits at
+lengths that are no multiples of 4. It costs little and holds on others. What did change bits was a
+row alone in its run, in that same sum: then it runs twice, as `company` finds out when a model is
+loaded.
 """
 
 import asyncio
@@ -32,7 +34,8 @@ from ..targets.spec import TensorSpec, shape_of
 QUEUE = 256  # rows that may wait
 WORKERS = 64  # requests at once whose texts are cut, and answers made of what the graph returns
 LONGEST_WAIT = 0.002  # seconds that a row waits for others while another run is under way
-LENGTHS = {"source_length": "attention_mask", "target_length": "decoder_attention_mask"}  # axes, and what tells of them
+# axes, and what tells of them
+LENGTHS = {"source_length": "attention_mask", "target_length": "decoder_attention_mask"}
 PROBED_LENGTHS, PROBED_ROWS = (8, 24), (2, 5)
 Result = TypeVar("Result")
 Sizes = tuple[tuple[str, int], ...]
@@ -66,7 +69,13 @@ class Call:
         sizes: of each row, those of its axes.
     """
 
-    def __init__(self, ticket: Ticket, feeds: dict[str, np.ndarray], lengths: dict[str, list[int]], sizes: list[Sizes]):
+    def __init__(
+        self,
+        ticket: Ticket,
+        feeds: dict[str, np.ndarray],
+        lengths: dict[str, list[int]],
+        sizes: list[Sizes],
+    ):
         self.ticket = ticket
         self.feeds = feeds
         self.lengths = lengths
@@ -97,8 +106,12 @@ class Call:
             if whole is None:
                 sizes = [self.size(axis, size) for axis, size in zip(tensor.shape[1:], own.shape)]
                 # Another lane may do the same at once: the first one counts.
-                whole = self.outputs.setdefault(tensor.name, np.zeros((self.count, *sizes), own.dtype))
-            covered = tuple(slice(min(size, most)) for size, most in zip(own.shape, whole.shape[1:]))
+                whole = self.outputs.setdefault(
+                    tensor.name, np.zeros((self.count, *sizes), own.dtype)
+                )
+            covered = tuple(
+                slice(min(size, most)) for size, most in zip(own.shape, whole.shape[1:])
+            )
             whole[row][covered] = own[covered]
 
     @functools.cached_property
@@ -118,8 +131,8 @@ Rows = list[tuple[Call, int]]
 
 
 class ReadingQueue:
-    """Calls in the order of their coming; each in turn gives one of its rows, so that a long list of texts holds up no short
-    one. `most` is how many rows of the same sizes may run together."""
+    """Calls in the order of their coming; each in turn gives one of its rows, so that a long list
+    of texts holds up no short one. `most` is how many rows of the same sizes may run together."""
 
     def __init__(self, most: Callable[[Sizes], int]):
         self.most = most
@@ -146,8 +159,8 @@ class ReadingQueue:
                 call.end(Gone())
 
     def take(self) -> tuple[Sizes, Rows] | None:
-        """Rows that run together now. Waits while there are none, and for a moment while there are few and others run; `None`
-        once the queue is closed and all is taken."""
+        """Rows that run together now. Waits while there are none, and for a moment while there are
+        few and others run; `None` once the queue is closed and all is taken."""
         with self.changed:
             while not self.calls or self.hesitates():
                 if self.is_closed and not self.calls:
@@ -229,7 +242,10 @@ class Reader:
         self.fewest, self.most_rows = company(self)
         self.queue = ReadingQueue(self.most)
         self.pool = ThreadPoolExecutor(workers, "reader")
-        self.lanes = [threading.Thread(target=self._lane, name=f"lane {lane}", daemon=True) for lane in range(lanes)]
+        self.lanes = [
+            threading.Thread(target=self._lane, name=f"lane {lane}", daemon=True)
+            for lane in range(lanes)
+        ]
         for lane in self.lanes:
             lane.start()
 
@@ -246,14 +262,18 @@ class Reader:
     def running(self) -> int:
         return self.queue.running
 
-    # ------------------------------------------------------------------------------------------------------------- requests
+    # ------------------------------------------------------------------------------------- requests
 
-    async def call(self, rows: int, function: Callable[..., Result], /, *args: Any, **options: Any) -> Result:
-        """What `function` returns, from a thread; all that it reads through a `BatchingRuntime` is one request, of about so
-        many `rows`. Cancelled, it leaves nothing to be computed but what is running.
+    async def call(
+        self, rows: int, function: Callable[..., Result], /, *args: Any, **options: Any
+    ) -> Result:
+        """What `function` returns, from a thread; all that it reads through a `BatchingRuntime` is
+        one request, of about so many `rows`. Cancelled, it leaves nothing to be computed but what
+        is running.
 
         Raises:
-            RequestError: if too many rows are there already, or the server is shutting down; and what `function` raises.
+            RequestError: if too many rows are there already, or the server is shutting down; and
+                what `function` raises.
         """
         if self.queue.is_closed:
             raise draining()
@@ -273,7 +293,8 @@ class Reader:
             self.asked -= rows
 
     def read(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """As `Runtime.outputs`, of what `Runtime.feeds` has checked, together with the rows of other threads.
+        """As `Runtime.outputs`, of what `Runtime.feeds` has checked, together with the rows of
+        other threads.
 
         Raises:
             TooLong: for a row of more tokens than `longest`.
@@ -294,7 +315,7 @@ class Reader:
         self.queue.close()
         self.pool.shutdown(wait=False)
 
-    # ----------------------------------------------------------------------------------------------------------------- runs
+    # ----------------------------------------------------------------------------------------- runs
 
     def sizes(self, feeds: dict[str, np.ndarray], lengths: dict[str, list[int]]) -> list[Sizes]:
         """Of each row, those of its axes, padded."""
@@ -304,12 +325,17 @@ class Reader:
                 if isinstance(axis, str) and axis not in LENGTHS:
                     fixed[axis] = size
         count = len(next(iter(feeds.values())))
-        of_rows = [{axis: padded(own[row], self.positions) for axis, own in lengths.items()} for row in range(count)]
+        of_rows = [
+            {axis: padded(own[row], self.positions) for axis, own in lengths.items()}
+            for row in range(count)
+        ]
         return [tuple((fixed | own).items()) for own in of_rows]
 
     def most(self, sizes: Sizes) -> int:
         """How many rows of these `sizes` may run together."""
-        return max(1, min(self.most_rows, MAX_TOKENS * self.runtime.threads // self.tokens(dict(sizes))))
+        return max(
+            1, min(self.most_rows, MAX_TOKENS * self.runtime.threads // self.tokens(dict(sizes)))
+        )
 
     def tokens(self, sizes: dict[str, int]) -> int:
         """Of a row, with its padding."""
@@ -318,7 +344,9 @@ class Reader:
             height, width = pair(config["image_size"])
             area = sizes.get("height", height) * sizes.get("width", width)
             return max(1, area // int(np.prod(pair(config["patch_size"]))))
-        return (sizes["source_length"] + sizes.get("target_length", 0)) * sizes.get("num_choices", 1)
+        return (sizes["source_length"] + sizes.get("target_length", 0)) * sizes.get(
+            "num_choices", 1
+        )
 
     def _lane(self) -> None:
         while (found := self.queue.take()) is not None:
@@ -355,16 +383,20 @@ class Reader:
             call.fill(self.spec.outputs, row, [values[place] for values in found])
 
     def filler(self, tensor: TensorSpec) -> int:
-        return self.runtime.config.get("pad_token_id") or 0 if tensor.name.endswith("input_ids") else 0
+        return (
+            self.runtime.config.get("pad_token_id") or 0 if tensor.name.endswith("input_ids") else 0
+        )
 
 
 class BatchingRuntime:
-    """Stands in for `runtime`, a `Runtime`, where tasks read whole sequences: what they run goes through `reader`."""
+    """Stands in for `runtime`, a `Runtime`, where tasks read whole sequences: what they run goes
+    through `reader`."""
 
     def __init__(self, runtime: Runtime, reader: Reader):
         self.runtime = runtime
         self.reader = reader
-        # Tasks give so many rows at once as are worth a run: those of every lane, and of several lengths.
+        # Tasks give so many rows at once as are worth a run: those of every lane, and of several
+        # lengths.
         self.threads = 2 * len(reader.lanes) * runtime.threads
 
     def __getattr__(self, name: str) -> Any:
@@ -378,13 +410,18 @@ class BatchingRuntime:
         **inputs: np.ndarray,
     ) -> dict[str, np.ndarray]:
         """As `Runtime.outputs`; raises TooLong as `Reader.read`."""
-        given = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids, **inputs}
+        given = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            **inputs,
+        }
         return self.reader.read(self.runtime.feeds(given))
 
 
 def batched(runtime: Any, lanes: int = 1, queue: int = QUEUE, **options: Any) -> Reader:
-    """Makes `runtime`, a `TextRuntime` or an `ImageRuntime` opened with the threads of one lane, read through the `Reader` that
-    is returned; `options` as there."""
+    """Makes `runtime`, a `TextRuntime` or an `ImageRuntime` opened with the threads of one lane,
+    read through the `Reader` that is returned; `options` as there."""
     reader = Reader(runtime.runtime, lanes, queue, **options)
     runtime.runtime = BatchingRuntime(runtime.runtime, reader)
     return reader
@@ -396,18 +433,20 @@ def ends(mask: np.ndarray) -> list[int]:
     return np.maximum(places.reshape(len(mask), -1).max(axis=1), 1).tolist()
 
 
-# ------------------------------------------------------------------------------------------------------------- company
+# ------------------------------------------------------------------------------------------ company
 
 
 def company(reader: Reader) -> tuple[int, int]:
-    """In how many rows, at least and at most, a row must run so that its bits do not depend on how many there are: found by
-    trying, as kernels differ from machine to machine."""
+    """In how many rows, at least and at most, a row must run so that its bits do not depend on how
+    many there are: found by trying, as kernels differ from machine to machine."""
     fewest = 1
     for length in PROBED_LENGTHS:
         feeds = probe(reader, min(length, reader.positions), max(PROBED_ROWS))
         alone, doubled = (run_each(reader, feeds, copies) for copies in (1, 2))
         for rows in PROBED_ROWS:
-            found = reader.session.run(reader.names, {name: values[:rows] for name, values in feeds.items()})
+            found = reader.session.run(
+                reader.names, {name: values[:rows] for name, values in feeds.items()}
+            )
             if same_bits(alone, found):
                 continue
             if not same_bits(doubled, found):
@@ -419,14 +458,21 @@ def company(reader: Reader) -> tuple[int, int]:
 def run_each(reader: Reader, feeds: dict[str, np.ndarray], copies: int) -> list[list[np.ndarray]]:
     rows = len(next(iter(feeds.values())))
     return [
-        [each[0] for each in reader.session.run(reader.names, {name: values[[row] * copies] for name, values in feeds.items()})]
+        [
+            each[0]
+            for each in reader.session.run(
+                reader.names, {name: values[[row] * copies] for name, values in feeds.items()}
+            )
+        ]
         for row in range(rows)
     ]
 
 
 def same_bits(rows: list[list[np.ndarray]], together: list[np.ndarray]) -> bool:
     return all(
-        np.array_equal(rows[place][output], row) for output, values in enumerate(together) for place, row in enumerate(values)
+        np.array_equal(rows[place][output], row)
+        for output, values in enumerate(together)
+        for place, row in enumerate(values)
     )
 
 
@@ -434,7 +480,12 @@ def probe(reader: Reader, length: int, rows: int) -> dict[str, np.ndarray]:
     """`rows` rows of `length` random tokens, or random images."""
     rng = np.random.default_rng(0)
     spec, config = reader.spec, reader.runtime.config
-    sizes = {"batch_size": rows, "num_choices": 1, **dict.fromkeys(LENGTHS, length), **spec.example_sizes}
+    sizes = {
+        "batch_size": rows,
+        "num_choices": 1,
+        **dict.fromkeys(LENGTHS, length),
+        **spec.example_sizes,
+    }
     feeds: dict[str, np.ndarray | None] = {}
     for tensor in spec.inputs:
         shape = shape_of(tensor, sizes)

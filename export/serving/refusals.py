@@ -1,10 +1,15 @@
-"""What a request is refused with, beside what the engine refuses. Each protocol puts it into its own error format."""
+"""What a request is refused with, beside what the engine refuses. Each protocol puts it into its
+own error format."""
 
 from ..errors import RequestError
 
 
 def timed_out(seconds: float) -> RequestError:
-    return RequestError(503, f"the request took longer than {seconds:g} seconds, the limit of this server", retry_after=1)
+    return RequestError(
+        503,
+        f"the request took longer than {seconds:g} seconds, the limit of this server",
+        retry_after=1,
+    )
 
 
 def loading() -> RequestError:
@@ -12,7 +17,11 @@ def loading() -> RequestError:
 
 
 def busy(most: int) -> RequestError:
-    return RequestError(429, f"{most} requests are running, expected at most so many: try again later", retry_after=1)
+    return RequestError(
+        429,
+        f"{most} requests are running, expected at most so many: try again later",
+        retry_after=1,
+    )
 
 
 def too_large(seen: int, most: int) -> RequestError:

@@ -1,4 +1,5 @@
-"""Serving from the first socket to the last answer: listens, lets the service load the models, and drains at the end."""
+"""Serving from the first socket to the last answer: listens, lets the service load the models, and
+drains at the end."""
 
 import asyncio
 import contextlib
@@ -24,15 +25,24 @@ LAST_WORDS = 1  # seconds that uvicorn waits for clients that do not read their 
 
 
 def serve(
-    found: Sequence[Source], settings: Settings, token: bytes | None, say: Say, process: EngineProcess | None = None
+    found: Sequence[Source],
+    settings: Settings,
+    token: bytes | None,
+    say: Say,
+    process: EngineProcess | None = None,
 ) -> None:
-    """Serves until it is told to stop by SIGTERM or SIGINT; a second signal ends the process at once. `process` as `Service`.
+    """Serves until it is told to stop by SIGTERM or SIGINT; a second signal ends the process at
+    once. `process` as `Service`.
 
     Raises:
-        UsageError, ValueError, OSError: for what is wrong with the settings, the exports or the address, before or while the
-            models are loaded; ChildProcessError if `process` has ended.
+        UsageError, ValueError, OSError: for what is wrong with the settings, the exports or the
+            address, before or while the models are loaded; ChildProcessError if `process` has
+            ended.
     """
-    with listening(settings.host, settings.port) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with (
+        listening(settings.host, settings.port) as listener,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
         server = Server(found, settings, token, say, PROTOCOLS, process)
         runner.run(server.run(listener))
         if server.gave_up:  # threads may be at work for them still, for which Python would wait
@@ -42,12 +52,17 @@ def serve(
 def listening(host: str, port: int) -> socket.socket:
     """Raises OSError if that cannot be."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise OSError(f"cannot listen on {host} port {port}: {error.strerror or error}, expected a free address") from None
+        raise OSError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}, expected a free "
+            f"address"
+        ) from None
     listener.listen(2048)
     return listener
 
@@ -69,7 +84,9 @@ class Server:
         self.service = Service(found, settings, token, say, protocols, process=process)
         if process is not None:
             process.failed = self.fail
-        self.connections = Connections(self.most_connections(), settings.header_timeout, settings.timeout)
+        self.connections = Connections(
+            self.most_connections(), settings.header_timeout, settings.timeout
+        )
         self.uvicorn = uvicorn.Server(self.config())
         self.stopping = asyncio.Event()
         self.gave_up = False  # on requests that did not end in time
@@ -80,15 +97,21 @@ class Server:
         wanted = self.settings.connections
         if (most := files_for(wanted)) < wanted:
             found = f"the limit of open files allows {most} connections"
-            self.service.log.write("warning", f"{found}, expected it to allow {wanted}, as --connections says")
+            self.service.log.write(
+                "warning", f"{found}, expected it to allow {wanted}, as --connections says"
+            )
         return most
 
     def config(self) -> uvicorn.Config:
-        off: dict[str, Any] = dict(log_config=None, access_log=False, server_header=False, proxy_headers=False)
+        off: dict[str, Any] = dict(
+            log_config=None, access_log=False, server_header=False, proxy_headers=False
+        )
         idle = math.ceil(self.settings.header_timeout)
         times: dict[str, Any] = dict(timeout_keep_alive=idle, timeout_graceful_shutdown=LAST_WORDS)
         opened: Any = self.connections.open  # any callable that makes a protocol will do
-        return uvicorn.Config(self.service.app, http=opened, ws="none", lifespan="off", **off, **times)
+        return uvicorn.Config(
+            self.service.app, http=opened, ws="none", lifespan="off", **off, **times
+        )
 
     async def run(self, listener: socket.socket) -> None:
         """Raises what `load` raises, when the server has stopped again."""
@@ -121,7 +144,10 @@ class Server:
 
     async def start(self) -> bool:
         """`False` if a signal came before the models were loaded."""
-        starting, stopped = asyncio.create_task(self.service.start()), asyncio.create_task(self.stopping.wait())
+        starting, stopped = (
+            asyncio.create_task(self.service.start()),
+            asyncio.create_task(self.stopping.wait()),
+        )
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
         if self.stopping.is_set():
             starting.cancel()
@@ -131,7 +157,8 @@ class Server:
         return True
 
     async def drain(self) -> None:
-        """Lets balancers see that this server leaves, refuses what comes then, and waits for the answers that are due."""
+        """Lets balancers see that this server leaves, refuses what comes then, and waits for the
+        answers that are due."""
         self.service.log.write("info", "stopping", running=len(self.service.frame.running))
         await asyncio.sleep(self.settings.grace)
         self.gave_up = not await self.service.drain()
@@ -155,7 +182,8 @@ class Server:
     def signals(self) -> Iterator[None]:
         """uvicorn has handlers of its own, which close the door at once."""
         loop = asyncio.get_running_loop()
-        if threading.current_thread() is not threading.main_thread():  # which alone may set what signals do
+        # which alone may set what signals do
+        if threading.current_thread() is not threading.main_thread():
             yield
             return
         for number in SIGNALS:

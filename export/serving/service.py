@@ -1,4 +1,5 @@
-"""What a process that serves is, without the server before it: the models, the application and its limits, what is measured."""
+"""What a process that serves is, without the server before it: the models, the application and its
+limits, what is measured."""
 
 import asyncio
 import contextlib
@@ -35,17 +36,23 @@ from .settings import Settings
 from .sources import Source
 
 PROTOCOLS: tuple[Protocol, ...] = tuple(
-    each.PROTOCOL for each in (libretranslate, openai_api, text_embeddings, pipelines, open_inference, page)
+    each.PROTOCOL
+    for each in (libretranslate, openai_api, text_embeddings, pipelines, open_inference, page)
 )
 CONFIG = "config.json"
 Say = Callable[[str], None]
-TICK, TICKS = 0.1, 5  # seconds between two looks at all requests, and how many there are to one at all connections
+# seconds between two looks at all requests, and how many there are to one at all connections
+TICK, TICKS = 0.1, 5
 
 
-async def load(source: Source, settings: Settings, metrics: Metrics, cores: int, process: EngineProcess | None) -> ServedModel:
-    """Lanes and threads are for so many `cores`; those of what generates are in `process`, if there is one.
+async def load(
+    source: Source, settings: Settings, metrics: Metrics, cores: int, process: EngineProcess | None
+) -> ServedModel:
+    """Lanes and threads are for so many `cores`; those of what generates are in `process`, if there
+    is one.
 
-    Raises what the runtime raises for a damaged export, and UsageError for a setting that the model cannot have.
+    Raises what the runtime raises for a damaged export, and UsageError for a setting that the model
+    cannot have.
     """
     arranged = arrangement_for(source, settings, cores)
     events = metrics.of_engine(source.name)
@@ -58,12 +65,23 @@ async def load(source: Source, settings: Settings, metrics: Metrics, cores: int,
         sizes |= dict(max_source=settings.max_source, max_length=settings.max_length)
         lanes = None
         if process is not None:
-            opened = dict(directory=str(source.directory), threads=arranged.threads, dtype=settings.dtype, sizes=sizes)
+            opened = dict(
+                directory=str(source.directory),
+                threads=arranged.threads,
+                dtype=settings.dtype,
+                sizes=sizes,
+            )
             lanes = await process.open(source.name, settings.queue, events, **opened)
-        engine = Engine(runtime.runtime, **sizes, queue=settings.queue, events=events, elsewhere=lanes).start()
-        model = ServedModel(source.name, runtime, engine, languages_of_model(runtime, source.languages))
+        engine = Engine(
+            runtime.runtime, **sizes, queue=settings.queue, events=events, elsewhere=lanes
+        ).start()
+        model = ServedModel(
+            source.name, runtime, engine, languages_of_model(runtime, source.languages)
+        )
     else:
-        reader = batched(runtime, arranged.lanes, settings.queue, longest=settings.max_source, events=events)
+        reader = batched(
+            runtime, arranged.lanes, settings.queue, longest=settings.max_source, events=events
+        )
         model = ServedModel(source.name, runtime, reader=reader)
     metrics.watch_rows(source.name, lambda: model.worker.waiting, lambda: model.worker.running)
     if model.engine is not None:
@@ -72,13 +90,18 @@ async def load(source: Source, settings: Settings, metrics: Metrics, cores: int,
 
 
 def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangement:
-    """Before the runtime is there, which checks the config too. Raises ValueError for one without the sizes of a model."""
+    """Before the runtime is there, which checks the config too. Raises ValueError for one without
+    the sizes of a model."""
     path = source.directory / CONFIG
     config = json_object(path, path.read_bytes())
     try:
         return arrangement(config, cores, settings.lanes, settings.threads)
     except (KeyError, TypeError) as error:
-        found = f"lacks {error}" if isinstance(error, KeyError) else f"has a size that is no number: {error}"
+        found = (
+            f"lacks {error}"
+            if isinstance(error, KeyError)
+            else f"has a size that is no number: {error}"
+        )
         raise ValueError(f"{path} {found}: export again") from None
 
 
@@ -93,10 +116,12 @@ async def warm(model: ServedModel) -> None:
     """The first run of a graph takes longer than those after it."""
     if model.engine is not None:
         tokens = min(2, model.engine.room.length)
-        await model.engine.answers([model.engine.job([0], {"max_new_tokens": tokens, "num_beams": 1})])
+        await model.engine.answers(
+            [model.engine.job([0], {"max_new_tokens": tokens, "num_beams": 1})]
+        )
 
 
-# --------------------------------------------------------------------------------------------------------- the service
+# -------------------------------------------------------------------------------------- the service
 
 
 class Service:
@@ -130,7 +155,9 @@ class Service:
         self.models = ServedModels({})
         app = create_app(self.models, protocols, settings, self.lifecycle, self.metrics)
         app.state.needs_token = token is not None
-        self.frame = Frame(app, app.state.errors, settings, self.lifecycle, self.metrics, self.log, token)
+        self.frame = Frame(
+            app, app.state.errors, settings, self.lifecycle, self.metrics, self.log, token
+        )
         self.app = with_cors(self.frame, settings.cors_origin)
 
     async def start(self) -> None:
@@ -149,7 +176,8 @@ class Service:
         self.say("ready")
 
     async def watch(self, sometimes: Callable[[], None] = lambda: None) -> None:
-        """Ends what takes too long, for as long as it is not cancelled; calls `sometimes` every half second."""
+        """Ends what takes too long, for as long as it is not cancelled; calls `sometimes` every
+        half second."""
         for tick in itertools.count():
             await asyncio.sleep(TICK)
             try:
@@ -160,14 +188,19 @@ class Service:
                 self.log.write("error", "a look at what is running failed", error=described(error))
 
     async def drain(self) -> bool:
-        """Refuses what comes, and waits for the answers that are due: whether all of them came in time."""
+        """Refuses what comes, and waits for the answers that are due: whether all of them came in
+        time."""
         self.lifecycle.draining = True
         limit = time.monotonic() + self.settings.drain
         while self.frame.running and time.monotonic() < limit:
             await asyncio.sleep(0.01)
         if not self.frame.running:
             return True
-        self.log.write("warning", f"{len(self.frame.running)} requests had no answer after {self.settings.drain:g} seconds")
+        self.log.write(
+            "warning",
+            f"{len(self.frame.running)} requests had no answer after {self.settings.drain:g} "
+            f"seconds",
+        )
         self.frame.end_all()
         await asyncio.sleep(0.1)  # for the last refusals
         return False
@@ -181,7 +214,8 @@ class Service:
 
 
 def in_thread(function: Callable[[], Any]) -> asyncio.Future:
-    """What `function` returns. Unlike those of asyncio, the thread does not keep the process from ending."""
+    """What `function` returns. Unlike those of asyncio, the thread does not keep the process from
+    ending."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future = loop.create_future()
 
@@ -205,4 +239,6 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     if not origins:
         return app
     allowed: dict[str, Any] = dict(allow_methods=["GET", "HEAD", "POST"], allow_headers=["*"])
-    return CORSMiddleware(app, allow_origins=origins, expose_headers=["Retry-After", "X-Request-ID"], **allowed)
+    return CORSMiddleware(
+        app, allow_origins=origins, expose_headers=["Retry-After", "X-Request-ID"], **allowed
+    )

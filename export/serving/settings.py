@@ -1,5 +1,6 @@
-"""What `serve` can be told. A setting is one field of `Settings`: its default, what it must be, what it is for. The flags of
-the command, the variables of the environment and the table of the documentation are made from the fields."""
+"""What `serve` can be told. A setting is one field of `Settings`: its default, what it must be,
+what it is for. The flags of the command, the variables of the environment and the table of the
+documentation are made from the fields."""
 
 import argparse
 import dataclasses
@@ -34,26 +35,33 @@ def seconds(text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 < number <= 1e6:
-        raise argparse.ArgumentTypeError(f"expected seconds above 0 and at most 1000000, got {text[:SHOWN]!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected seconds above 0 and at most 1000000, got {text[:SHOWN]!r}"
+        )
     return number
 
 
 def pair(text: str) -> tuple[str | None, str, str]:
-    """`en-de`, or `NAME:en-de`: the model, or `None`, and the codes. The last hyphen separates them."""
+    """`en-de`, or `NAME:en-de`: the model, or `None`, and the codes. The last hyphen separates
+    them."""
     if not (found := PAIR.fullmatch(unicode(text))):
-        raise argparse.ArgumentTypeError(f"expected a pair of languages as en-de or NAME:en-de, got {text[:SHOWN]!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected a pair of languages as en-de or NAME:en-de, got {text[:SHOWN]!r}"
+        )
     return found[1], found[2], found[3]
 
 
 def origin(text: str) -> str:
     if text != "*" and not re.fullmatch(r"https?://[\w.:\[\]-]+", text):
-        raise argparse.ArgumentTypeError(f"expected an origin as https://example.org, or *, got {text[:SHOWN]!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected an origin as https://example.org, or *, got {text[:SHOWN]!r}"
+        )
     return text
 
 
 def setting(kind: Callable[[str], Any], default: Any, help: str) -> Any:
-    """A field of `Settings`; `kind` reads a value, and raises ArgumentTypeError. One whose default is `()` may be given any
-    number of times."""
+    """A field of `Settings`; `kind` reads a value, and raises ArgumentTypeError. One whose default
+    is `()` may be given any number of times."""
     return dataclasses.field(default=default, metadata={"kind": kind, "help": help})
 
 
@@ -61,34 +69,71 @@ def setting(kind: Callable[[str], Any], default: Any, help: str) -> Any:
 class Settings:
     """How to serve. `None` is what the engine finds best."""
 
-    host: str = setting(unicode, "127.0.0.1", "address to listen on; 0.0.0.0 is every one of this machine")
+    host: str = setting(
+        unicode, "127.0.0.1", "address to listen on; 0.0.0.0 is every one of this machine"
+    )
     port: int = setting(port, 8000, "port to listen on; 0 is a free one, which is printed")
     languages: tuple[tuple[str | None, str, str], ...] = setting(
-        pair, (), "a pair that a model translates, as en-de, or NAME:en-de for one of several models; may be given again"
+        pair,
+        (),
+        "a pair that a model translates, as en-de, or NAME:en-de for one of several models; may be "
+        "given again",
     )
-    dtype: str | None = setting(unicode, None, "which of an export's, if it has several; the first if not given")
-    lanes: int | None = setting(positive, None, "threads that each run a batch of their own; by the model's size if not given")
-    threads: int | None = setting(positive, None, "processor threads of one lane; by the model's size if not given")
-    slots: int | None = setting(positive, None, "rows that run at once, of all lanes; by the model's size if not given")
-    max_source: int | None = setting(positive, None, "tokens of a source at most; the model's limit if not given, at most 512")
+    dtype: str | None = setting(
+        unicode, None, "which of an export's, if it has several; the first if not given"
+    )
+    lanes: int | None = setting(
+        positive,
+        None,
+        "threads that each run a batch of their own; by the model's size if not given",
+    )
+    threads: int | None = setting(
+        positive, None, "processor threads of one lane; by the model's size if not given"
+    )
+    slots: int | None = setting(
+        positive, None, "rows that run at once, of all lanes; by the model's size if not given"
+    )
+    max_source: int | None = setting(
+        positive, None, "tokens of a source at most; the model's limit if not given, at most 512"
+    )
     max_length: int | None = setting(
-        positive, None, "tokens of a prompt and its continuation at most; the model's limit if not given, at most 512"
+        positive,
+        None,
+        "tokens of a prompt and its continuation at most; the model's limit if not given, at "
+        "most 512",
     )
     queue: int = setting(positive, 1024, "rows that wait at most; what comes then is refused")
     max_batch: int = setting(positive, 128, "texts in one request at most")
     max_body: int = setting(positive, 4 * MEBIBYTE, "bytes of a request's body at most")
-    requests: int = setting(positive, 512, "requests at once at most; health and metrics are answered all the same")
-    connections: int = setting(positive, 4096, "open connections at most; above, new ones are closed")
+    requests: int = setting(
+        positive, 512, "requests at once at most; health and metrics are answered all the same"
+    )
+    connections: int = setting(
+        positive, 4096, "open connections at most; above, new ones are closed"
+    )
     timeout: float = setting(seconds, 120.0, "seconds for the answer to a request")
-    header_timeout: float = setting(seconds, 10.0, "seconds until a connection has sent the header of its (next) request")
+    header_timeout: float = setting(
+        seconds, 10.0, "seconds until a connection has sent the header of its (next) request"
+    )
     body_timeout: float = setting(seconds, 30.0, "seconds until the body is there")
-    grace: float = setting(seconds, 1.0, "seconds for which requests are taken after SIGTERM, with /health/ready at 503")
+    grace: float = setting(
+        seconds,
+        1.0,
+        "seconds for which requests are taken after SIGTERM, with /health/ready at 503",
+    )
     drain: float = setting(seconds, 30.0, "seconds that the last requests have after that")
     token_file: Path | None = setting(
-        path, None, f"file of the token that clients must send; or the variable {TOKEN}; none is needed if not given"
+        path,
+        None,
+        f"file of the token that clients must send; or the variable {TOKEN}; none is needed if "
+        f"not given",
     )
-    cors_origin: tuple[str, ...] = setting(origin, (), "a web site whose pages may ask, or *; may be given again")
-    log_level: str = setting(one_of("level", LEVELS), "info", f"{', '.join(LEVELS)}: the least that is logged")
+    cors_origin: tuple[str, ...] = setting(
+        origin, (), "a web site whose pages may ask, or *; may be given again"
+    )
+    log_level: str = setting(
+        one_of("level", LEVELS), "info", f"{', '.join(LEVELS)}: the least that is logged"
+    )
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
@@ -104,24 +149,36 @@ def flag(field: dataclasses.Field) -> str:
 
 def metavar(field: dataclasses.Field) -> str:
     kinds = set(get_args(field.type) or [field.type]) - {NoneType}
-    names = {"languages": "PAIR", "cors_origin": "ORIGIN", "log_level": "LEVEL", "host": "HOST", "dtype": "DTYPE"}
-    return names.get(field.name) or ("N" if kinds == {int} else "SECONDS" if kinds == {float} else "FILE")
+    names = {
+        "languages": "PAIR",
+        "cors_origin": "ORIGIN",
+        "log_level": "LEVEL",
+        "host": "HOST",
+        "dtype": "DTYPE",
+    }
+    return names.get(field.name) or (
+        "N" if kinds == {int} else "SECONDS" if kinds == {float} else "FILE"
+    )
 
 
 def add_settings(parser: Parser) -> None:
     """A flag for each field; it is `None` if not given."""
-    group = parser.add_argument_group("settings", f"Each can also be a variable, {PREFIX}PORT for --port; flags go first.")
+    group = parser.add_argument_group(
+        "settings", f"Each can also be a variable, {PREFIX}PORT for --port; flags go first."
+    )
     for field in FIELDS.values():
         default = "" if field.default in (None, ()) else f"; default: {json.dumps(field.default)}"
         help = f"{field.metadata['help']}{default}"
         action = "append" if is_repeatable(field) else "store"
         kind = field.metadata["kind"]
-        group.add_argument(flag(field), type=kind, action=action, metavar=metavar(field), default=None, help=help)
+        group.add_argument(
+            flag(field), type=kind, action=action, metavar=metavar(field), default=None, help=help
+        )
 
 
 def settings_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
-    """What the flags say, else the environment, else the defaults. A variable of several values has spaces between them; an
-    empty one is as one that is not set.
+    """What the flags say, else the environment, else the defaults. A variable of several values has
+    spaces between them; an empty one is as one that is not set.
 
     Raises:
         UsageError: for a variable that cannot be read.
@@ -163,7 +220,9 @@ def token_of(settings: Settings, environment: Mapping[str, str]) -> bytes | None
     token = (text or "").strip()
     if not re.fullmatch(r"[!-~]+", token):
         place = TOKEN if file is None else file
-        raise ValueError(f"{place} has no token, expected one line of ASCII characters without spaces")
+        raise ValueError(
+            f"{place} has no token, expected one line of ASCII characters without spaces"
+        )
     return token.encode()
 
 
@@ -171,6 +230,8 @@ def settings_table() -> str:
     """The fields for the documentation, in Markdown."""
     lines = ["| flag | default | meaning |", "|---|---|---|"]
     for field in FIELDS.values():
-        default = "" if field.default in (None, ()) else f"`{json.dumps(field.default)}`".replace('"', "")
+        default = (
+            "" if field.default in (None, ()) else f"`{json.dumps(field.default)}`".replace('"', "")
+        )
         lines.append(f"| `{flag(field)} {metavar(field)}` | {default} | {field.metadata['help']} |")
     return "\n".join(lines)

@@ -27,11 +27,14 @@ class Source:
         return self.architecture.endswith(GENERATORS)
 
 
-def sources(exports: Sequence[str], languages: Sequence[tuple[str | None, str, str]]) -> list[Source]:
+def sources(
+    exports: Sequence[str], languages: Sequence[tuple[str | None, str, str]]
+) -> list[Source]:
     """What `exports` are, each PATH or NAME=PATH, as far as can be told at once.
 
     Raises:
-        UsageError: for a name that no path of a request can have, for two of one name, and for languages of no model.
+        UsageError: for a name that no path of a request can have, for two of one name, and for
+            languages of no model.
         FileNotFoundError, NotADirectoryError, ValueError: for what is no directory of an export.
     """
     found: dict[str, Source] = {}
@@ -39,11 +42,14 @@ def sources(exports: Sequence[str], languages: Sequence[tuple[str | None, str, s
         name, directory = named(text)
         if name in found:
             raise UsageError(
-                f"two exports {name!r}, {found[name].directory} and {directory}: expected NAME=PATH for one of them"
+                f"two exports {name!r}, {found[name].directory} and {directory}: expected "
+                "NAME=PATH for one of them"
             )
         check_has_manifest(directory)
         path = directory / MANIFEST
-        found[name] = Source(name, directory, str(json_object(path, path.read_bytes()).get("architecture")), [])
+        found[name] = Source(
+            name, directory, str(json_object(path, path.read_bytes()).get("architecture")), []
+        )
     for model, source, target in languages:
         chosen(found, model, f"{source}-{target}").languages.append((source, target))
     return list(found.values())
@@ -56,16 +62,28 @@ def named(text: str) -> tuple[str, Path]:
     if not path:
         raise UsageError(f"expected NAME=PATH, got {text!r}")
     if not NAME.fullmatch(name) or name in (".", ".."):
-        raise UsageError(f"the name {name!r} has other characters than letters, digits, '.', '_' and '-': expected NAME=PATH")
+        raise UsageError(
+            f"the name {name!r} has other characters than letters, digits, '.', '_' and '-': "
+            "expected NAME=PATH"
+        )
     return name, Path(path)
 
 
 def chosen(found: Mapping[str, Source], name: str | None, pair: str) -> Source:
     """The one that translates the pair of `--languages`."""
     if name is not None and name not in found:
-        raise UsageError(f"--languages {name}:{pair}: no model {name!r}, expected one of {', '.join(found)}")
-    fitting = [each for each in found.values() if each.architecture.endswith(GENERATORS[1]) and name in (None, each.name)]
+        raise UsageError(
+            f"--languages {name}:{pair}: no model {name!r}, expected one of {', '.join(found)}"
+        )
+    fitting = [
+        each
+        for each in found.values()
+        if each.architecture.endswith(GENERATORS[1]) and name in (None, each.name)
+    ]
     if len(fitting) != 1:
         names = ", ".join(each.name for each in fitting) or "none"
-        raise UsageError(f"--languages {pair}: expected one model that translates, or NAME:{pair}; these do: {names}")
+        raise UsageError(
+            f"--languages {pair}: expected one model that translates, or NAME:{pair}; these do: "
+            f"{names}"
+        )
     return fitting[0]

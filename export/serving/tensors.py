@@ -1,5 +1,6 @@
-"""Requests and answers of the Open Inference Protocol. Tensors are in the JSON, flat or nested, or behind it as bytes, which is
-Triton's extension for binary data: numbers of little endian in the order of rows, texts each behind 4 bytes of its length."""
+"""Requests and answers of the Open Inference Protocol. Tensors are in the JSON, flat or nested, or
+behind it as bytes, which is Triton's extension for binary data: numbers of little endian in the
+order of rows, texts each behind 4 bytes of its length."""
 
 import json
 import math
@@ -13,11 +14,13 @@ from ..errors import UsageError, did_you_mean
 from ..targets.spec import TensorSpec
 from .protocols import validated
 
-JSON_LENGTH = "Inference-Header-Content-Length"  # header: how many bytes of a body are JSON, where others follow
+# header: how many bytes of a body are JSON, where others follow
+JSON_LENGTH = "Inference-Header-Content-Length"
 TEXTS = "bytes"  # dtype of a TensorSpec, beside numpy's
 DATATYPES = {TEXTS: "BYTES", "int64": "INT64", "float32": "FP32"}
 WIDTH = 4  # bytes of the length of a text
-TYPES: dict[str, set[type]] = {TEXTS: {str}, "int64": {int}, "float32": {int, float}}  # of values in JSON
+# of values in JSON
+TYPES: dict[str, set[type]] = {TEXTS: {str}, "int64": {int}, "float32": {int, float}}
 SHARED_MEMORY = "shared_memory"
 Parameters = dict[str, Any] | None
 
@@ -28,7 +31,9 @@ class InputTensor(BaseModel):
     name: str
     shape: list[int] = Field(min_length=1)
     datatype: str = Field(description="As the model's metadata says it.", examples=["BYTES"])
-    parameters: Parameters = Field(None, description="binary_data_size: how many bytes behind the JSON are its data.")
+    parameters: Parameters = Field(
+        None, description="binary_data_size: how many bytes behind the JSON are its data."
+    )
     data: Any = Field(None, description="The values in one list, or in lists of lists.")
 
 
@@ -36,17 +41,25 @@ class OutputTensor(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str
-    parameters: Parameters = Field(None, description="binary_data: whether its data follow the JSON.")
+    parameters: Parameters = Field(
+        None, description="binary_data: whether its data follow the JSON."
+    )
 
 
 class InferRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     id: str | None = Field(None, description="Is sent back.")
-    model_name: str | None = Field(None, description="That of the path, which KServe's clients send here too.")
-    parameters: Parameters = Field(None, description="Options of the model; binary_data_output, the default of binary_data.")
+    model_name: str | None = Field(
+        None, description="That of the path, which KServe's clients send here too."
+    )
+    parameters: Parameters = Field(
+        None, description="Options of the model; binary_data_output, the default of binary_data."
+    )
     inputs: list[InputTensor] = Field(min_length=1)
-    outputs: list[OutputTensor] | None = Field(None, description="Those that are wanted; all if not given.")
+    outputs: list[OutputTensor] | None = Field(
+        None, description="Those that are wanted; all if not given."
+    )
 
 
 def described(tensor: TensorSpec) -> dict[str, Any]:
@@ -55,7 +68,7 @@ def described(tensor: TensorSpec) -> dict[str, Any]:
     return {"name": tensor.name, "datatype": DATATYPES[tensor.dtype], "shape": shape}
 
 
-# ----------------------------------------------------------------------------------------------------------------- requests
+# ----------------------------------------------------------------------------------------- requests
 
 
 def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest, memoryview]:
@@ -65,13 +78,21 @@ def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest,
         json_length: the header of that name.
 
     Raises:
-        UsageError: for a length that is none, or above that of the body, and for what is no JSON object.
+        UsageError: for a length that is none, or above that of the body, and for what is no JSON
+            object.
         RequestValidationError: for fields of another type.
     """
     end = len(content)
     if json_length is not None:
-        if not (json_length.isascii() and json_length.isdecimal()) or len(json_length) > 18 or int(json_length) > end:
-            raise UsageError(f"{JSON_LENGTH} is {json_length!r:.60}, expected a number of at most {end}, the bytes of the body")
+        if (
+            not (json_length.isascii() and json_length.isdecimal())
+            or len(json_length) > 18
+            or int(json_length) > end
+        ):
+            raise UsageError(
+                f"{JSON_LENGTH} is {json_length!r:.60}, expected a number of at most {end}, the "
+                "bytes of the body"
+            )
         end = int(json_length)
     try:
         found = json.loads(content[:end])
@@ -83,12 +104,15 @@ def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest,
         return InferRequest.model_validate(found), memoryview(content)[end:]
 
 
-def inputs_of(given: Sequence[InputTensor], binary: memoryview, known: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+def inputs_of(
+    given: Sequence[InputTensor], binary: memoryview, known: Sequence[TensorSpec]
+) -> dict[str, np.ndarray]:
     """The values of each by its name, in its shape; texts as strings in an array of objects.
 
     Raises:
-        UsageError: for a name that is not `known`, or comes twice, another datatype than that, values that do not fit the
-            datatype or the shape, and bytes that are too many or too few.
+        UsageError: for a name that is not `known`, or comes twice, another datatype than that,
+            values that do not fit the datatype or the shape, and bytes that are too many or too
+            few.
     """
     specs = {tensor.name: tensor for tensor in known}
     found: dict[str, np.ndarray] = {}
@@ -101,27 +125,42 @@ def inputs_of(given: Sequence[InputTensor], binary: memoryview, known: Sequence[
             raise UsageError(f"two inputs {tensor.name}, expected one")
         dtype = specs[tensor.name].dtype
         if tensor.datatype != DATATYPES[dtype]:
-            raise UsageError(f"{tensor.name} has datatype {tensor.datatype!r:.60}, expected {DATATYPES[dtype]}")
+            raise UsageError(
+                f"{tensor.name} has datatype {tensor.datatype!r:.60}, expected {DATATYPES[dtype]}"
+            )
         if min(tensor.shape) < 1:
-            raise UsageError(f"{tensor.name} has shape {tensor.shape!r:.60}, expected sizes of at least 1")
+            raise UsageError(
+                f"{tensor.name} has shape {tensor.shape!r:.60}, expected sizes of at least 1"
+            )
         size = binary_size(tensor, len(binary) - place)
-        values = values_of(tensor, dtype) if size is None else values_in(binary[place : place + size], tensor, dtype)
+        values = (
+            values_of(tensor, dtype)
+            if size is None
+            else values_in(binary[place : place + size], tensor, dtype)
+        )
         place += size or 0
         found[tensor.name] = values.reshape(tensor.shape)
     if place != len(binary):
-        raise UsageError(f"{len(binary)} bytes follow the JSON, expected {place}, the binary_data_size of all inputs")
+        raise UsageError(
+            f"{len(binary)} bytes follow the JSON, expected {place}, the binary_data_size of "
+            f"all inputs"
+        )
     return found
 
 
 def binary_size(tensor: InputTensor, most: int) -> int | None:
-    """How many of the `most` bytes that are left are the values of `tensor`; `None` if they are in the JSON."""
+    """How many of the `most` bytes that are left are the values of `tensor`; `None` if they are in
+    the JSON."""
     parameters = tensor.parameters or {}
     check_no_shared_memory(tensor.name, parameters)
     size = parameters.get("binary_data_size")
     if size is None:
         return None
     if type(size) is not int or not 0 <= size <= most:
-        raise UsageError(f"binary_data_size of {tensor.name} is {size!r:.60}, expected at most {most}, the bytes that are left")
+        raise UsageError(
+            f"binary_data_size of {tensor.name} is {size!r:.60}, expected at most {most}, the "
+            "bytes that are left"
+        )
     if tensor.data is not None:
         raise UsageError(f"{tensor.name} has data and binary_data_size, expected one of them")
     return size
@@ -129,29 +168,40 @@ def binary_size(tensor: InputTensor, most: int) -> int | None:
 
 def check_no_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
     if any(each.startswith(SHARED_MEMORY) for each in parameters):
-        raise UsageError(f"{name} is in shared memory, expected it in the body: it is not supported here")
+        raise UsageError(
+            f"{name} is in shared memory, expected it in the body: it is not supported here"
+        )
 
 
 def values_of(tensor: InputTensor, dtype: str) -> np.ndarray:
     """Those in the JSON."""
     if not isinstance(tensor.data, list):
         raise UsageError(f"data of {tensor.name} is {tensor.data!r:.60}, expected a list of values")
-    values = np.array(tensor.data, object)  # of a type of numpy's own, one long text would make every value as long
+    # of a type of numpy's own, one long text would make every value as long
+    values = np.array(tensor.data, object)
     count = math.prod(tensor.shape)
     if values.size != count or (values.ndim > 1 and list(values.shape) != tensor.shape):
         shape = f"{tensor.shape!r:.60}"
-        raise UsageError(f"data of {tensor.name} has shape {list(values.shape)}, expected {shape} or [{count}], its shape")
+        raise UsageError(
+            f"data of {tensor.name} has shape {list(values.shape)}, expected {shape} or "
+            f"[{count}], its shape"
+        )
     types = set(map(type, values.flat))
     if wrong := types - TYPES[dtype]:
         seen = next(value for value in values.flat if type(value) in wrong)
-        raise UsageError(f"data of {tensor.name} has {seen!r:.60}, expected values of {DATATYPES[dtype]}")
+        raise UsageError(
+            f"data of {tensor.name} has {seen!r:.60}, expected values of {DATATYPES[dtype]}"
+        )
     if dtype == TEXTS:
         return values
     try:
-        with np.errstate(over="ignore"):  # what is too large for float32 is infinite, which is refused by who reads it
+        # what is too large for float32 is infinite, which is refused by who reads it
+        with np.errstate(over="ignore"):
             return values.astype(dtype)
     except OverflowError:
-        raise UsageError(f"data of {tensor.name} has a number that {DATATYPES[dtype]} cannot hold") from None
+        raise UsageError(
+            f"data of {tensor.name} has a number that {DATATYPES[dtype]} cannot hold"
+        ) from None
 
 
 def values_in(content: memoryview, tensor: InputTensor, dtype: str) -> np.ndarray:
@@ -165,7 +215,9 @@ def values_in(content: memoryview, tensor: InputTensor, dtype: str) -> np.ndarra
     little = np.dtype(dtype).newbyteorder("<")
     if len(content) != count * little.itemsize:
         expected = f"{count * little.itemsize} for {DATATYPES[dtype]} of shape {tensor.shape!r:.60}"
-        raise UsageError(f"binary_data_size of {tensor.name} is {len(content)}, expected {expected}")
+        raise UsageError(
+            f"binary_data_size of {tensor.name} is {len(content)}, expected {expected}"
+        )
     return np.frombuffer(content, little)
 
 
@@ -176,7 +228,10 @@ def texts_in(content: memoryview, name: str) -> list[str]:
         start = place + WIDTH
         place = start + int.from_bytes(content[place:start], "little")
         if place > len(content):
-            raise UsageError(f"text {len(found)} of {name} ends at byte {place}, expected at most {len(content)}, its data")
+            raise UsageError(
+                f"text {len(found)} of {name} ends at byte {place}, expected at most "
+                f"{len(content)}, its data"
+            )
         try:
             found.append(str(content[start:place], "utf-8"))
         except UnicodeDecodeError as error:
@@ -188,7 +243,8 @@ def outputs_of(body: InferRequest, known: Sequence[TensorSpec]) -> dict[str, boo
     """The names of those that are wanted, each with whether its data follow the JSON.
 
     Raises:
-        UsageError: for a name that is not `known`, or comes twice, and for a parameter that is not supported.
+        UsageError: for a name that is not `known`, or comes twice, and for a parameter that is not
+            supported.
     """
     in_binary = flag("binary_data_output", (body.parameters or {}).get("binary_data_output"), False)
     names = [tensor.name for tensor in known]
@@ -202,8 +258,13 @@ def outputs_of(body: InferRequest, known: Sequence[TensorSpec]) -> dict[str, boo
         parameters = tensor.parameters or {}
         check_no_shared_memory(tensor.name, parameters)
         if parameters.get("classification"):
-            raise UsageError(f"classification of {tensor.name} is not supported here, expected none: order its values")
-        found[tensor.name] = flag(f"binary_data of {tensor.name}", parameters.get("binary_data"), in_binary)
+            raise UsageError(
+                f"classification of {tensor.name} is not supported here, expected none: order "
+                f"its values"
+            )
+        found[tensor.name] = flag(
+            f"binary_data of {tensor.name}", parameters.get("binary_data"), in_binary
+        )
     return found or dict.fromkeys(names, in_binary)
 
 
@@ -214,13 +275,14 @@ def flag(name: str, value: Any, default: bool) -> bool:
     return default if value is None else value
 
 
-# ------------------------------------------------------------------------------------------------------------------ answers
+# ------------------------------------------------------------------------------------------ answers
 
 
 def write_answer(
     about: dict[str, Any], outputs: Mapping[str, np.ndarray], in_binary: Collection[str]
 ) -> tuple[bytes, dict[str, str]]:
-    """The body and its headers. Texts are strings in arrays of objects; of numbers there are those of `DATATYPES`."""
+    """The body and its headers. Texts are strings in arrays of objects; of numbers there are those
+    of `DATATYPES`."""
     listed, parts = [], []
     for name, values in outputs.items():
         datatype = DATATYPES[TEXTS if values.dtype == object else values.dtype.name]
@@ -234,7 +296,10 @@ def write_answer(
     header = json.dumps({**about, "outputs": listed}, ensure_ascii=False, allow_nan=False).encode()
     if not parts:
         return header, {"Content-Type": "application/json"}
-    return b"".join([header, *parts]), {"Content-Type": "application/octet-stream", JSON_LENGTH: str(len(header))}
+    return b"".join([header, *parts]), {
+        "Content-Type": "application/octet-stream",
+        JSON_LENGTH: str(len(header)),
+    }
 
 
 def bytes_of(values: np.ndarray) -> bytes:

@@ -1,5 +1,6 @@
-"""The endpoints of text-embeddings-inference (https://github.com/huggingface/text-embeddings-inference): embeddings, labels of
-texts and of pairs, and reranking."""
+"""The endpoints of text-embeddings-inference
+(https://github.com/huggingface/text-embeddings-inference): embeddings, labels of texts and of
+pairs, and reranking."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,17 @@ from ..errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
 from ..runtime.runtime import MAX_TOKENS
 from ..runtime.tasks import embedding
 from ..runtime.tasks.classification import FUNCTIONS, HEAD, sentence_config
-from ..runtime.tasks.rows import Cut, Pair, Row, check_string, decode, errors_of, labels_of, rows_of, run
+from ..runtime.tasks.rows import (
+    Cut,
+    Pair,
+    Row,
+    check_string,
+    decode,
+    errors_of,
+    labels_of,
+    rows_of,
+    run,
+)
 from ..runtime.text import TextRuntime
 from .models import ServedModel
 from .protocols import Protocol, models_of, name_in_path, settings_of, validated
@@ -25,14 +36,21 @@ from .reading import WORKERS
 
 router = APIRouter(tags=["text-embeddings-inference"])
 
-CHARACTERS = 250  # of a token at most, so that texts which are too long are known before they are cut into tokens
-MOST_CHARACTERS = 250_000  # of the texts of `/tokenize` together: the answer has a hundred bytes for each token
+# of a token at most, so that texts which are too long are known before they are cut into tokens
+CHARACTERS = 250
+# of the texts of `/tokenize` together: the answer has a hundred bytes for each token
+MOST_CHARACTERS = 250_000
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 TYPES = {400: "Empty", 424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
 INPUTS = {
     "anyOf": [
         {"type": "string"},
-        {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}},
+        {
+            "type": "array",
+            "items": {
+                "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]
+            },
+        },
         {"type": "array", "items": {"type": "integer"}},
     ]
 }
@@ -52,18 +70,24 @@ SEQUENCES = {
 }
 
 
-# ----------------------------------------------------------------------------------------------------------------- requests
+# ----------------------------------------------------------------------------------------- requests
 
 
 class Fields(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: str | None = Field(None, description="The name of a model; the only one that fits if not given.")
+    model: str | None = Field(
+        None, description="The name of a model; the only one that fits if not given."
+    )
 
 
 class Truncation(Fields):
-    truncate: bool | None = Field(False, description="Whether texts that are too long are cut; else they are refused.")
-    truncation_direction: Literal["left", "right", "Left", "Right"] = Field("right", description="Where texts are cut.")
+    truncate: bool | None = Field(
+        False, description="Whether texts that are too long are cut; else they are refused."
+    )
+    truncation_direction: Literal["left", "right", "Left", "Right"] = Field(
+        "right", description="Where texts are cut."
+    )
 
     @property
     def side(self) -> str:
@@ -74,17 +98,22 @@ class Embedded(Truncation):
     inputs: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
         description="A text, token ids, or a list of these.", examples=["a dog"]
     )
-    prompt_name: str | None = Field(None, description="Of a prompt of the export, which is put before each text.")
+    prompt_name: str | None = Field(
+        None, description="Of a prompt of the export, which is put before each text."
+    )
 
 
 class EmbedRequest(Embedded):
     normalize: bool = Field(True, description="Whether each vector has the length 1.")
-    dimensions: int | None = Field(None, ge=1, description="Only so many first values of each vector.")
+    dimensions: int | None = Field(
+        None, ge=1, description="Only so many first values of each vector."
+    )
 
 
 class PredictRequest(Truncation):
     inputs: Annotated[Any, WithJsonSchema(SEQUENCES)] = Field(
-        description="A text, a pair of texts, or a list of lists of one or two texts.", examples=["a fine film"]
+        description="A text, a pair of texts, or a list of lists of one or two texts.",
+        examples=["a fine film"],
     )
     raw_scores: bool = Field(False, description="Whether scores are the model's logits.")
 
@@ -111,13 +140,17 @@ class SimilarityRequest(Fields):
 
 
 class TokenizeRequest(Fields):
-    inputs: Annotated[Any, WithJsonSchema(TEXTS)] = Field(description="A text, or a list of texts.", examples=["a dog"])
+    inputs: Annotated[Any, WithJsonSchema(TEXTS)] = Field(
+        description="A text, or a list of texts.", examples=["a dog"]
+    )
     add_special_tokens: bool = True
     prompt_name: str | None = None
 
 
 class DecodeRequest(Fields):
-    ids: Annotated[Any, WithJsonSchema(IDS)] = Field(description="Token ids, or a list of such lists.", examples=[[1, 2]])
+    ids: Annotated[Any, WithJsonSchema(IDS)] = Field(
+        description="Token ids, or a list of such lists.", examples=[[1, 2]]
+    )
     skip_special_tokens: bool = True
 
 
@@ -129,12 +162,13 @@ def error_body(error: RequestError) -> dict[str, Any]:
 PROTOCOL = Protocol("text-embeddings-inference", router, error_body, validation=422)
 
 
-# ---------------------------------------------------------------------------------------------------------------- endpoints
+# ---------------------------------------------------------------------------------------- endpoints
 
 
 @router.post("/")
 async def answer(request: Request, body: dict[str, Any]) -> Response:
-    """As /embed, /rerank or /predict, by what the model does: `InferenceClient(model=url)` of huggingface_hub posts here."""
+    """As /embed, /rerank or /predict, by what the model does: `InferenceClient(model=url)` of
+    huggingface_hub posts here."""
     name = body.get("model")
     model = chosen(request, reads, "embed or label texts", name if isinstance(name, str) else None)
     endpoint, form = next((endpoint, form) for fits, endpoint, form in ENDPOINTS if fits(model))
@@ -145,7 +179,8 @@ async def answer(request: Request, body: dict[str, Any]) -> Response:
 
 @router.post("/embed")
 async def embed(request: Request, body: EmbedRequest) -> Response:
-    """One vector for each input: the pooling and the linear maps of the export, and its normalisation if asked for."""
+    """One vector for each input: the pooling and the linear maps of the export, and its
+    normalisation if asked for."""
     model = chosen(request, embeds, "embed texts", body.model)
     inputs = inputs_of("inputs", body.inputs, settings_of(request).max_batch, model.runtime)
     return in_json(await model.read(len(inputs), vectors_in_json, model, inputs, body))
@@ -190,14 +225,20 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
     check_number("texts", body.texts, settings_of(request).max_batch)
     pairs = [(body.query, text) for text in body.texts]
     found = await model.read(len(pairs), scores_of, model, pairs, body, body.raw_scores)
-    ranks = sorted(((float(scores[0]), place) for place, scores in enumerate(found)), key=lambda rank: (-rank[0], rank[1]))
+    ranks = sorted(
+        ((float(scores[0]), place) for place, scores in enumerate(found)),
+        key=lambda rank: (-rank[0], rank[1]),
+    )
     texts = [{"text": body.texts[place]} if body.return_text else {} for _, place in ranks]
-    return JSONResponse([{"index": place, **text, "score": score} for (score, place), text in zip(ranks, texts)])
+    return JSONResponse(
+        [{"index": place, **text, "score": score} for (score, place), text in zip(ranks, texts)]
+    )
 
 
 @router.post("/tokenize")
 async def tokenize(request: Request, body: TokenizeRequest) -> Response:
-    """The tokens of each text. Places are those of bytes in UTF-8, as in text-embeddings-inference."""
+    """The tokens of each text. Places are those of bytes in UTF-8, as in
+    text-embeddings-inference."""
     model = chosen(request, has_tokenizer, "cut texts into tokens", body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
@@ -217,7 +258,11 @@ async def decode_ids(request: Request, body: DecodeRequest) -> Response:
         raise UsageError(f"ids is {body.ids!r:.80}, expected token ids or a list of such lists")
 
     def texts() -> list[str]:
-        return [decode(model.runtime, row, body.skip_special_tokens) for row in rows if isinstance(row, list)]
+        return [
+            decode(model.runtime, row, body.skip_special_tokens)
+            for row in rows
+            if isinstance(row, list)
+        ]
 
     return JSONResponse(await model.read(len(rows), texts))
 
@@ -256,11 +301,14 @@ ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[Fields]],
 )
 
 
-# ------------------------------------------------------------------------------------------------------------------- models
+# ------------------------------------------------------------------------------------------- models
 
 
-def chosen(request: Request, fits: Callable[[ServedModel], bool], purpose: str, name: str | None) -> ServedModel:
-    """Raises RequestError as `ServedModels.choose`, but 424 where a model does not fit, as in text-embeddings-inference."""
+def chosen(
+    request: Request, fits: Callable[[ServedModel], bool], purpose: str, name: str | None
+) -> ServedModel:
+    """Raises RequestError as `ServedModels.choose`, but 424 where a model does not fit, as in
+    text-embeddings-inference."""
     try:
         return models_of(request).choose(fits, purpose, name_in_path(request), name)
     except RequestError as refusal:
@@ -289,7 +337,11 @@ def has_tokenizer(model: ServedModel) -> bool:
 
 def longest(model: ServedModel) -> int:
     """How many tokens of a text are read at most."""
-    limit = model.runtime.runtime.config["max_position_embeddings"] if model.reader is None else model.reader.longest
+    limit = (
+        model.runtime.runtime.config["max_position_embeddings"]
+        if model.reader is None
+        else model.reader.longest
+    )
     return min(limit, embedding.length_and_case(model.runtime)[0]) if embeds(model) else limit
 
 
@@ -301,7 +353,7 @@ def model_type(model: ServedModel) -> dict[str, Any]:
     return {"reranker" if reranks(model) else "classifier": names}
 
 
-# ------------------------------------------------------------------------------------------------------------------- inputs
+# ------------------------------------------------------------------------------------------- inputs
 
 
 def empty(name: str) -> RequestError:
@@ -316,7 +368,8 @@ def check_number(name: str, inputs: Sequence[Any], most: int) -> None:
 
 
 def check_input(text: str, name: str) -> str:
-    """Return `text`, which must not be empty; white space is embedded, as in text-embeddings-inference."""
+    """Return `text`, which must not be empty; white space is embedded, as in
+    text-embeddings-inference."""
     if not text:
         raise UsageError(f"{name} is '', expected at least one character", name)
     return check_string(text, name)
@@ -338,7 +391,10 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[st
         if not isinstance(each, list) or not each or not all(type(token) is int for token in each):
             raise UsageError(f"{name} has {each!r:.80}, expected a text or token ids")
         if outside := [token for token in each if not 0 <= token < size]:
-            raise UsageError(f"{name} has the token {outside[0]}, expected ids in [0, {size - 1}], the vocabulary")
+            raise UsageError(
+                f"{name} has the token {outside[0]}, expected ids in [0, {size - 1}], the "
+                f"vocabulary"
+            )
     return inputs
 
 
@@ -347,28 +403,39 @@ def sequences_of(given: Any) -> tuple[list[str | Pair], bool]:
     if isinstance(given, str):
         return [check_input(given, "inputs")], False
     if isinstance(given, list) and given and all(isinstance(each, list) for each in given):
-        return [sequence_of(each, f"inputs {place} of {len(given)}") for place, each in enumerate(given)], True
+        return [
+            sequence_of(each, f"inputs {place} of {len(given)}") for place, each in enumerate(given)
+        ], True
     if given == []:
         raise empty("inputs")
     return [sequence_of(given, "inputs")], False
 
 
 def sequence_of(given: Any, name: str) -> str | Pair:
-    if not isinstance(given, list) or len(given) not in (1, 2) or not all(isinstance(part, str) for part in given):
+    if (
+        not isinstance(given, list)
+        or len(given) not in (1, 2)
+        or not all(isinstance(part, str) for part in given)
+    ):
         raise UsageError(f"{name} is {given!r:.80}, expected a text, or a list of one or two texts")
     parts = [check_input(part, name) for part in given]
     return parts[0] if len(parts) == 1 else (parts[0], parts[1])
 
 
 def encoded(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> list[Encoding]:
-    """What the tokenizer makes of each, cut if that is asked for. Raises TooLong for what is too long."""
+    """What the tokenizer makes of each, cut if that is asked for. Raises TooLong for what is too
+    long."""
     limit = longest(model)
     if how.truncate:
         shortened = [first_characters(text, limit * CHARACTERS, how.side) for text in texts]
         return rows_of(model.runtime, shortened, Cut(limit, side=how.side))
     for text in texts:
-        if (size := len(text) if isinstance(text, str) else sum(map(len, text))) > limit * CHARACTERS:
-            raise TooLong(f"a text has {size} characters, expected at most {limit * CHARACTERS}, or truncate")
+        if (
+            size := len(text) if isinstance(text, str) else sum(map(len, text))
+        ) > limit * CHARACTERS:
+            raise TooLong(
+                f"a text has {size} characters, expected at most {limit * CHARACTERS}, or truncate"
+            )
     rows = rows_of(model.runtime, texts)
     check_lengths([len(row.ids) for row in rows], limit)
     return rows
@@ -383,21 +450,31 @@ def first_characters(text: str | Pair, most: int, side: str) -> str | Pair:
     """Or the last ones, where that is what stays."""
     if isinstance(text, str):
         return text[:most] if side == "right" else text[-most:]
-    return first_characters(text[0], most, side), first_characters(text[1], most, side)  # type: ignore[return-value]
+    first, second = (first_characters(part, most, side) for part in text)
+    return first, second  # type: ignore[return-value]
 
 
 def rows_to_embed(
     model: ServedModel, inputs: Sequence[str | list[int]], how: Embedded | SimilarityParameters
 ) -> tuple[list[Encoding | Row], int]:
-    """As `embedding.rows_to_embed`, of texts and ids; ids are read as they are, or with a prompt as the text that they are."""
+    """As `embedding.rows_to_embed`, of texts and ids; ids are read as they are, or with a prompt as
+    the text that they are."""
     runtime = model.runtime
     prompt = embedding.chosen_prompt(sentence_config(runtime), how.prompt_name, None)
-    lowered = normalizers.Lowercase().normalize_str if embedding.length_and_case(runtime)[1] else str
+    lowered = (
+        normalizers.Lowercase().normalize_str if embedding.length_and_case(runtime)[1] else str
+    )
     if prompt:
-        inputs = [each if isinstance(each, str) else decode(runtime, each, skip_special_tokens=True) for each in inputs]
+        inputs = [
+            each if isinstance(each, str) else decode(runtime, each, skip_special_tokens=True)
+            for each in inputs
+        ]
     texts = [lowered(prompt + each) for each in inputs if isinstance(each, str)]
     of_texts = iter(encoded(model, texts, how) if texts else [])
-    rows = [next(of_texts) if isinstance(each, str) else row_of(each, longest(model), how) for each in inputs]
+    rows = [
+        next(of_texts) if isinstance(each, str) else row_of(each, longest(model), how)
+        for each in inputs
+    ]
     length = embedding.length_of(rows_of(runtime, [lowered(prompt)])[0]) if prompt else 0
     return rows, min(length, longest(model))
 
@@ -409,7 +486,7 @@ def row_of(ids: list[int], limit: int, how: Truncation) -> Row:
     return Row(ids, [0] * len(ids))
 
 
-# ------------------------------------------------------------------------------------------------------------------ answers
+# ------------------------------------------------------------------------------------------ answers
 
 
 def in_json(content: bytes) -> Response:
@@ -417,8 +494,15 @@ def in_json(content: bytes) -> Response:
 
 
 def listed(values: Iterator[Any]) -> bytes:
-    """A list, as JSON: each of its values by itself, so that other threads have their turn in between."""
-    return b"[" + b",".join(json.dumps(each, ensure_ascii=False, allow_nan=False).encode() for each in values) + b"]"
+    """A list, as JSON: each of its values by itself, so that other threads have their turn in
+    between."""
+    return (
+        b"["
+        + b",".join(
+            json.dumps(each, ensure_ascii=False, allow_nan=False).encode() for each in values
+        )
+        + b"]"
+    )
 
 
 def states_of(
@@ -433,7 +517,10 @@ def states_of(
 
 
 def vectors(
-    model: ServedModel, inputs: Sequence[str | list[int]], how: Embedded | SimilarityParameters, width: int | None = None
+    model: ServedModel,
+    inputs: Sequence[str | list[int]],
+    how: Embedded | SimilarityParameters,
+    width: int | None = None,
 ) -> list[np.ndarray]:
     """One for each input, without the export's normalisation at the end."""
     modules = model.runtime.sentence_modules
@@ -453,24 +540,35 @@ def check_dimensions(dimensions: int, width: int) -> None:
         raise UsageError(f"dimensions is {dimensions}, expected at most {width}", "dimensions")
 
 
-def vectors_in_json(model: ServedModel, inputs: Sequence[str | list[int]], body: EmbedRequest) -> bytes:
+def vectors_in_json(
+    model: ServedModel, inputs: Sequence[str | list[int]], body: EmbedRequest
+) -> bytes:
     found = vectors(model, inputs, body, body.dimensions)
-    return listed((embedding.normalized(vector) if body.normalize else vector).tolist() for vector in found)
+    return listed(
+        (embedding.normalized(vector) if body.normalize else vector).tolist() for vector in found
+    )
 
 
 def states_in_json(model: ServedModel, inputs: Sequence[str | list[int]], body: Embedded) -> bytes:
     return listed(states.tolist() for states in states_of(model, inputs, body)[0])
 
 
-def cosines(model: ServedModel, inputs: Sequence[str | list[int]], how: SimilarityParameters) -> list[float]:
+def cosines(
+    model: ServedModel, inputs: Sequence[str | list[int]], how: SimilarityParameters
+) -> list[float]:
     found = embedding.normalized(np.stack(vectors(model, inputs, how)))
     return (found[1:] @ found[0]).tolist()
 
 
-def scores_of(model: ServedModel, sequences: Sequence[str | Pair], how: Truncation, is_raw: bool) -> list[np.ndarray]:
-    """Of all labels of each: logits, or probabilities, by the sigmoid where labels are independent or there is only one."""
+def scores_of(
+    model: ServedModel, sequences: Sequence[str | Pair], how: Truncation, is_raw: bool
+) -> list[np.ndarray]:
+    """Of all labels of each: logits, or probabilities, by the sigmoid where labels are independent
+    or there is only one."""
     config = model.runtime.runtime.config
-    is_independent = config.get("problem_type") == "multi_label_classification" or len(config["id2label"]) == 1
+    is_independent = (
+        config.get("problem_type") == "multi_label_classification" or len(config["id2label"]) == 1
+    )
     function = FUNCTIONS["none" if is_raw else "sigmoid" if is_independent else "softmax"]
     rows = encoded(model, sequences, how)
     found: list[np.ndarray] = [np.empty(0)] * len(rows)
@@ -479,10 +577,18 @@ def scores_of(model: ServedModel, sequences: Sequence[str | Pair], how: Truncati
     return found
 
 
-def labels(model: ServedModel, sequences: Sequence[str | Pair], how: Truncation, is_raw: bool) -> list[list[dict[str, Any]]]:
+def labels(
+    model: ServedModel, sequences: Sequence[str | Pair], how: Truncation, is_raw: bool
+) -> list[list[dict[str, Any]]]:
     names = labels_of(model.runtime)
-    orders = [(scores, np.argsort(-scores, kind="stable").tolist()) for scores in scores_of(model, sequences, how, is_raw)]
-    return [[{"score": float(scores[label]), "label": names[label]} for label in order] for scores, order in orders]
+    orders = [
+        (scores, np.argsort(-scores, kind="stable").tolist())
+        for scores in scores_of(model, sequences, how, is_raw)
+    ]
+    return [
+        [{"score": float(scores[label]), "label": names[label]} for label in order]
+        for scores, order in orders
+    ]
 
 
 def tokens_in_json(runtime: TextRuntime, texts: Sequence[str], body: TokenizeRequest) -> bytes:
@@ -495,7 +601,9 @@ def tokens_in_json(runtime: TextRuntime, texts: Sequence[str], body: TokenizeReq
 
 def tokens_of(encoding: Encoding, text: str) -> list[dict[str, Any]]:
     places = np.cumsum([0, *(len(letter.encode()) for letter in text)]).tolist()
-    facts = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
+    facts = zip(
+        encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True
+    )
     return [
         {
             "id": id,

@@ -1,4 +1,5 @@
-"""Texts to an engine's jobs, one for each sentence, and what comes back to texts, as `TextRuntime.translate`."""
+"""Texts to an engine's jobs, one for each sentence, and what comes back to texts, as
+`TextRuntime.translate`."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -23,16 +24,20 @@ async def translate(
     splitting: Splitting = Splitting(),  # noqa: B008, it cannot change
     **options: Any,
 ) -> list[list[str]]:
-    """Of each text its `num_return_sequences` translations, the best first. The first is what `TextRuntime.translate` gives,
-    the second is joined of the second of each sentence, and so on. `options` as `Runtime.generate`.
+    """Of each text its `num_return_sequences` translations, the best first. The first is what
+    `TextRuntime.translate` gives, the second is joined of the second of each sentence, and so on.
+    `options` as `Runtime.generate`.
 
     Raises:
         UsageError, ValueError: as `TextRuntime.translate`.
-        TooLong, RequestError: as `Engine.job` and `Engine.answers`; TooLong for more than `MOST_SENTENCES`.
+        TooLong, RequestError: as `Engine.job` and `Engine.answers`; TooLong for more than
+            `MOST_SENTENCES`.
     """
     assert model.engine is not None  # every model that translates has one
     size = sum(map(len, texts))
-    plan, jobs = await offloaded(size, planned, model, texts, splitting, src_lang, tgt_lang, options)
+    plan, jobs = await offloaded(
+        size, planned, model, texts, splitting, src_lang, tgt_lang, options
+    )
     answers = await model.engine.answers(jobs) if jobs else []
     num_results = options.get("num_return_sequences") or 1
     return await offloaded(size, joined, model, plan, answers, num_results)
@@ -62,19 +67,27 @@ def planned(
 
 
 def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitting) -> None:
-    """Raises TooLong for more than `MOST_SENTENCES`, and for one that no slot holds, before their tokens take memory."""
+    """Raises TooLong for more than `MOST_SENTENCES`, and for one that no slot holds, before their
+    tokens take memory."""
     assert model.engine is not None
     if sum(map(len, texts)) <= MOST_SENTENCES:
         return
     parts = [part for text in texts for part in parts_of(model.runtime, text, splitting)]
     sizes = [len(part.text) for part in parts if part.is_translated]
     if len(sizes) > MOST_SENTENCES:
-        raise TooLong(f"the texts have {len(sizes)} sentences together, expected at most {MOST_SENTENCES}")
+        raise TooLong(
+            f"the texts have {len(sizes)} sentences together, expected at most {MOST_SENTENCES}"
+        )
     if (longest := max(sizes, default=0)) > (most := model.engine.room.source * LONGEST_TOKEN):
         raise TooLong(f"a sentence has {longest} characters, expected at most {most}")
 
 
-def joined(model: ServedModel, plan: Plan, answers: Sequence[Sequence[Generated]], num_results: int) -> list[list[str]]:
+def joined(
+    model: ServedModel, plan: Plan, answers: Sequence[Sequence[Generated]], num_results: int
+) -> list[list[str]]:
     """Return `num_results` translations of each text, best first."""
     decoded = model.runtime.decode([answer.tokens for own in answers for answer in own])
-    return [list(own) for own in zip(*(plan.join(decoded[place::num_results]) for place in range(num_results)))]
+    return [
+        list(own)
+        for own in zip(*(plan.join(decoded[place::num_results]) for place in range(num_results)))
+    ]

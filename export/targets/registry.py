@@ -16,7 +16,10 @@ def register(target: Target) -> None:
         ValueError: for a name that is registered already.
     """
     if target.name in _TARGETS:
-        raise ValueError(f"a target {target.name!r} is registered already, expected another name than {list(_TARGETS)}")
+        raise ValueError(
+            f"a target {target.name!r} is registered already, expected another name than "
+            f"{list(_TARGETS)}"
+        )
     _TARGETS[target.name] = target
 
 
@@ -33,7 +36,9 @@ def get_target(name: str) -> Target:
     """Raises ValueError for a name that is not registered."""
     if name in _TARGETS:
         return _TARGETS[name]
-    raise ValueError(f"no target {name!r}, expected one of: {known_targets()}{did_you_mean(name, _TARGETS)}")
+    raise ValueError(
+        f"no target {name!r}, expected one of: {known_targets()}{did_you_mean(name, _TARGETS)}"
+    )
 
 
 def default_target() -> str:

@@ -9,20 +9,27 @@ import onnx
 import onnx_ir as ir
 
 PROTOBUF_LIMIT = 1_900_000_000  # bytes of weights; a protobuf message can hold 2 GB
-MIN_EXTERNAL = 1024  # bytes; smaller tensors stay in the graph, where onnxruntime can fold them into others
-# Alignment in a file that is mapped into memory, in bytes: pages for large tensors, cache lines for others.
+# bytes; smaller tensors stay in the graph, where onnxruntime can fold them into others
+MIN_EXTERNAL = 1024
+# Alignment in a file that is mapped into memory, in bytes: pages for large tensors, cache lines
+# for others.
 PAGE, LINE = 4096, 64
 MIN_PAGED = 2**20  # bytes of a tensor that begins at a page
 GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9  # fields of ModelProto, GraphProto and TensorProto
 
 
 def save_graph(model: ir.Model, path: Path) -> None:
-    """Write `model` with its weights, which go to `<path>_data` if they are more than `PROTOBUF_LIMIT`.
+    """Write `model` with its weights, which go to `<path>_data` if they are more than
+    `PROTOBUF_LIMIT`.
 
     One tensor at a time is in memory. `model` has no weights afterwards.
     """
     path.parent.mkdir(exist_ok=True)
-    tensors = {name: value.const_value for name, value in model.graph.initializers.items() if value.const_value is not None}
+    tensors = {
+        name: value.const_value
+        for name, value in model.graph.initializers.items()
+        if value.const_value is not None
+    }
     if sum(tensor.nbytes for tensor in tensors.values()) > PROTOBUF_LIMIT:
         move_weights(model, path.with_name(f"{path.name}_data"))
         ir.save(model, path)
@@ -42,7 +49,9 @@ def save_graph(model: ir.Model, path: Path) -> None:
 
 def initializer_header(name: str, tensor: ir.TensorProtocol) -> bytes:
     """Return all of an initializer that comes before its content."""
-    facts = onnx.TensorProto(name=name, data_type=int(tensor.dtype), dims=tuple(tensor.shape.numpy())).SerializeToString()
+    facts = onnx.TensorProto(
+        name=name, data_type=int(tensor.dtype), dims=tuple(tensor.shape.numpy())
+    ).SerializeToString()
     facts += field_header(RAW_DATA, tensor.nbytes)
     return field_header(INITIALIZER, len(facts) + tensor.nbytes) + facts
 
@@ -72,15 +81,21 @@ def data_files(graph: Path) -> list[str]:
     """Return the names of the files beside `graph` that hold weights of it."""
     model = ir.load(graph)
     tensors = [value.const_value for part in model.graphs() for value in part.initializers.values()]
-    return sorted({str(tensor.location) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)})
+    return sorted(
+        {str(tensor.location) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
+    )
 
 
-def write_external(file: BinaryIO, path: Path, name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+def write_external(
+    file: BinaryIO, path: Path, name: str, tensor: ir.TensorProtocol
+) -> ir.ExternalTensor:
     """Append `tensor` to `file`, which is open at `path`, aligned for a map into memory."""
     file.write(bytes(-file.tell() % (PAGE if tensor.nbytes >= MIN_PAGED else LINE)))
     offset, shape = file.tell(), ir.Shape(tensor.shape.numpy())
     write_content(file, tensor)
-    return ir.ExternalTensor(path.name, offset, tensor.nbytes, tensor.dtype, shape=shape, name=name, base_dir=path.parent)
+    return ir.ExternalTensor(
+        path.name, offset, tensor.nbytes, tensor.dtype, shape=shape, name=name, base_dir=path.parent
+    )
 
 
 def write_content(file: BinaryIO, tensor: ir.TensorProtocol) -> None:

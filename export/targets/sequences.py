@@ -8,7 +8,8 @@
 | seq2seq without a head | tokens, and the decoder's tokens | both `last_hidden_state`s |
 | seq2seq with a head that reads the source twice | tokens | what its head returns |
 
-All are `onnx/model.onnx`. A new head is one line of `OUTPUTS`, and its graph, see `graphs.sequences`.
+All are `onnx/model.onnx`. A new head is one line of `OUTPUTS`, and its graph, see
+`graphs.sequences`.
 """
 
 from collections.abc import Callable
@@ -30,14 +31,20 @@ def per_sequence(name: str, size: int | str) -> TensorSpec:
 
 
 def hidden_states(config: dict) -> tuple[TensorSpec, ...]:
-    pooled = (per_sequence("pooler_output", config["hidden_size"]),) if config.get("pooler_act") else ()
+    pooled = (
+        (per_sequence("pooler_output", config["hidden_size"]),) if config.get("pooler_act") else ()
+    )
     return per_token("last_hidden_state", config["hidden_size"]), *pooled
 
 
 def image_states(config: dict) -> tuple[TensorSpec, ...]:
     states, *pooled = hidden_states(config)
-    length = sum(first_tokens_and_patches(config)) if not reads_any_size(config) else "sequence_length"
-    return TensorSpec(states.name, states.dtype, ("batch_size", length, config["hidden_size"])), *pooled
+    length = (
+        sum(first_tokens_and_patches(config)) if not reads_any_size(config) else "sequence_length"
+    )
+    return TensorSpec(
+        states.name, states.dtype, ("batch_size", length, config["hidden_size"])
+    ), *pooled
 
 
 def decoder_size(config: dict) -> int:
@@ -59,7 +66,9 @@ def vocabulary_logits(config: dict) -> tuple[TensorSpec, ...]:
 
 
 def pretraining_logits(config: dict) -> tuple[TensorSpec, ...]:
-    return per_token("prediction_logits", config["vocab_size"]), per_sequence("seq_relationship_logits", 2)
+    return per_token("prediction_logits", config["vocab_size"]), per_sequence(
+        "seq_relationship_logits", 2
+    )
 
 
 def next_sentence_logits(config: dict) -> tuple[TensorSpec, ...]:
@@ -108,7 +117,8 @@ READS_CHOICES = "VanillaEncoderForMultipleChoice"  # several sequences for each
 READS_TARGETS = "VanillaSeq2SeqModel"  # the decoder's tokens too
 READS_IMAGES = ("VanillaVisionModel", "VanillaVisionForImageClassification")
 IMAGE_SIZES = ("trained", "free")  # that graphs read
-READS_AT_END = "VanillaSeq2SeqForSequenceClassification"  # the state at an end token, so every row must have one
+# the state at an end token, so every row must have one
+READS_AT_END = "VanillaSeq2SeqForSequenceClassification"
 
 
 def sequence_specs(config: dict, architecture: str) -> dict[str, GraphSpec] | None:
@@ -125,7 +135,7 @@ def sequence_specs(config: dict, architecture: str) -> dict[str, GraphSpec] | No
     return {"encoder": GraphSpec(FILE, sequence_inputs(config, architecture), outputs)}
 
 
-# ---------------------------------------------------------------------------------------------------------------- images
+# ------------------------------------------------------------------------------------------- images
 
 
 def pair(size: int | list[int]) -> tuple[int, ...]:
@@ -134,13 +144,16 @@ def pair(size: int | list[int]) -> tuple[int, ...]:
 
 
 def reads_any_size(config: dict) -> bool:
-    """Whether the graph interpolates positions; else it reads images of the size of its model's training."""
+    """Whether the graph interpolates positions; else it reads images of the size of its model's
+    training."""
     return bool(config.get("interpolate_pos_encoding"))
 
 
 def first_tokens_and_patches(config: dict) -> tuple[int, int]:
     """The numbers of both in an image of the size of training."""
-    rows, columns = (side // patch for side, patch in zip(pair(config["image_size"]), pair(config["patch_size"])))
+    rows, columns = (
+        side // patch for side, patch in zip(pair(config["image_size"]), pair(config["patch_size"]))
+    )
     return config["num_first_tokens"], rows * columns
 
 
@@ -155,12 +168,17 @@ def example_image(config: dict) -> dict[str, int]:
     return {"height": 4 * height + height // 2, "width": 5 * width + width // 2}
 
 
-# ------------------------------------------------------------------------------------------------------------- sequences
+# ---------------------------------------------------------------------------------------- sequences
 
 
 def sequence_inputs(config: dict, architecture: str) -> tuple[TensorSpec, ...]:
-    """Tokens (B, S), with several choices of them (B, C, S), and where a decoder reads others, these (B, T)."""
-    shape = ("batch_size", "num_choices", "source_length") if architecture == READS_CHOICES else ("batch_size", "source_length")
+    """Tokens (B, S), with several choices of them (B, C, S), and where a decoder reads others,
+    these (B, T)."""
+    shape = (
+        ("batch_size", "num_choices", "source_length")
+        if architecture == READS_CHOICES
+        else ("batch_size", "source_length")
+    )
     tensors = token_inputs(config, shape)
     if types := config.get("type_vocab_size"):
         tensors += (TensorSpec("token_type_ids", "int64", shape, (0, types - 1), default=0),)

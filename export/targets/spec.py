@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from ..graphs.context import TargetGraphs
     from ..runtime.decoder import DecoderFactory, LoadedExport
 
-LONG = 512  # tokens from which on a row is read alone, so that where it has no padding attention needs no mask
+# tokens from which on a row is read alone, so that where it has no padding attention needs no mask
+LONG = 512
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class TensorSpec:
 
     Args:
         range: the lowest and the highest number that callers may give; any if `None`.
-        default: what stands everywhere where a caller gives nothing; `None` if something must be given.
+        default: what stands everywhere where a caller gives nothing; `None` if something must be
+            given.
     """
 
     name: str
@@ -43,8 +45,10 @@ class GraphSpec:
     """One ONNX file, relative to the export directory, with its inputs and outputs in order.
 
     Args:
-        example_sizes: sizes of an image that `serve` runs once at its start, for a graph that reads images of any size.
-        is_on_demand: whether sessions of it are made while generating, for axes that are known then.
+        example_sizes: sizes of an image that `serve` runs once at its start, for a graph that reads
+            images of any size.
+        is_on_demand: whether sessions of it are made while generating, for axes that are known
+            then.
     """
 
     file: str
@@ -57,7 +61,8 @@ class GraphSpec:
 class Target(Protocol):
     """One folder, and one line in the registry.
 
-    The runtime has no torch and no onnx: of the methods here only `activations` and `graphs` need them.
+    The runtime has no torch and no onnx: of the methods here only `activations` and `graphs` need
+    them.
     """
 
     @property
@@ -80,20 +85,23 @@ class Target(Protocol):
 
     @property
     def shares_weights(self) -> bool:
-        """True if the graphs of an export have their weights in one file beside them, each weight once."""
+        """True if the graphs of an export have their weights in one file beside them, each weight
+        once."""
 
     @property
     def is_standard(self) -> bool:
-        """Only standard operators: other clients run the graphs, and several dtypes stand side by side."""
+        """Only standard operators: other clients run the graphs, and several dtypes stand side by
+        side."""
 
     @property
     def integer_dtypes(self) -> tuple[str, ...]:
-        """Those of `dtypes` whose products are in integers, with scales that a text and ways that a machine can choose."""
+        """Those of `dtypes` whose products are in integers, with scales that a text and ways that a
+        machine can choose."""
 
     @property
     def generation_step(self) -> Callable[[dict[str, ir.Model]], Step] | None:
-        """Makes the graphs of a model that generates, by role, the step of a graph that generates by itself, and uses them up;
-        `None` where there is none."""
+        """Makes the graphs of a model that generates, by role, the step of a graph that generates
+        by itself, and uses them up; `None` where there is none."""
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         """What the graphs of these roles run on."""
@@ -102,18 +110,23 @@ class Target(Protocol):
         """Fields of `config` whose values the graphs cannot hold, and what fits."""
 
     def activations(self, model: PreTrainedModel | None, dtype: str | None) -> str:
-        """What is computed in where the weights are of `dtype`, `None` for the default. `model` is `None` without torch.
+        """What is computed in where the weights are of `dtype`, `None` for the default. `model` is
+        `None` without torch.
 
         Raises:
             ValueError: if it cannot hold what the model computes.
         """
 
-    def graph_specs(self, config: dict, architecture: str, dtype: str, activations: str) -> dict[str, GraphSpec]:
-        """The graphs by role: `"encoder"` reads whole sequences, `"decoder"` continues them; models that do both have both."""
+    def graph_specs(
+        self, config: dict, architecture: str, dtype: str, activations: str
+    ) -> dict[str, GraphSpec]:
+        """The graphs by role: `"encoder"` reads whole sequences, `"decoder"` continues them; models
+        that do both have both."""
 
     def step_role(self, config: dict, architecture: str) -> str | None:
-        """That of the graph whose rows join and leave between two steps, each with its own length, and give the same bits
-        whatever rows run beside them; `None` where there is none. A graph that is only that has the role `"step"`."""
+        """That of the graph whose rows join and leave between two steps, each with its own length,
+        and give the same bits whatever rows run beside them; `None` where there is none. A graph
+        that is only that has the role `"step"`."""
 
     def graphs(self, dtype: str) -> TargetGraphs:
         """Return what writes the graphs with weights of `dtype`."""
@@ -135,7 +148,9 @@ class Target(Protocol):
 def check_activations(activations: str, known: Collection[str]) -> None:
     """Raises ValueError for a type that the target's graphs are not computed in."""
     if activations not in known:
-        raise ValueError(f"the activations are {activations!r:.100}, expected one of {', '.join(known)}")
+        raise ValueError(
+            f"the activations are {activations!r:.100}, expected one of {', '.join(known)}"
+        )
 
 
 def shape_of(tensor: TensorSpec, sizes: dict[str, int]) -> list[int]:

@@ -1,4 +1,5 @@
-"""Clients that others wrote, by `make test-clients`: each folder has an environment of its own, see .ci/clients."""
+"""Clients that others wrote, by `make test-clients`: each folder has an environment of its own, see
+.ci/clients."""
 
 import os
 

@@ -1,13 +1,17 @@
 """Other projects' checkpoints -> ours, and back: only tensors and names.
 
-    convert           a checkpoint of one of `FAMILIES` -> ours; with `to`, ours -> one of those that convert back
+    convert           a checkpoint of one of `FAMILIES` -> ours; with `to`, ours -> one of those
+                      that convert back
     converted         the same for as long as it is needed
-    plan_conversion   the same, decided and checked, nothing written; printed, it is the mapping of tensors
-    from_torch        state dicts of torch.nn.TransformerEncoder, TransformerDecoder and Transformer -> ours
+    plan_conversion   the same, decided and checked, nothing written; printed, it is the mapping of
+                      tensors
+    from_torch        state dicts of torch.nn.TransformerEncoder, TransformerDecoder and
+                      Transformer -> ours
     convert_torch     the same from file to checkpoint
 
-Differences of layout are removed by permuting, slicing or joining weights. What a config cannot represent is an error that
-names the field, before anything is written. A family is a line in `registry` and a module, see `converter.Converter`.
+Differences of layout are removed by permuting, slicing or joining weights. What a config cannot
+represent is an error that names the field, before anything is written. A family is a line in
+`registry` and a module, see `converter.Converter`.
 """
 
 import os
@@ -52,24 +56,28 @@ def convert(
     leave_out: Iterable[str] = (),
     variant: str | None = None,
 ) -> dict[str, Any]:
-    """Converts the checkpoint `source`, a directory or Hub id, into the directory `out`: config, weights (one tensor at a
-    time, in the dtypes they have), generation config and tokenizer. Returns what was written.
+    """Converts the checkpoint `source`, a directory or Hub id, into the directory `out`: config,
+    weights (one tensor at a time, in the dtypes they have), generation config and tokenizer.
+    Returns what was written.
 
     Args:
-        to: by default another project's checkpoint becomes ours; the name of a family in `FAMILIES` that converts back, as
-            `"bert"`, makes one of ours a checkpoint of that family.
+        to: by default another project's checkpoint becomes ours; the name of a family in `FAMILIES`
+            that converts back, as `"bert"`, makes one of ours a checkpoint of that family.
         force: replace `out` if we wrote it.
-        config: fields that replace those in the config.json of `source`, such as `model_type` or `architectures`.
+        config: fields that replace those in the config.json of `source`, such as `model_type` or
+            `architectures`.
         leave_out: patterns of names of tensors that are not converted, such as `"cls.chain.*"`.
-        variant: as in transformers' `from_pretrained`: "fp16" reads the weights in model.fp16.safetensors.
+        variant: as in transformers' `from_pretrained`: "fp16" reads the weights in
+            model.fp16.safetensors.
 
     Raises:
         UsageError: for `config` or `leave_out` with `to`.
         FileExistsError: if `out` cannot be written, see `files.new_directory`.
         FileNotFoundError: if there is no config.json, no weights or none of `variant`.
         OSError: if there is no room for it on the disk.
-        ValueError: for a family or architecture that is not known, a field that cannot be represented, unknown, missing or
-            misshapen tensors, and pickles that hold more than tensors.
+        ValueError: for a family or architecture that is not known, a field that cannot be
+            represented, unknown, missing or misshapen tensors, and pickles that hold more than
+            tensors.
     """
     with new_directory(out, force, [source]) as directory:
         plan = plan_conversion(source, to, config, leave_out, variant)
@@ -90,25 +98,36 @@ def convert_torch(
     force: bool = False,
     **fields: Any,
 ) -> dict[str, Any]:
-    """`from_torch` on the files `source` and `embeddings` (safetensors, or pickles of tensors), saved as the checkpoint
-    `out`. `fields` are those of `from_torch`, `num_attention_heads` among them. Returns what was written.
+    """`from_torch` on the files `source` and `embeddings` (safetensors, or pickles of tensors),
+    saved as the checkpoint `out`. `fields` are those of `from_torch`, `num_attention_heads` among
+    them. Returns what was written.
 
     Raises:
-        UsageError: without `num_attention_heads` or `embeddings`, and for a field that no config has.
+        UsageError: without `num_attention_heads` or `embeddings`, and for a field that no config
+            has.
         FileExistsError, FileNotFoundError, ValueError: as `convert`; ValueError as `from_torch`.
     """
     if Path(source).is_file():
         check_state_dict(Path(source))
     if "num_attention_heads" not in fields:
-        raise UsageError(f"num_attention_heads must be given, a state dict does not hold it; got {sorted(fields)}")
+        raise UsageError(
+            f"num_attention_heads must be given, a state dict does not hold it; got "
+            f"{sorted(fields)}"
+        )
     if embeddings is None:
-        raise UsageError("embeddings must be given, a file with embed_tokens: a state dict does not hold them")
+        raise UsageError(
+            "embeddings must be given, a file with embed_tokens: a state dict does not hold them"
+        )
     with new_directory(out, force, [source, embeddings]) as directory:
         model = from_torch(read_tensors(source), embeddings=read_tensors(embeddings), **fields)
         if model.can_generate():
             limit_generation(model.generation_config, model.config)
         model.save_pretrained(directory)
-    return {"out": str(out), "architecture": type(model).__name__, "parameters": model.num_parameters()}
+    return {
+        "out": str(out),
+        "architecture": type(model).__name__,
+        "parameters": model.num_parameters(),
+    }
 
 
 def read_tensors(file: str | os.PathLike) -> dict[str, torch.Tensor]:

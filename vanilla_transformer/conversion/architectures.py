@@ -29,12 +29,15 @@ def settle_architecture(
         plan_as: plans the conversion as a class, or raises ValueError.
 
     Raises:
-        ValueError: for classes that cannot be converted, and if none is named and the tensors do not decide.
+        ValueError: for classes that cannot be converted, and if none is named and the tensors do
+            not decide.
     """
     known = converter.ARCHITECTURES
     for name in theirs.architectures or ():
         if isinstance(name, str) and (current := current_class(name, known, converter.CONFIG)):
-            return current, [] if current == name else [f"architectures={[name]!r} is read as {current}"]
+            return current, [] if current == name else [
+                f"architectures={[name]!r} is read as {current}"
+            ]
     names = theirs.architectures or ()
     if any(hasattr(transformers, str(name)) for name in names):
         expected = f"expected one of {', '.join(known)}: {SET}"
@@ -45,35 +48,47 @@ def settle_architecture(
 def class_by_tensors(
     theirs: PreTrainedConfig, converter: Converter, files: TensorFiles, plan_as: PlanAs
 ) -> tuple[str, list[str]]:
-    """Return the class that the tensors fit and a note, where config.json names no class or one that is not transformers'."""
+    """Return the class that the tensors fit and a note, where config.json names no class or one
+    that is not transformers'."""
     found = f"architectures={theirs.architectures!r}"
     classes = matching_classes(theirs, converter, files, plan_as)
     if not classes:
         plan_as(next(iter(converter.ARCHITECTURES)))  # raises what is wrong with the base class
     if len(classes) != 1:
         known = f"expected one of {', '.join(converter.ARCHITECTURES)}"
-        raise ValueError(f"{files.path} has {found}, {known}: its tensors fit {' and '.join(classes)}, {SET}")
-    return classes[0], [f"{found} in config.json: the tensors are read as {classes[0]}, {SET} takes another"]
+        raise ValueError(
+            f"{files.path} has {found}, {known}: its tensors fit {' and '.join(classes)}, {SET}"
+        )
+    return classes[0], [
+        f"{found} in config.json: the tensors are read as {classes[0]}, {SET} takes another"
+    ]
 
 
-def matching_classes(theirs: PreTrainedConfig, converter: Converter, files: TensorFiles, plan_as: PlanAs) -> list[str]:
-    """Return the classes that use the most tensors of `files`, and of several those that are saved with the same prefix."""
+def matching_classes(
+    theirs: PreTrainedConfig, converter: Converter, files: TensorFiles, plan_as: PlanAs
+) -> list[str]:
+    """Return the classes that use the most tensors of `files`, and of several those that are saved
+    with the same prefix."""
     classes = closest_classes(converter, plan_as)
     if len(classes) == 1:
         return classes
     has_prefix = bool(files.prefixed)
-    return [name for name in classes if stores_prefix(name, theirs, converter.PREFIX) == has_prefix] or classes
+    return [
+        name for name in classes if stores_prefix(name, theirs, converter.PREFIX) == has_prefix
+    ] or classes
 
 
 def closest_classes(converter: Converter, plan_as: PlanAs) -> list[str]:
-    """Return the classes that a source has all tensors of, and the fewest tensors of other heads."""
+    """Return the classes that a source has all tensors of, and the fewest tensors of other
+    heads."""
     remaining = fitting_classes(converter.ARCHITECTURES, plan_as)
     fewest = min(remaining.values(), default=0)
     return [name for name, number in remaining.items() if number == fewest]
 
 
 def fitting_classes(architectures: Iterable[str], plan_as: PlanAs) -> dict[str, int]:
-    """Return the classes that a source has all tensors of, each with the number of tensors of other heads."""
+    """Return the classes that a source has all tensors of, each with the number of tensors of other
+    heads."""
     remaining = {}
     for name in architectures:
         with contextlib.suppress(ValueError, RuntimeError):
@@ -82,8 +97,13 @@ def fitting_classes(architectures: Iterable[str], plan_as: PlanAs) -> dict[str, 
 
 
 def other_heads(plan: ConversionPlan) -> list[str]:
-    """Return the tensors of other heads in a source. A pooler may stand beside any head, as in old files."""
-    return [name for name in plan.left_out if name not in plan.foreign and not name.startswith("pooler.")]
+    """Return the tensors of other heads in a source. A pooler may stand beside any head, as in old
+    files."""
+    return [
+        name
+        for name in plan.left_out
+        if name not in plan.foreign and not name.startswith("pooler.")
+    ]
 
 
 def stores_prefix(architecture: str, theirs: PreTrainedConfig, prefix: str) -> bool:
@@ -93,8 +113,11 @@ def stores_prefix(architecture: str, theirs: PreTrainedConfig, prefix: str) -> b
     return any(name.startswith(prefix) for name in names)
 
 
-def plan_or_base(architecture: str, converter: Converter, plan_as: PlanAs) -> tuple[ConversionPlan, list[str]]:
-    """Plan the conversion as `architecture`, or as its base class where the file has no tensor of any head.
+def plan_or_base(
+    architecture: str, converter: Converter, plan_as: PlanAs
+) -> tuple[ConversionPlan, list[str]]:
+    """Plan the conversion as `architecture`, or as its base class where the file has no tensor of
+    any head.
 
     Raises:
         MissingTensors: if the base model or a part of the head is missing.
@@ -105,7 +128,10 @@ def plan_or_base(architecture: str, converter: Converter, plan_as: PlanAs) -> tu
         for base in base_classes(converter):
             with contextlib.suppress(ValueError, RuntimeError):
                 if not other_heads(plan := plan_as(base)):
-                    return plan, [f"the head of {architecture} is missing, so the base class {base} is converted"]
+                    return plan, [
+                        f"the head of {architecture} is missing, so the base class {base} is "
+                        f"converted"
+                    ]
         classes = closest_classes(converter, plan_as)
         hint = f": its tensors fit {' and '.join(classes)}, {SET}" if classes else ""
         raise MissingTensors(f"{error}{hint}") from None

@@ -1,5 +1,6 @@
-"""BART (Lewis et al. 2020): an encoder-decoder with learned positions that start at 2, a norm after the embeddings, and
-post-norm. `BartForCausalLM` is its decoder alone, which still has cross-attention to an encoder's states."""
+"""BART (Lewis et al. 2020): an encoder-decoder with learned positions that start at 2, a norm after
+the embeddings, and post-norm. `BartForCausalLM` is its decoder alone, which still has
+cross-attention to an encoder's states."""
 
 from collections.abc import Collection
 
@@ -21,8 +22,13 @@ PREFIX = "model."
 UNUSED = r"(encoder|decoder)\.version"
 
 
-def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
-    return vanilla_fields(theirs, architecture, names) | {"position_embedding_type": "learned", "embedding_norm": True}
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
+    return vanilla_fields(theirs, architecture, names) | {
+        "position_embedding_type": "learned",
+        "embedding_norm": True,
+    }
 
 
 def is_decoder(architecture: str) -> bool:
@@ -31,14 +37,22 @@ def is_decoder(architecture: str) -> bool:
 
 def sides(architecture: str) -> dict[str, str]:
     """Our stacks, each with the name of theirs."""
-    return {"model": "decoder"} if is_decoder(architecture) else {"model.encoder": "encoder", "model.decoder": "decoder"}
+    return (
+        {"model": "decoder"}
+        if is_decoder(architecture)
+        else {"model.encoder": "encoder", "model.decoder": "decoder"}
+    )
 
 
 def vanilla_fields(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
     """The config fields that all kin of BART share, ours from theirs."""
     if is_decoder(architecture):
         fields = stack_fields(theirs, "decoder_")
-        return fields | {"num_hidden_layers": theirs.decoder_layers, "add_cross_attention": True, "lm_head_bias": False}
+        return fields | {
+            "num_hidden_layers": theirs.decoder_layers,
+            "add_cross_attention": True,
+            "lm_head_bias": False,
+        }
     require(
         theirs,
         is_encoder_decoder=True,
@@ -70,19 +84,34 @@ def stack_fields(theirs: PreTrainedConfig, side: str = "") -> Fields:
     }
 
 
-def to_source_config(ours: VanillaTransformerConfig, architecture: str, norm_first: bool = False) -> Fields:
+def to_source_config(
+    ours: VanillaTransformerConfig, architecture: str, norm_first: bool = False
+) -> Fields:
     """The fields of BART, or with `norm_first` of mBART."""
     require(ours, position_embedding_type="learned", position_ids_from="place")
     require(ours, embedding_norm=True, norm_first=norm_first, final_norm=norm_first)
-    return source_fields(ours, architecture, wraps=norm_first) | {"classifier_dropout": ours.classifier_dropout}
+    return source_fields(ours, architecture, wraps=norm_first) | {
+        "classifier_dropout": ours.classifier_dropout
+    }
 
 
 def source_fields(ours: VanillaTransformerConfig, architecture: str, wraps: bool = False) -> Fields:
-    """The config fields that all kin of BART share, theirs from ours; `wraps` those that wrap the last token."""
-    require(ours, linear_bias=True, sliding_window=None, layer_norm_eps=1e-5, embedding_dropout=ours.dropout)
+    """The config fields that all kin of BART share, theirs from ours; `wraps` those that wrap the
+    last token."""
+    require(
+        ours,
+        linear_bias=True,
+        sliding_window=None,
+        layer_norm_eps=1e-5,
+        embedding_dropout=ours.dropout,
+    )
     if is_decoder(architecture):
         require(ours, add_cross_attention=True, lm_head_bias=False)
-        fields = {"decoder_layers": ours.num_hidden_layers, "is_decoder": True, "is_encoder_decoder": False}
+        fields = {
+            "decoder_layers": ours.num_hidden_layers,
+            "is_decoder": True,
+            "is_encoder_decoder": False,
+        }
     else:
         require(ours, wrap_last_token=wraps)
         if ours.tie_word_embeddings:
@@ -94,7 +123,10 @@ def source_fields(ours: VanillaTransformerConfig, architecture: str, wraps: bool
             "is_encoder_decoder": True,
         }
     for side in sides(architecture).values():
-        fields |= {f"{side}_ffn_dim": ours.intermediate_size, f"{side}_attention_heads": ours.num_attention_heads}
+        fields |= {
+            f"{side}_ffn_dim": ours.intermediate_size,
+            f"{side}_attention_heads": ours.num_attention_heads,
+        }
     return fields | {
         "d_model": ours.hidden_size,
         "activation_function": ours.hidden_act,
@@ -107,7 +139,9 @@ def source_fields(ours: VanillaTransformerConfig, architecture: str, wraps: bool
     }
 
 
-def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+def tensor_maps(
+    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
+) -> list[TensorMap]:
     maps = body(ours, theirs, architecture) + positions(architecture, unread=2)
     for stack, side in sides(architecture).items():
         maps += linear(f"{stack}.embeddings.norm", f"{side}.layernorm_embedding")
@@ -118,43 +152,76 @@ def positions(architecture: str, unread: int = 0) -> list[TensorMap]:
     """Learned tables, without their `unread` first rows."""
     op = drop_rows(unread) if unread else SAME
     return [
-        tensor_map(f"{stack}.embeddings.embed_positions.weight", f"{side}.embed_positions.weight", op)
+        tensor_map(
+            f"{stack}.embeddings.embed_positions.weight", f"{side}.embed_positions.weight", op
+        )
         for stack, side in sides(architecture).items()
     ]
 
 
 def final_norms(architecture: str) -> list[TensorMap]:
-    return [norm for stack, side in sides(architecture).items() for norm in linear(f"{stack}.norm", f"{side}.layer_norm")]
+    return [
+        norm
+        for stack, side in sides(architecture).items()
+        for norm in linear(f"{stack}.norm", f"{side}.layer_norm")
+    ]
 
 
-def body(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
-    """Tokens, layers and heads, which all kin of BART have; they differ in positions and in norms around the layers."""
+def body(
+    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
+) -> list[TensorMap]:
+    """Tokens, layers and heads, which all kin of BART have; they differ in positions and in norms
+    around the layers."""
     if is_decoder(architecture):
         maps = tokens("decoder.embed_tokens.weight", "lm_head.weight", theirs.tie_word_embeddings)
     else:
-        maps = embeddings(ours, theirs.tie_word_embeddings, getattr(theirs, "share_encoder_decoder_embeddings", True))
+        maps = embeddings(
+            ours,
+            theirs.tie_word_embeddings,
+            getattr(theirs, "share_encoder_decoder_embeddings", True),
+        )
         maps.append(final_logits_bias(ours))
-        maps += linear("dense", "classification_head.dense") + linear("classifier", "classification_head.out_proj")
+        maps += linear("dense", "classification_head.dense") + linear(
+            "classifier", "classification_head.out_proj"
+        )
         maps += linear("qa_outputs", "qa_outputs")
     for stack, side in sides(architecture).items():
-        maps += layers(f"{stack}.layers", f"{side}.layers", getattr(theirs, f"{side}_layers"), side == "decoder")
+        maps += layers(
+            f"{stack}.layers",
+            f"{side}.layers",
+            getattr(theirs, f"{side}_layers"),
+            side == "decoder",
+        )
     return maps
 
 
 def embeddings(ours: VanillaTransformerConfig, tied: bool, shared: bool = True) -> list[TensorMap]:
-    """The matrices of tokens. Tied and shared, one matrix has up to four names. Otherwise `shared.weight` is not used."""
-    encoder, decoder = (f"model.{side}.embeddings.embed_tokens.weight" for side in ("encoder", "decoder"))
+    """The matrices of tokens. Tied and shared, one matrix has up to four names. Otherwise
+    `shared.weight` is not used."""
+    encoder, decoder = (
+        f"model.{side}.embeddings.embed_tokens.weight" for side in ("encoder", "decoder")
+    )
     if tied and shared:
         also = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
         return [tensor_map(encoder, "shared.weight", also=also)]
-    otherwise = ("shared.weight",) if shared else ()  # before transformers 5, only the projection was not tied
+    # before transformers 5, only the projection was not tied
+    otherwise = ("shared.weight",) if shared else ()
     maps = [
         tensor_map(encoder, "encoder.embed_tokens.weight", otherwise=otherwise),
-        tensor_map(decoder, "decoder.embed_tokens.weight", also=("lm_head.weight",) if tied else (), otherwise=otherwise),
+        tensor_map(
+            decoder,
+            "decoder.embed_tokens.weight",
+            also=("lm_head.weight",) if tied else (),
+            otherwise=otherwise,
+        ),
     ]
     if not tied:
         maps.append(tensor_map("lm_head.weight", "lm_head.weight"))
-    return [*maps, TensorMap((), "shared.weight", zeros(ours.vocab_size, ours.hidden_size))] if shared else maps
+    return (
+        [*maps, TensorMap((), "shared.weight", zeros(ours.vocab_size, ours.hidden_size))]
+        if shared
+        else maps
+    )
 
 
 def final_logits_bias(ours: VanillaTransformerConfig) -> TensorMap:
@@ -163,15 +230,22 @@ def final_logits_bias(ours: VanillaTransformerConfig) -> TensorMap:
     return TensorMap((), "final_logits_bias", zeros(1, ours.vocab_size))
 
 
-def layers(ours: str, theirs: str, count: int, has_cross_attention: bool = False) -> list[TensorMap]:
+def layers(
+    ours: str, theirs: str, count: int, has_cross_attention: bool = False
+) -> list[TensorMap]:
     maps = []
-    attentions = {"self_attn": "self_attn"} | ({"cross_attn": "encoder_attn"} if has_cross_attention else {})
+    attentions = {"self_attn": "self_attn"} | (
+        {"cross_attn": "encoder_attn"} if has_cross_attention else {}
+    )
     for i in range(count):
         layer = f"{ours}.{i}"
         their_layer = f"{theirs}.{i}"
         for attention, name in attentions.items():
             for projection, their_projection in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "out")):
-                maps += linear(f"{layer}.{attention}.{projection}_proj", f"{their_layer}.{name}.{their_projection}_proj")
+                maps += linear(
+                    f"{layer}.{attention}.{projection}_proj",
+                    f"{their_layer}.{name}.{their_projection}_proj",
+                )
             maps += linear(f"{layer}.{attention}_norm", f"{their_layer}.{name}_layer_norm")
         maps += linear(f"{layer}.feed_forward.up_proj", f"{their_layer}.fc1")
         maps += linear(f"{layer}.feed_forward.down_proj", f"{their_layer}.fc2")

@@ -1,4 +1,5 @@
-"""BERT (Devlin et al. 2019): an encoder with learned positions, token types, post-norm, a pooler and a masked-LM transform."""
+"""BERT (Devlin et al. 2019): an encoder with learned positions, token types, post-norm, a pooler
+and a masked-LM transform."""
 
 from collections.abc import Collection
 
@@ -20,10 +21,18 @@ ARCHITECTURES = {
     "BertForMultipleChoice": "VanillaEncoderForMultipleChoice",
 }
 PREFIX = "bert."
-POOLED = ("Model", "PreTraining", "NextSentencePrediction", "SequenceClassification", "MultipleChoice")
+POOLED = (
+    "Model",
+    "PreTraining",
+    "NextSentencePrediction",
+    "SequenceClassification",
+    "MultipleChoice",
+)
 
 
-def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
     require_encoder(theirs)
     has_pooler = architecture != "BertModel" or "pooler.dense.weight" in names
     return encoder_fields(theirs) | {
@@ -34,8 +43,14 @@ def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collec
 
 
 def require_encoder(theirs: PreTrainedConfig) -> None:
-    """What BERT, RoBERTa and ELECTRA can be configured to be besides encoders with absolute positions."""
-    require(theirs, is_decoder=False, add_cross_attention=False, position_embedding_type=(None, "absolute"))
+    """What BERT, RoBERTa and ELECTRA can be configured to be besides encoders with absolute
+    positions."""
+    require(
+        theirs,
+        is_decoder=False,
+        add_cross_attention=False,
+        position_embedding_type=(None, "absolute"),
+    )
 
 
 def encoder_fields(theirs: PreTrainedConfig) -> Fields:
@@ -75,7 +90,9 @@ def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Field
     }
 
 
-def source_fields(ours: VanillaTransformerConfig, architecture: str, lm_transform_act: str) -> Fields:
+def source_fields(
+    ours: VanillaTransformerConfig, architecture: str, lm_transform_act: str
+) -> Fields:
     """The config fields that BERT, RoBERTa and MPNet share, theirs from ours."""
     require(
         ours,
@@ -112,10 +129,16 @@ def source_sizes(ours: VanillaTransformerConfig) -> Fields:
     }
 
 
-def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+def tensor_maps(
+    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
+) -> list[TensorMap]:
     tied = theirs.tie_word_embeddings
     maps = body(ours, also=("cls.predictions.decoder.weight",) if tied else ())
-    maps.append(tensor_map("model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"))
+    maps.append(
+        tensor_map(
+            "model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"
+        )
+    )
     maps += linear("model.pooler.dense", "pooler.dense")
     maps += linear("transform.dense", "cls.predictions.transform.dense")
     maps += linear("transform.norm", "cls.predictions.transform.LayerNorm")
@@ -123,7 +146,11 @@ def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, archit
     if not tied:
         maps.append(tensor_map("lm_head.weight", "cls.predictions.decoder.weight"))
     maps += linear("next_sentence", "cls.seq_relationship")
-    return maps + linear(classifier_of(architecture), "classifier") + linear("qa_outputs", "qa_outputs")
+    return (
+        maps
+        + linear(classifier_of(architecture), "classifier")
+        + linear("qa_outputs", "qa_outputs")
+    )
 
 
 def classifier_of(architecture: str) -> str:
@@ -131,8 +158,8 @@ def classifier_of(architecture: str) -> str:
 
 
 def vocabulary_bias(ours: VanillaTransformerConfig, tied: bool, head: str) -> list[TensorMap]:
-    """The bias is a parameter of the head and, under another name, of the projection inside it. Tied, they are one; untied,
-    the projection's is used."""
+    """The bias is a parameter of the head and, under another name, of the projection inside it.
+    Tied, they are one; untied, the projection's is used."""
     if tied:
         return [tensor_map("lm_head.bias", f"{head}.bias", also=(f"{head}.decoder.bias",))]
     return [
@@ -143,7 +170,11 @@ def vocabulary_bias(ours: VanillaTransformerConfig, tied: bool, head: str) -> li
 
 def body(ours: VanillaTransformerConfig, also: tuple[str, ...] = ()) -> list[TensorMap]:
     """Embeddings without positions, and layers, as BERT, RoBERTa and ELECTRA name them."""
-    maps = [tensor_map("model.embeddings.embed_tokens.weight", "embeddings.word_embeddings.weight", also=also)]
+    maps = [
+        tensor_map(
+            "model.embeddings.embed_tokens.weight", "embeddings.word_embeddings.weight", also=also
+        )
+    ]
     types = "embeddings.token_type_embeddings.weight"
     if ours.type_vocab_size:
         maps.append(tensor_map("model.embeddings.embed_token_types.weight", types))
@@ -154,7 +185,9 @@ def body(ours: VanillaTransformerConfig, also: tuple[str, ...] = ()) -> list[Ten
         layer = f"model.layers.{i}"
         their_layer = f"encoder.layer.{i}"
         for projection, name in (("q", "query"), ("k", "key"), ("v", "value")):
-            maps += linear(f"{layer}.self_attn.{projection}_proj", f"{their_layer}.attention.self.{name}")
+            maps += linear(
+                f"{layer}.self_attn.{projection}_proj", f"{their_layer}.attention.self.{name}"
+            )
         maps += linear(f"{layer}.self_attn.o_proj", f"{their_layer}.attention.output.dense")
         maps += linear(f"{layer}.self_attn_norm", f"{their_layer}.attention.output.LayerNorm")
         maps += linear(f"{layer}.feed_forward.up_proj", f"{their_layer}.intermediate.dense")

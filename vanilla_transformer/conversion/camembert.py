@@ -6,4 +6,6 @@ from .roberta import PREFIX, tensor_maps, to_source_config, to_vanilla_config
 __all__ = ["PREFIX", "tensor_maps", "to_source_config", "to_vanilla_config"]
 
 CONFIG = "CamembertConfig"
-ARCHITECTURES = {theirs.replace("Roberta", "Camembert"): ours for theirs, ours in roberta.ARCHITECTURES.items()}
+ARCHITECTURES = {
+    theirs.replace("Roberta", "Camembert"): ours for theirs, ours in roberta.ARCHITECTURES.items()
+}

@@ -23,8 +23,9 @@ from .tokenizers import FoundTokenizer
 
 @dataclass(frozen=True)
 class TensorStep:
-    """Tensors of the source, by name, that become tensors of the result; the names of equal ones are in `same`, and those of
-    the result in files in `stored`, where they are others than in its class."""
+    """Tensors of the source, by name, that become tensors of the result; the names of equal ones
+    are in `same`, and those of the result in files in `stored`, where they are others than in its
+    class."""
 
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -36,13 +37,15 @@ class TensorStep:
 
 @dataclass
 class ConversionPlan:
-    """What `write` will write: the checkpoint of `model`, whose parameters are on the meta device, without values.
+    """What `write` will write: the checkpoint of `model`, whose parameters are on the meta device,
+    without values.
 
-    `left_out` are tensors of the source that belong to its family but not to its architecture, fields that act in training
-    only, and files that change what a model does and are not converted. `foreign` are those of its tensors that no class of
-    the family has. `image_processor` is the class of transformers that reads preprocessor_config.json where that names none.
-    `remarks` are notes for users. `temporaries` hold files that had to be made for this plan. Printed, a plan is the mapping
-    of tensors.
+    `left_out` are tensors of the source that belong to its family but not to its architecture,
+    fields that act in training only, and files that change what a model does and are not converted.
+    `foreign` are those of its tensors that no class of the family has. `image_processor` is the
+    class of transformers that reads preprocessor_config.json where that names none. `remarks` are
+    notes for users. `temporaries` hold files that had to be made for this plan. Printed, a plan is
+    the mapping of tensors.
 
     Raises:
         ValueError: for tensors of the source whose shapes do not fit the config.
@@ -62,11 +65,17 @@ class ConversionPlan:
 
     def __post_init__(self) -> None:
         self.shapes: Shapes = {}
-        self.stored = {name: stored for step in self.steps for name, stored in zip(step.writes, step.stored)}
+        self.stored = {
+            name: stored for step in self.steps for name, stored in zip(step.writes, step.stored)
+        }
         for step in self.steps:
             inputs = [self._on_meta(name) for name in step.reads]
             outputs = self._outputs(step, inputs)
-            dtypes = [tensor.dtype for tensor in outputs] if step.reads else [self.model.config.dtype] * len(outputs)
+            dtypes = (
+                [tensor.dtype for tensor in outputs]
+                if step.reads
+                else [self.model.config.dtype] * len(outputs)
+            )
             for name, tensor, dtype in zip(step.writes, outputs, dtypes, strict=True):
                 self.shapes[name] = (tuple(tensor.shape), dtype)
         self._check_shapes()
@@ -83,28 +92,44 @@ class ConversionPlan:
             outputs = ()
         if len(outputs) == len(step.writes):
             return outputs
-        found = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in zip(step.reads, inputs))
-        raise ValueError(f"{self.files.path} has {found}, which gives no {' and '.join(step.writes)} ({step.note})")
+        found = ", ".join(
+            f"{name} {list(tensor.shape)}" for name, tensor in zip(step.reads, inputs)
+        )
+        raise ValueError(
+            f"{self.files.path} has {found}, which gives no {' and '.join(step.writes)} "
+            f"({step.note})"
+        )
 
     def _check_shapes(self) -> None:
         tied = self.model.get_expanded_tied_weights_keys(all_submodels=True)
-        expected = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items() if name not in tied}
-        optional = set(self.model._keys_to_ignore_on_load_missing or ())  # as sinusoids, which a model computes
+        expected = {
+            name: tuple(tensor.shape)
+            for name, tensor in self.model.state_dict().items()
+            if name not in tied
+        }
+        # as sinusoids, which a model computes
+        optional = set(self.model._keys_to_ignore_on_load_missing or ())
         difference = sorted(expected.keys() ^ self.shapes.keys())
         if difference := [name for name in difference if not {name, f"model.{name}"} & optional]:
-            raise RuntimeError(f"the mapping of {type(self.model).__name__} is not complete: {difference}")
+            raise RuntimeError(
+                f"the mapping of {type(self.model).__name__} is not complete: {difference}"
+            )
         for step in self.steps:
             for name in step.writes:
                 if (found := self.shapes[name][0]) != expected[name]:
                     raise ValueError(
-                        f"{', '.join(step.reads)} gives {name} the shape {found}, expected {expected[name]} by the config"
+                        f"{', '.join(step.reads)} gives {name} the shape {found}, expected "
+                        f"{expected[name]} by the config"
                     )
 
     def __str__(self) -> str:
         lines = [f"{type(self.model).__name__}, {len(self.shapes)} tensors"]
         for step in self.steps:
             sources = " = ".join((" and ".join(step.reads), *step.same)) or "(new)"
-            shapes = ", ".join(f"{self.stored.get(name, name)} {list(self.shapes[name][0])}" for name in step.writes)
+            shapes = ", ".join(
+                f"{self.stored.get(name, name)} {list(self.shapes[name][0])}"
+                for name in step.writes
+            )
             lines.append(f"{sources} -> {shapes}" + f"  ({step.note})" * bool(step.note))
         return "\n".join([*lines, *(f"{name} is left out" for name in self.left_out), *self.notes])
 
@@ -124,7 +149,8 @@ class ConversionPlan:
         return self.facts(out)
 
     def save(self, directory: Path) -> None:
-        """Writes the checkpoint's files, tensor by tensor. Raises OSError where they have no room."""
+        """Writes the checkpoint's files, tensor by tensor. Raises OSError where they have no
+        room."""
         self._check_room(directory)
         shapes = {self.stored.get(name, name): shape for name, shape in self.shapes.items()}
         tensors = ((self.stored.get(name, name), tensor) for name, tensor in self.tensors())
@@ -140,9 +166,14 @@ class ConversionPlan:
         name_image_processor(directory / IMAGE_PROCESSOR, self.image_processor)
 
     def _check_room(self, directory: Path) -> None:
-        needed = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in self.shapes.values())
+        needed = sum(
+            torch.Size(shape).numel() * dtype.itemsize for shape, dtype in self.shapes.values()
+        )
         if (free := shutil.disk_usage(directory).free) < needed:
-            raise OSError(f"{directory} has {free / 1e6:,.1f} MB free, expected {needed / 1e6:,.1f} MB for the weights")
+            raise OSError(
+                f"{directory} has {free / 1e6:,.1f} MB free, expected {needed / 1e6:,.1f} MB for "
+                "the weights"
+            )
 
     def facts(self, out: str | os.PathLike) -> dict[str, Any]:
         """What was written to `out`."""
@@ -152,7 +183,9 @@ class ConversionPlan:
             "tensors": len(self.shapes),
             "parameters": sum(torch.Size(shape).numel() for shape, _ in self.shapes.values()),
             "left_out": self.left_out,
-            "tokenizer": type(self.tokenizer.tokenizer).__name__ if self.tokenizer is not None else None,
+            "tokenizer": type(self.tokenizer.tokenizer).__name__
+            if self.tokenizer is not None
+            else None,
             "notes": self.notes,
             "modules": [module.kind for module in self.companions.modules],
         }

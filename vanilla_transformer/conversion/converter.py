@@ -13,13 +13,17 @@ from .tensors import TensorMap
 
 
 class Converter(Protocol):
-    """All that is known of a family. `theirs` is a config of the family's own class, `ours` one of this project's.
+    """All that is known of a family. `theirs` is a config of the family's own class, `ours` one of
+    this project's.
 
     A module may also have:
-        `to_source_config(ours, architecture)`: the fields of their config by ours, for a family that converts back.
-        `UNUSED`: a regular expression of the names of tensors that are no weights, as masks in old files.
-        `IMAGE_PROCESSOR`: the class of its image processor in transformers, for a preprocessor_config.json that names none.
-        `check_tensors(files, theirs)`, which raises ValueError if one of those is not what it has to be.
+        `to_source_config(ours, architecture)`: the fields of their config by ours, for a family
+        that converts back.
+        `UNUSED`: a regular expression of the names of tensors that are no weights, as masks in old
+        files.
+        `IMAGE_PROCESSOR`: the class of its image processor in transformers, for a
+        preprocessor_config.json that names none. `check_tensors(files, theirs)`, which raises
+        ValueError if one of those is not what it has to be.
     """
 
     CONFIG: str
@@ -29,15 +33,21 @@ class Converter(Protocol):
     PREFIX: str
     """What the names of the base model's tensors begin with in files of a model with a head."""
 
-    def to_vanilla_config(self, theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
-        """The fields of our config by theirs and by the `names` of the tensors; labels and special tokens are common.
+    def to_vanilla_config(
+        self, theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+    ) -> Fields:
+        """The fields of our config by theirs and by the `names` of the tensors; labels and special
+        tokens are common.
 
         Raises:
             ValueError: for a field that our config cannot represent.
         """
 
-    def tensor_maps(self, ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
-        """Of all tensors, those of other heads too: the ones that a model does not have are passed over."""
+    def tensor_maps(
+        self, ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
+    ) -> list[TensorMap]:
+        """Of all tensors, those of other heads too: the ones that a model does not have are passed
+        over."""
 
 
 def converter_of(model_type: str) -> Converter:

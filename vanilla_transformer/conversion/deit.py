@@ -1,4 +1,5 @@
-"""DeiT (Touvron et al. 2021): ViT with a distillation token after the class token. A classifier reads one of them or both."""
+"""DeiT (Touvron et al. 2021): ViT with a distillation token after the class token. A classifier
+reads one of them or both."""
 
 from collections.abc import Collection
 
@@ -22,18 +23,30 @@ IMAGE_PROCESSOR = "DeiTImageProcessor"
 BOTH_TOKENS = Op("both tokens", lambda cls, distillation: (torch.cat([cls[0], distillation[0]]),))
 MEAN = Op("mean", lambda cls, distillation: ((cls + distillation) / 2,))
 # The classifier reads the states of both tokens side by side.
-MEAN_OF_BOTH = Op("side by side, halved", lambda cls, distillation: (torch.cat([cls, distillation], dim=1) / 2,))
+MEAN_OF_BOTH = Op(
+    "side by side, halved", lambda cls, distillation: (torch.cat([cls, distillation], dim=1) / 2,)
+)
 OF_CLASS_TOKEN = Op("and zeros", lambda t: (torch.cat([t, torch.zeros_like(t)], dim=1),))
 
 
-def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
     return vit.to_vanilla_config(theirs, architecture, names) | {"num_first_tokens": 2}
 
 
-def tensor_maps(ours: VanillaVisionConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+def tensor_maps(
+    ours: VanillaVisionConfig, theirs: PreTrainedConfig, architecture: str
+) -> list[TensorMap]:
     both = ("embeddings.distillation_token",)
-    first = TensorMap(("model.embeddings.first_tokens",), "embeddings.cls_token", BOTH_TOKENS, beside=both)
-    return [first, *vit.body(ours, theirs.qkv_bias), *classifier(architecture.endswith("WithTeacher"))]
+    first = TensorMap(
+        ("model.embeddings.first_tokens",), "embeddings.cls_token", BOTH_TOKENS, beside=both
+    )
+    return [
+        first,
+        *vit.body(ours, theirs.qkv_bias),
+        *classifier(architecture.endswith("WithTeacher")),
+    ]
 
 
 def classifier(is_mean: bool) -> list[TensorMap]:
@@ -42,6 +55,11 @@ def classifier(is_mean: bool) -> list[TensorMap]:
         weight = tensor_map("classifier.weight", "classifier.weight", OF_CLASS_TOKEN)
         return [weight, tensor_map("classifier.bias", "classifier.bias")]
     return [
-        TensorMap((f"classifier.{part}",), f"cls_classifier.{part}", op, beside=(f"distillation_classifier.{part}",))
+        TensorMap(
+            (f"classifier.{part}",),
+            f"cls_classifier.{part}",
+            op,
+            beside=(f"distillation_classifier.{part}",),
+        )
         for part, op in (("weight", MEAN_OF_BOTH), ("bias", MEAN))
     ]

@@ -1,5 +1,6 @@
-"""DINOv2 (Oquab et al. 2023) without its head: ViT whose sub-layers' outputs are scaled, here in their last weights. It reads
-images of any size. What its class calls `pooler_output` is the state of the first token."""
+"""DINOv2 (Oquab et al. 2023) without its head: ViT whose sub-layers' outputs are scaled, here in
+their last weights. It reads images of any size. What its class calls `pooler_output` is the state
+of the first token."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -17,13 +18,23 @@ PREFIX = "dinov2."
 IMAGE_PROCESSOR = "BitImageProcessor"
 UNUSED = r"embeddings\.mask_token"  # of training
 NAMES = {"layernorm_before": "norm1", "layernorm_after": "norm2"}
-IN_FILES = {"attention.o_proj": "attention.output.dense", "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2", **NAMES}
-LAYER = tuple((ours, NAMES.get(theirs, theirs), IN_FILES.get(theirs, stored)) for ours, theirs, stored in vit.LAYER)
+IN_FILES = {
+    "attention.o_proj": "attention.output.dense",
+    "mlp.fc1": "mlp.fc1",
+    "mlp.fc2": "mlp.fc2",
+    **NAMES,
+}
+LAYER = tuple(
+    (ours, NAMES.get(theirs, theirs), IN_FILES.get(theirs, stored))
+    for ours, theirs, stored in vit.LAYER
+)
 SCALES = {"o_proj": "layer_scale1", "down_proj": "layer_scale2"}
 SCALED = Op("scaled", lambda t, scale: (t * (scale if t.dim() == 1 else scale[:, None]),))
 
 
-def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
     require(theirs, use_swiglu_ffn=False)
     return vit.encoder_fields(theirs) | {
         "intermediate_size": int(theirs.hidden_size * theirs.mlp_ratio),
@@ -32,11 +43,19 @@ def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collec
     }
 
 
-def tensor_maps(ours: VanillaVisionConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
-    maps = [tensor_map("model.embeddings.first_tokens", "embeddings.cls_token", ROW), *vit.patches(ours)]
+def tensor_maps(
+    ours: VanillaVisionConfig, theirs: PreTrainedConfig, architecture: str
+) -> list[TensorMap]:
+    maps = [
+        tensor_map("model.embeddings.first_tokens", "embeddings.cls_token", ROW),
+        *vit.patches(ours),
+    ]
     for i in range(ours.num_hidden_layers):
         name = f"encoder.layer.{i}"
-        maps += [scaled(entry, name) for entry in vit.layer(f"model.layers.{i}", name, name, LAYER, theirs.qkv_bias)]
+        maps += [
+            scaled(entry, name)
+            for entry in vit.layer(f"model.layers.{i}", name, name, LAYER, theirs.qkv_bias)
+        ]
     return maps + linear("model.norm", "layernorm")
 
 

@@ -1,4 +1,5 @@
-"""DistilBERT (Sanh et al. 2019): BERT without token types and pooler; its sentence heads have a linear map and a ReLU."""
+"""DistilBERT (Sanh et al. 2019): BERT without token types and pooler; its sentence heads have a
+linear map and a ReLU."""
 
 from collections.abc import Collection
 
@@ -21,7 +22,9 @@ ARCHITECTURES = {
 PREFIX = "distilbert."
 
 
-def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
     return {
         "hidden_size": theirs.dim,
         "intermediate_size": theirs.hidden_dim,
@@ -43,17 +46,27 @@ def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collec
     }
 
 
-def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+def tensor_maps(
+    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
+) -> list[TensorMap]:
     maps = [
-        *tokens("embeddings.word_embeddings.weight", "vocab_projector.weight", theirs.tie_word_embeddings),
-        tensor_map("model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"),
+        *tokens(
+            "embeddings.word_embeddings.weight",
+            "vocab_projector.weight",
+            theirs.tie_word_embeddings,
+        ),
+        tensor_map(
+            "model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"
+        ),
         *linear("model.embeddings.norm", "embeddings.LayerNorm"),
     ]
     for i in range(ours.num_hidden_layers):
         layer = f"model.layers.{i}"
         their_layer = f"transformer.layer.{i}"
         for projection in "qkv":
-            maps += linear(f"{layer}.self_attn.{projection}_proj", f"{their_layer}.attention.{projection}_lin")
+            maps += linear(
+                f"{layer}.self_attn.{projection}_proj", f"{their_layer}.attention.{projection}_lin"
+            )
         maps += linear(f"{layer}.self_attn.o_proj", f"{their_layer}.attention.out_lin")
         maps += linear(f"{layer}.self_attn_norm", f"{their_layer}.sa_layer_norm")
         maps += linear(f"{layer}.feed_forward.up_proj", f"{their_layer}.ffn.lin1")
@@ -63,4 +76,8 @@ def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, archit
     maps += linear("transform.norm", "vocab_layer_norm")
     maps.append(tensor_map("lm_head.bias", "vocab_projector.bias"))
     maps += linear("model.pooler.dense", "pre_classifier")
-    return maps + linear(classifier_of(architecture), "classifier") + linear("qa_outputs", "qa_outputs")
+    return (
+        maps
+        + linear(classifier_of(architecture), "classifier")
+        + linear("qa_outputs", "qa_outputs")
+    )

@@ -1,5 +1,6 @@
-"""ELECTRA (Clark et al. 2020): BERT whose embeddings may have a width of their own, as in the small models. The discriminator
-becomes a classifier of tokens with one score, above 0 for a token that was replaced."""
+"""ELECTRA (Clark et al. 2020): BERT whose embeddings may have a width of their own, as in the small
+models. The discriminator becomes a classifier of tokens with one score, above 0 for a token that
+was replaced."""
 
 from collections.abc import Collection
 
@@ -23,7 +24,9 @@ ARCHITECTURES = {
 PREFIX = "electra."
 
 
-def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
     require_encoder(theirs)
     pooler_act = "gelu"
     if architecture == "ElectraForMultipleChoice":
@@ -41,10 +44,16 @@ def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collec
     return fields
 
 
-def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+def tensor_maps(
+    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
+) -> list[TensorMap]:
     tied = theirs.tie_word_embeddings
     maps = body(ours, also=("generator_lm_head.weight",) if tied else ())
-    maps.append(tensor_map("model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"))
+    maps.append(
+        tensor_map(
+            "model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"
+        )
+    )
     maps += linear("model.embeddings.projection", "embeddings_project")
     maps += linear("transform.norm", "generator_predictions.LayerNorm")
     maps.append(tensor_map("lm_head.bias", "generator_lm_head.bias"))
@@ -56,5 +65,13 @@ def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, archit
         return maps + linear("classifier", "discriminator_predictions.dense_prediction")
     maps += linear("transform.dense", "generator_predictions.dense")
     if architecture == "ElectraForSequenceClassification":
-        return maps + linear("model.pooler.dense", "classifier.dense") + linear("classifier", "classifier.out_proj")
-    return maps + linear("model.pooler.dense", "sequence_summary.summary") + linear(classifier_of(architecture), "classifier")
+        return (
+            maps
+            + linear("model.pooler.dense", "classifier.dense")
+            + linear("classifier", "classifier.out_proj")
+        )
+    return (
+        maps
+        + linear("model.pooler.dense", "sequence_summary.summary")
+        + linear(classifier_of(architecture), "classifier")
+    )

@@ -8,7 +8,8 @@ Fields = dict[str, Any]
 
 
 def require(config: PreTrainedConfig, **expected: Any) -> None:
-    """Each field of `config` must have the value of the argument of its name, or one of a tuple of values.
+    """Each field of `config` must have the value of the argument of its name, or one of a tuple of
+    values.
 
     Raises:
         ValueError: that names the field, its value and the values expected.
@@ -21,7 +22,11 @@ def require(config: PreTrainedConfig, **expected: Any) -> None:
 
 
 def require_padding(config: PreTrainedConfig) -> int:
-    """The `pad_token_id`, after which positions start that count ids. Raises ValueError without one."""
+    """The `pad_token_id`, after which positions start that count ids. Raises ValueError without
+    one."""
     if config.pad_token_id is None or config.pad_token_id < 0:
-        raise ValueError(f"pad_token_id={config.pad_token_id} cannot be converted, expected a token: positions start after it")
+        raise ValueError(
+            f"pad_token_id={config.pad_token_id} cannot be converted, expected a token: positions "
+            "start after it"
+        )
     return config.pad_token_id

@@ -1,5 +1,5 @@
-"""GPT-2 (Radford et al. 2019): a pre-norm decoder with learned positions, its linear maps stored transposed and queries,
-keys and values as one."""
+"""GPT-2 (Radford et al. 2019): a pre-norm decoder with learned positions, its linear maps stored
+transposed and queries, keys and values as one."""
 
 from collections.abc import Collection
 
@@ -7,7 +7,18 @@ from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from .fields import Fields, require
-from .tensors import SAME, THIRDS, THIRDS_TRANSPOSED, TRANSPOSED, Op, TensorMap, linear, scaled, tensor_map, tokens
+from .tensors import (
+    SAME,
+    THIRDS,
+    THIRDS_TRANSPOSED,
+    TRANSPOSED,
+    Op,
+    TensorMap,
+    linear,
+    scaled,
+    tensor_map,
+    tokens,
+)
 
 CONFIG = "GPT2Config"
 ARCHITECTURES = {
@@ -21,7 +32,9 @@ PREFIX = "transformer."
 UNUSED = r"h\.\d+\.attn\.(bias|masked_bias)"  # causal masks
 
 
-def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
     require(theirs, add_cross_attention=False)
     dropouts = (getattr(theirs, name, None) for name in ("classifier_dropout", "hidden_dropout"))
     return {
@@ -76,7 +89,9 @@ def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Field
     }
 
 
-def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+def tensor_maps(
+    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
+) -> list[TensorMap]:
     maps = [
         *tokens("wte.weight", "lm_head.weight", theirs.tie_word_embeddings),
         tensor_map("model.embeddings.embed_positions.weight", "wpe.weight"),
@@ -90,14 +105,24 @@ def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, archit
         their_layer = f"h.{i}"
         query_scale = scaled_queries(ours, theirs, i)
         for part, op in (("weight", THIRDS_TRANSPOSED), ("bias", THIRDS)):
-            projections = tuple(f"{layer}.self_attn.{projection}_proj.{part}" for projection in "qkv")
-            maps.append(TensorMap(projections, f"{their_layer}.attn.c_attn.{part}", first_scaled(op, query_scale)))
+            projections = tuple(
+                f"{layer}.self_attn.{projection}_proj.{part}" for projection in "qkv"
+            )
+            maps.append(
+                TensorMap(
+                    projections, f"{their_layer}.attn.c_attn.{part}", first_scaled(op, query_scale)
+                )
+            )
         for name, their_name in (
             ("self_attn.o_proj", "attn.c_proj"),
             ("feed_forward.up_proj", "mlp.c_fc"),
             ("feed_forward.down_proj", "mlp.c_proj"),
         ):
-            maps.append(tensor_map(f"{layer}.{name}.weight", f"{their_layer}.{their_name}.weight", TRANSPOSED))
+            maps.append(
+                tensor_map(
+                    f"{layer}.{name}.weight", f"{their_layer}.{their_name}.weight", TRANSPOSED
+                )
+            )
             maps.append(tensor_map(f"{layer}.{name}.bias", f"{their_layer}.{their_name}.bias"))
         maps += linear(f"{layer}.self_attn_norm", f"{their_layer}.ln_1")
         maps += linear(f"{layer}.feed_forward_norm", f"{their_layer}.ln_2")
@@ -105,7 +130,8 @@ def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, archit
 
 
 def scaled_queries(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, layer: int) -> float:
-    """What GPT-2 leaves out of, or adds to, the division of scores by sqrt(d_k) goes into the queries."""
+    """What GPT-2 leaves out of, or adds to, the division of scores by sqrt(d_k) goes into the
+    queries."""
     factor = 1.0 if theirs.scale_attn_weights else ours.head_dim**0.5
     return factor / (layer + 1) if theirs.scale_attn_by_inverse_layer_idx else factor
 
@@ -116,6 +142,8 @@ def first_scaled(op: Op, factor: float) -> Op:
     scale = scaled(factor)
     return Op(
         f"{op.name}, queries {scale.name}",
-        lambda t: tuple((scale if i == 0 else SAME).to_ours(part)[0] for i, part in enumerate(op.to_ours(t))),
+        lambda t: tuple(
+            (scale if i == 0 else SAME).to_ours(part)[0] for i, part in enumerate(op.to_ours(t))
+        ),
         lambda query, *others: op.to_theirs(scale.to_theirs(query), *others),
     )

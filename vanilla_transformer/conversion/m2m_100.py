@@ -1,5 +1,6 @@
-"""M2M100 and NLLB-200 (Fan et al. 2021, NLLB Team 2022): mBART's layers with sinusoids. They are fairseq's, not the
-paper's, and are counted as RoBERTa's positions, so a learned table holds them."""
+"""M2M100 and NLLB-200 (Fan et al. 2021, NLLB Team 2022): mBART's layers with sinusoids. They are
+fairseq's, not the paper's, and are counted as RoBERTa's positions, so a learned table holds
+them."""
 
 from collections.abc import Collection
 
@@ -20,10 +21,13 @@ PREFIX = "model."
 UNUSED = r"(encoder|decoder)\.(version|embed_positions\.weights|embed_positions\._float_tensor)"
 
 
-def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
     if require_padding(theirs) == theirs.decoder_start_token_id:
         raise ValueError(
-            f"decoder_start_token_id={theirs.decoder_start_token_id} cannot be converted, expected another than pad_token_id: "
+            f"decoder_start_token_id={theirs.decoder_start_token_id} cannot be converted, "
+            "expected another than pad_token_id: "
             "padding has no position, so that a text would have others with a cache than without"
         )
     return bart.vanilla_fields(theirs, architecture, names) | {
@@ -36,20 +40,29 @@ def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collec
 def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
     require(ours, position_embedding_type="learned", position_ids_from="ids", lm_head_bias=False)
     require(ours, embedding_norm=False, norm_first=True, final_norm=True)
-    return bart.source_fields(ours, architecture) | {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+    return bart.source_fields(ours, architecture) | {
+        "encoder_layerdrop": 0.0,
+        "decoder_layerdrop": 0.0,
+    }
 
 
-def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+def tensor_maps(
+    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
+) -> list[TensorMap]:
     maps = bart.body(ours, theirs, architecture) + bart.final_norms(architecture)
     pad, rows, width = theirs.pad_token_id, theirs.max_position_embeddings, ours.hidden_size
-    table = constant("sinusoids", lambda: fairseq_table(pad + 1 + rows, width, pad)[pad:])  # from the row of padding
+    # from the row of padding
+    table = constant("sinusoids", lambda: fairseq_table(pad + 1 + rows, width, pad)[pad:])
     for stack in bart.sides(architecture):
         maps.append(TensorMap((f"{stack}.embeddings.embed_positions.weight",), "", table))
     return maps
 
 
 def check_tensors(files: TensorFiles, theirs: PreTrainedConfig) -> None:
-    """Old files hold the tables of sinusoids, which are not converted. Raises ValueError for another table."""
+    """Old files hold the tables of sinusoids, which are not converted. Raises ValueError for
+    another table."""
     for side in ("encoder", "decoder"):
         name = f"{side}.embed_positions.weights"
-        check_table(files, name, lambda rows: fairseq_table(rows, theirs.d_model, theirs.pad_token_id))
+        check_table(
+            files, name, lambda rows: fairseq_table(rows, theirs.d_model, theirs.pad_token_id)
+        )

@@ -1,7 +1,9 @@
-"""Marian (Junczys-Dowmunt et al. 2018), the architecture of OPUS-MT: the paper's model, but for the order of its sinusoids.
+"""Marian (Junczys-Dowmunt et al. 2018), the architecture of OPUS-MT: the paper's model, but for the
+order of its sinusoids.
 
-Marian has all sines first and then all cosines, the paper (3.5) interleaves them. They are added to the residual stream,
-which has no preferred order: every weight that reads the stream or writes to it is reordered.
+Marian has all sines first and then all cosines, the paper (3.5) interleaves them. They are added to
+the residual stream, which has no preferred order: every weight that reads the stream or writes to
+it is reordered.
 """
 
 from collections.abc import Collection
@@ -24,61 +26,110 @@ ARCHITECTURES = {
 }
 PREFIX = "model."
 UNUSED = r"(encoder|decoder)\.embed_positions\.weight"  # sinusoids, see `check_tensors`
-STREAM_WRITERS = ("o_proj.weight", "o_proj.bias", "down_proj.weight", "down_proj.bias", "norm.weight", "norm.bias")
-STREAM_READERS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "up_proj.weight", "embed_tokens.weight", "lm_head.weight")
+STREAM_WRITERS = (
+    "o_proj.weight",
+    "o_proj.bias",
+    "down_proj.weight",
+    "down_proj.bias",
+    "norm.weight",
+    "norm.bias",
+)
+STREAM_READERS = (
+    "q_proj.weight",
+    "k_proj.weight",
+    "v_proj.weight",
+    "up_proj.weight",
+    "embed_tokens.weight",
+    "lm_head.weight",
+)
 
 
-def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
     require(theirs, decoder_vocab_size=(None, theirs.vocab_size))
     shares = (
-        {} if bart.is_decoder(architecture) else {"share_encoder_decoder_embeddings": theirs.share_encoder_decoder_embeddings}
+        {}
+        if bart.is_decoder(architecture)
+        else {"share_encoder_decoder_embeddings": theirs.share_encoder_decoder_embeddings}
     )
     return sinusoidal_fields(theirs, architecture, names) | shares
 
 
-def sinusoidal_fields(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+def sinusoidal_fields(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
     """The config fields that Marian and Pegasus share, ours from theirs."""
     if theirs.d_model % 2:
-        raise ValueError(f"d_model={theirs.d_model} cannot be converted: sinusoids need an even width")
-    return bart.vanilla_fields(theirs, architecture, names) | {"position_embedding_type": "sinusoidal"}
+        raise ValueError(
+            f"d_model={theirs.d_model} cannot be converted: sinusoids need an even width"
+        )
+    return bart.vanilla_fields(theirs, architecture, names) | {
+        "position_embedding_type": "sinusoidal"
+    }
 
 
 def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
-    return sinusoidal_source_fields(ours, architecture, norm_first=False) | {"share_encoder_decoder_embeddings": True}
+    return sinusoidal_source_fields(ours, architecture, norm_first=False) | {
+        "share_encoder_decoder_embeddings": True
+    }
 
 
-def sinusoidal_source_fields(ours: VanillaTransformerConfig, architecture: str, norm_first: bool) -> Fields:
+def sinusoidal_source_fields(
+    ours: VanillaTransformerConfig, architecture: str, norm_first: bool
+) -> Fields:
     require(ours, position_embedding_type="sinusoidal", position_ids_from="place")
     require(ours, embedding_norm=False, norm_first=norm_first, final_norm=norm_first)
     return bart.source_fields(ours, architecture)
 
 
-def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
-    maps = bart.body(ours, theirs, architecture) + (bart.final_norms(architecture) if ours.final_norm else [])
+def tensor_maps(
+    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
+) -> list[TensorMap]:
+    maps = bart.body(ours, theirs, architecture) + (
+        bart.final_norms(architecture) if ours.final_norm else []
+    )
     rows, width = theirs.max_position_embeddings, ours.hidden_size
     for side in bart.sides(architecture).values():
-        maps.append(TensorMap((), f"{side}.embed_positions.weight", constant("sinusoids", lambda: marian_table(rows, width))))
+        maps.append(
+            TensorMap(
+                (),
+                f"{side}.embed_positions.weight",
+                constant("sinusoids", lambda: marian_table(rows, width)),
+            )
+        )
     return reordered(maps, ours)
 
 
 def reordered(maps: list[TensorMap], ours: VanillaTransformerConfig) -> list[TensorMap]:
     width = ours.hidden_size
-    order = torch.arange(width).view(2, width // 2).T.flatten()  # ours 0, 1, 2, 3 ... is theirs 0, D/2, 1, D/2 + 1 ...
+    # ours 0, 1, 2, 3 ... is theirs 0, D/2, 1, D/2 + 1 ...
+    order = torch.arange(width).view(2, width // 2).T.flatten()
     back = order.argsort()
-    outside = () if ours.is_encoder_decoder else ("cross_attn.k_proj.weight", "cross_attn.v_proj.weight")  # states given to it
+    # states given to it
+    outside = (
+        () if ours.is_encoder_decoder else ("cross_attn.k_proj.weight", "cross_attn.v_proj.weight")
+    )
 
     def reorder(entry: TensorMap) -> TensorMap:
         name = entry.ours[0] if entry.ours else ""
         if not name.endswith(STREAM_WRITERS + STREAM_READERS) or name.endswith(outside):
             return entry
         axis = 0 if name.endswith(STREAM_WRITERS) else 1
-        op = Op("reordered", lambda t: (t.index_select(axis, order),), lambda t: t.index_select(axis, back))
+        op = Op(
+            "reordered",
+            lambda t: (t.index_select(axis, order),),
+            lambda t: t.index_select(axis, back),
+        )
         return replace(entry, op=then(entry.op, op))
 
     return [reorder(entry) for entry in maps]
 
 
 def check_tensors(files: TensorFiles, theirs: PreTrainedConfig) -> None:
-    """Files may hold the tables of sinusoids, which are not converted. Raises ValueError for another table."""
+    """Files may hold the tables of sinusoids, which are not converted. Raises ValueError for
+    another table."""
     for side in ("encoder", "decoder"):
-        check_table(files, f"{side}.embed_positions.weight", lambda rows: marian_table(rows, theirs.d_model))
+        check_table(
+            files, f"{side}.embed_positions.weight", lambda rows: marian_table(rows, theirs.d_model)
+        )

@@ -1,8 +1,11 @@
-"""Models as Marian itself writes them, and as OPUS-MT publishes them: *.npz, decoder.yml, *vocab.yml, source.spm, target.spm.
+"""Models as Marian itself writes them, and as OPUS-MT publishes them: *.npz, decoder.yml,
+*vocab.yml, source.spm, target.spm.
 
-`write_checkpoint` makes of them what transformers' Marian has, by the names and with the configs that transformers 4 gave
-them: every matrix transposed, one row more in the embeddings, of padding. The module `marian` converts that. Sinusoids are the
-paper's, as there; the frequencies of Marian itself are 10000^(-i / (d_model / 2 - 1)).
+`write_checkpoint` makes of them what transformers' Marian has, by the names and with the configs
+that transformers 4 gave
+them: every matrix transposed, one row more in the embeddings, of padding. The module `marian`
+converts that. Sinusoids are the paper's, as there; the frequencies of Marian itself are 10000^(-i /
+(d_model / 2 - 1)).
 """
 
 import json
@@ -56,10 +59,19 @@ LAYER = {
     for kind in "Wb"
     for letter, projection in (("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("o", "out_proj"))
 }
-LAYER |= {"ffn_W1": "fc1.weight", "ffn_b1": "fc1.bias", "ffn_W2": "fc2.weight", "ffn_b2": "fc2.bias"}
+LAYER |= {
+    "ffn_W1": "fc1.weight",
+    "ffn_b1": "fc1.bias",
+    "ffn_W2": "fc2.weight",
+    "ffn_b2": "fc2.bias",
+}
 LAYER |= {
     f"{part}_ln_{kind}": f"{name}_layer_norm.{parameter}"
-    for part, name in (("self_Wo", "self_attn"), ("context_Wo", "encoder_attn"), ("ffn_ffn", "final"))
+    for part, name in (
+        ("self_Wo", "self_attn"),
+        ("context_Wo", "encoder_attn"),
+        ("ffn_ffn", "final"),
+    )
     for kind, parameter in (("scale", "weight"), ("bias", "bias"))
 }
 
@@ -69,12 +81,15 @@ def write_checkpoint(source: Path, out: Path) -> None:
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: for files that are damaged, and a model that is not the paper's with one matrix of tokens.
+        ValueError: for files that are damaged, and a model that is not the paper's with one matrix
+            of tokens.
     """
     file, vocabulary_file = only(source, "*.npz"), only(source, "*vocab.yml")
     for name in ("decoder.yml", *PIECES):
         if not (source / name).is_file():
-            raise FileNotFoundError(f"{source} lacks {name}: expected a model whose texts are cut by SentencePiece")
+            raise FileNotFoundError(
+                f"{source} lacks {name}: expected a model whose texts are cut by SentencePiece"
+            )
     for path in (file, vocabulary_file, *(source / name for name in ("decoder.yml", *PIECES))):
         check_no_pointer(path)
     decoder = read_yaml(source / "decoder.yml")
@@ -82,14 +97,18 @@ def write_checkpoint(source: Path, out: Path) -> None:
     with readers_errors(file), np.load(file, allow_pickle=False) as arrays:
         config = marian_config(read_model_config(arrays), vocabulary)
         if (rows := len(arrays["Wemb"]) if "Wemb" in arrays else 0) != len(vocabulary):
-            raise ValueError(f"Wemb has {rows} rows, expected {len(vocabulary)}, the tokens of {vocabulary_file}")
+            raise ValueError(
+                f"Wemb has {rows} rows, expected {len(vocabulary)}, the tokens of {vocabulary_file}"
+            )
         shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors(arrays)}
         write_safetensors(out / WEIGHTS, shapes, tensors(arrays))
     config.save_pretrained(out)
     generation_config(config, decoder, source).save_pretrained(out)
     vocabulary["<pad>"] = config.pad_token_id
     (out / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
-    (out / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "MarianTokenizer", "separate_vocabs": False}))
+    (out / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "MarianTokenizer", "separate_vocabs": False})
+    )
     for name in PIECES:
         shutil.copyfile(source / name, out / name)
 
@@ -97,7 +116,9 @@ def write_checkpoint(source: Path, out: Path) -> None:
 def only(source: Path, pattern: str) -> Path:
     found = sorted(source.glob(pattern))
     if len(found) != 1:
-        raise FileNotFoundError(f"{source} has {[file.name for file in found]} of {pattern}, expected one file")
+        raise FileNotFoundError(
+            f"{source} has {[file.name for file in found]} of {pattern}, expected one file"
+        )
     return found[0]
 
 
@@ -116,10 +137,15 @@ def read_vocabulary(path: Path) -> dict[str, int]:
     with readers_errors(path):
         vocabulary = {token: int(number) for token, number in content.items()}
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
-        raise ValueError(f"{path} has {len(vocabulary)} tokens, expected the ids 0 to {len(vocabulary) - 1} once each")
+        raise ValueError(
+            f"{path} has {len(vocabulary)} tokens, expected the ids 0 to {len(vocabulary) - 1} "
+            f"once each"
+        )
     for token in ("</s>", "<unk>"):
         if token not in vocabulary:
-            raise ValueError(f"{path} has no {token}, expected the vocabulary of a translation model")
+            raise ValueError(
+                f"{path} has no {token}, expected the vocabulary of a translation model"
+            )
     if "<pad>" in vocabulary:
         raise ValueError(f"{path} has <pad>, expected none: padding gets a row of its own")
     return vocabulary
@@ -145,7 +171,9 @@ def marian_config(fields: dict[str, Any], vocabulary: dict[str, int]) -> MarianC
 
     def size(name: str) -> int:
         if not re.fullmatch(r"[1-9]\d{0,8}", str(value := fields.get(name))):
-            raise ValueError(f"{name}={value!r} cannot be converted, expected a whole number above 0")
+            raise ValueError(
+                f"{name}={value!r} cannot be converted, expected a whole number above 0"
+            )
         return int(value)
 
     sides = {"encoder": "enc-depth", "decoder": "dec-depth"}
@@ -169,7 +197,9 @@ def marian_config(fields: dict[str, Any], vocabulary: dict[str, int]) -> MarianC
     )
 
 
-def generation_config(config: MarianConfig, decoder: dict[str, Any], source: Path) -> GenerationConfig:
+def generation_config(
+    config: MarianConfig, decoder: dict[str, Any], source: Path
+) -> GenerationConfig:
     with readers_errors(source / "decoder.yml"):
         beams = int(decoder.get("beam-size", 12))  # the default of Marian's decoder
     padding = config.pad_token_id
@@ -191,7 +221,10 @@ def tensors(arrays: Any) -> Iterator[tuple[str, torch.Tensor]]:
         if name != MODEL_CONFIG:
             array = torch.from_numpy(np.atleast_2d(arrays[name]))
             if not array.is_floating_point() or array.ndim > 2:
-                raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, expected a matrix of floating point")
+                raise ValueError(
+                    f"{name} is {array.dtype} {list(array.shape)}, expected a matrix of "
+                    f"floating point"
+                )
             yield renamed(name, array)
 
 
@@ -205,4 +238,7 @@ def renamed(name: str, array: torch.Tensor) -> tuple[str, torch.Tensor]:
     if not match or match[3] not in LAYER:
         raise ValueError(f"there is {name}, expected the tensors of the paper's model")
     is_matrix = "_W" in match[3] and "_ln_" not in match[3]
-    return f"model.{match[1]}.layers.{int(match[2]) - 1}.{LAYER[match[3]]}", array.T if is_matrix else array[0]
+    return (
+        f"model.{match[1]}.layers.{int(match[2]) - 1}.{LAYER[match[3]]}",
+        array.T if is_matrix else array[0],
+    )

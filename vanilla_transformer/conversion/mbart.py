@@ -1,5 +1,5 @@
-"""mBART and mBART-50 (Liu et al. 2020, Tang et al. 2020): BART with pre-norm, and a sequence's last token in front of it
-for the decoder."""
+"""mBART and mBART-50 (Liu et al. 2020, Tang et al. 2020): BART with pre-norm, and a sequence's last
+token in front of it for the decoder."""
 
 from collections.abc import Collection
 
@@ -16,7 +16,9 @@ PREFIX = "model."
 UNUSED = bart.UNUSED
 
 
-def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
     wraps = {} if bart.is_decoder(architecture) else {"wrap_last_token": True}
     return bart.to_vanilla_config(theirs, architecture, names) | {"norm_first": True, **wraps}
 
@@ -25,5 +27,7 @@ def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Field
     return bart.to_source_config(ours, architecture, norm_first=True)
 
 
-def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+def tensor_maps(
+    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
+) -> list[TensorMap]:
     return bart.tensor_maps(ours, theirs, architecture) + bart.final_norms(architecture)

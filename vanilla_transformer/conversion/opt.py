@@ -1,5 +1,6 @@
-"""OPT (Zhang et al. 2022): a decoder with learned positions, counted from the mask; pre-norm, except for one size, whose token
-embeddings have a width of their own. No token reads row 0 of its table, and padding reads row 1."""
+"""OPT (Zhang et al. 2022): a decoder with learned positions, counted from the mask; pre-norm,
+except for one size, whose token embeddings have a width of their own. No token reads row 0 of its
+table, and padding reads row 1."""
 
 from collections.abc import Collection
 
@@ -19,7 +20,9 @@ ARCHITECTURES = {
 PREFIX = "model."
 
 
-def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
     require(theirs, layer_norm_elementwise_affine=True)
     norm_first = theirs.do_layer_norm_before
     return {
@@ -79,11 +82,17 @@ def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Field
     }
 
 
-def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+def tensor_maps(
+    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
+) -> list[TensorMap]:
     bias = ours.linear_bias
     maps = [
         *tokens("decoder.embed_tokens.weight", "lm_head.weight", theirs.tie_word_embeddings),
-        tensor_map("model.embeddings.embed_positions.weight", "decoder.embed_positions.weight", drop_rows(1)),
+        tensor_map(
+            "model.embeddings.embed_positions.weight",
+            "decoder.embed_positions.weight",
+            drop_rows(1),
+        ),
         *linear("model.norm", "decoder.final_layer_norm"),
         tensor_map("model.embeddings.projection.weight", "decoder.project_in.weight"),
         tensor_map("model.output_projection.weight", "decoder.project_out.weight"),
@@ -94,7 +103,9 @@ def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, archit
         layer = f"model.layers.{i}"
         their_layer = f"decoder.layers.{i}"
         for projection, name in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "out")):
-            maps += linear(f"{layer}.self_attn.{projection}_proj", f"{their_layer}.self_attn.{name}_proj", bias)
+            maps += linear(
+                f"{layer}.self_attn.{projection}_proj", f"{their_layer}.self_attn.{name}_proj", bias
+            )
         maps += linear(f"{layer}.self_attn_norm", f"{their_layer}.self_attn_layer_norm")
         maps += linear(f"{layer}.feed_forward.up_proj", f"{their_layer}.fc1", bias)
         maps += linear(f"{layer}.feed_forward.down_proj", f"{their_layer}.fc2", bias)

@@ -16,8 +16,8 @@ from .tensors import TensorFiles
 
 @dataclass(frozen=True)
 class Overrides:
-    """Fields that replace those of config.json, patterns of the names of tensors to leave out, as in a shell, and the variant
-    of the weights."""
+    """Fields that replace those of config.json, patterns of the names of tensors to leave out, as
+    in a shell, and the variant of the weights."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     leave_out: tuple[str, ...] = ()
@@ -27,7 +27,8 @@ class Overrides:
         return bool(self.config or self.leave_out)
 
     def apply(self, content: dict) -> dict:
-        """Return the `content` of a config.json with the fields replaced. One architecture may be a name alone."""
+        """Return the `content` of a config.json with the fields replaced. One architecture may be a
+        name alone."""
         fields = dict(self.config)
         if isinstance(name := fields.get("architectures"), str):
             fields["architectures"] = [name]
@@ -43,10 +44,17 @@ class Overrides:
             ValueError: for a pattern that matches no tensor.
         """
         for pattern in self.leave_out:
-            names = [name for name in files.shapes if fnmatchcase(name, pattern) or fnmatchcase(f"{prefix}{name}", pattern)]
+            names = [
+                name
+                for name in files.shapes
+                if fnmatchcase(name, pattern) or fnmatchcase(f"{prefix}{name}", pattern)
+            ]
             if not names:
                 some = ", ".join(sorted(files.shapes)[:5])
-                raise ValueError(f"leave_out {pattern!r} matches no tensor of {files.path}, expected a name such as {some}")
+                raise ValueError(
+                    f"leave_out {pattern!r} matches no tensor of {files.path}, expected a name "
+                    f"such as {some}"
+                )
             files.remove(names)
 
 

@@ -20,7 +20,9 @@ check_tensors = marian.check_tensors
 tensor_maps = marian.tensor_maps
 
 
-def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
     return marian.sinusoidal_fields(theirs, architecture, names) | {"norm_first": True}
 
 

@@ -28,7 +28,13 @@ from ..files import VERSION_KEY
 from ..generation_settings import drop_unused_settings
 from ..linked_copies import errors_name
 from ..variants import has_weights, linked_variant
-from .architectures import MissingTensors, PlanAs, fitting_classes, plan_or_base, settle_architecture
+from .architectures import (
+    MissingTensors,
+    PlanAs,
+    fitting_classes,
+    plan_or_base,
+    settle_architecture,
+)
 from .conversion_plan import ConversionPlan, TensorStep
 from .converter import Converter, converter_of
 from .fields import Fields, require
@@ -44,9 +50,16 @@ logger = logging.get_logger(__name__)
 
 # The fields about labels and tokens, which mean the same in all configs.
 SPECIAL_TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
-TOKEN_FIELDS = (*SPECIAL_TOKEN_IDS, "sep_token_id", "vocab_size", "tie_word_embeddings", "use_cache")
+TOKEN_FIELDS = (
+    *SPECIAL_TOKEN_IDS,
+    "sep_token_id",
+    "vocab_size",
+    "tie_word_embeddings",
+    "use_cache",
+)
 COMMON_FIELDS = ("id2label", "label2id", "problem_type", "task_specific_params")
-COMMON_FIELDS += ("sentence_transformers", "sbert_ce_default_activation_function")  # of a cross-encoder: what its score passes
+# of a cross-encoder: what its score passes
+COMMON_FIELDS += ("sentence_transformers", "sbert_ce_default_activation_function")
 # Those that act in training only and have no counterpart (Fan et al. 2020, LayerDrop).
 TRAINING_FIELDS = ("encoder_layerdrop", "decoder_layerdrop", "layerdrop")
 
@@ -60,32 +73,50 @@ def plan_conversion(
     leave_out: Iterable[str] = (),
     variant: str | None = None,
 ) -> ConversionPlan:
-    """What `convert` would do, checked, with nothing written. Raises: as `convert`, but for `out`."""
+    """What `convert` would do, checked, with nothing written. Raises: as `convert`, but for
+    `out`."""
     overrides = Overrides(config or {}, tuple(leave_out), variant)
     if to is None:
         return plan_to_vanilla(source, overrides)
     if overrides:
-        raise UsageError(f"config and leave_out are for checkpoints of another family, and to is {to!r}: expected none")
+        raise UsageError(
+            f"config and leave_out are for checkpoints of another family, and to is {to!r}: "
+            f"expected none"
+        )
     return plan_to_source(source, to, variant)
 
 
-# ------------------------------------------------------------------------------------------------------------------- ours
+# --------------------------------------------------------------------------------------------- ours
 
 
-def plan_to_vanilla(source: str | PathLike, overrides: Overrides = Overrides()) -> ConversionPlan:  # noqa: B008, it is frozen
+def plan_to_vanilla(
+    source: str | PathLike,
+    overrides: Overrides = Overrides(),  # noqa: B008, it is frozen
+) -> ConversionPlan:
     """Another project's checkpoint -> ours."""
     if os.path.isdir(source) and is_marian(Path(source)):
         return plan_marian(Path(source), overrides)
-    return plan_variant(source, overrides.variant, lambda directory: plan_overridden(source, directory, overrides))
+    return plan_variant(
+        source, overrides.variant, lambda directory: plan_overridden(source, directory, overrides)
+    )
 
 
-def plan_variant(source: str | PathLike, variant: str | None, plan_as: Callable[[Path], ConversionPlan]) -> ConversionPlan:
-    """Plan with the directory of `source`, in which the weights of `variant` have the names without it."""
+def plan_variant(
+    source: str | PathLike, variant: str | None, plan_as: Callable[[Path], ConversionPlan]
+) -> ConversionPlan:
+    """Plan with the directory of `source`, in which the weights of `variant` have the names without
+    it."""
     directory = download(source, variant)
-    return plan_as(directory) if variant is None else plan_copy(directory, linked_variant(directory, variant), plan_as)
+    return (
+        plan_as(directory)
+        if variant is None
+        else plan_copy(directory, linked_variant(directory, variant), plan_as)
+    )
 
 
-def plan_copy(directory: Path, copy: TemporaryDirectory, plan_as: Callable[[Path], ConversionPlan]) -> ConversionPlan:
+def plan_copy(
+    directory: Path, copy: TemporaryDirectory, plan_as: Callable[[Path], ConversionPlan]
+) -> ConversionPlan:
     """Plan with a `copy` of `directory`, which is there as long as the plan."""
     with errors_name(directory, Path(copy.name)):
         plan = plan_as(Path(copy.name))
@@ -93,51 +124,75 @@ def plan_copy(directory: Path, copy: TemporaryDirectory, plan_as: Callable[[Path
     return plan
 
 
-def plan_overridden(source: str | PathLike, directory: Path, overrides: Overrides) -> ConversionPlan:
+def plan_overridden(
+    source: str | PathLike, directory: Path, overrides: Overrides
+) -> ConversionPlan:
     """Plan the conversion of the checkpoint in `directory`, with the fields of `overrides`."""
     before, _ = read_raw_config(directory)
     content = overrides.apply(before)
     remarks = []
     if content["model_type"] is None:
         content["model_type"] = find_family(directory, content, overrides)
-        remarks.append(f"config.json names no model_type: it is {content['model_type']} by its tensors")
+        remarks.append(
+            f"config.json names no model_type: it is {content['model_type']} by its tensors"
+        )
     if content == read_json(directory / CONFIG):
         plan = plan_directory(source, directory, overrides)
     else:
-        plan = plan_copy(directory, copy_with_config(directory, content), lambda path: plan_directory(source, path, overrides))
+        plan = plan_copy(
+            directory,
+            copy_with_config(directory, content),
+            lambda path: plan_directory(source, path, overrides),
+        )
     plan.remarks = remarks + plan.remarks
     return plan
 
 
 def plan_directory(source: str | PathLike, path: Path, overrides: Overrides) -> ConversionPlan:
-    """Plan the conversion of the checkpoint in `path`, which users know as `source` and whose config.json is complete."""
+    """Plan the conversion of the checkpoint in `path`, which users know as `source` and whose
+    config.json is complete."""
     theirs = read_known_config(source, path)
     if theirs.model_type in CONFIGS:
-        raise ValueError(f"{source} has model_type {theirs.model_type} already, expected a family to convert it to")
+        raise ValueError(
+            f"{source} has model_type {theirs.model_type} already, expected a family to "
+            f"convert it to"
+        )
     converter = converter_of(theirs.model_type)
     files = open_tensors(path, converter, overrides)
-    architecture, remarks = settle_architecture(theirs, converter, files, planner(theirs, converter, files))
+    architecture, remarks = settle_architecture(
+        theirs, converter, files, planner(theirs, converter, files)
+    )
     plan, more = plan_or_base(architecture, converter, planner(theirs, converter, files))
     plan.remarks += remarks + more
-    plan.left_out += [f"{name}={value}" for name in TRAINING_FIELDS if (value := getattr(theirs, name, 0))]
+    plan.left_out += [
+        f"{name}={value}" for name in TRAINING_FIELDS if (value := getattr(theirs, name, 0))
+    ]
     return attach_other_files(plan, source, path)
 
 
 def planner(theirs: PreTrainedConfig, converter: Converter, files: TensorFiles) -> PlanAs:
     """Return a function that plans the conversion as a class, with a copy of the config."""
-    return lambda architecture: plan_by_values(copy.deepcopy(theirs), converter, architecture, files)
+    return lambda architecture: plan_by_values(
+        copy.deepcopy(theirs), converter, architecture, files
+    )
 
 
-def plan_by_values(theirs: PreTrainedConfig, converter: Converter, architecture: str, files: TensorFiles) -> ConversionPlan:
-    """Plan by the config, and without tying where the values of tensors that the config ties differ."""
+def plan_by_values(
+    theirs: PreTrainedConfig, converter: Converter, architecture: str, files: TensorFiles
+) -> ConversionPlan:
+    """Plan by the config, and without tying where the values of tensors that the config ties
+    differ."""
     plan = plan_by_config(theirs, converter, architecture, files)
     unequal = plan.unequal()
-    if unequal and getattr(theirs, "tie_word_embeddings", False):  # transformers ties no such, whatever the config says
+    # transformers ties no such, whatever the config says
+    if unequal and getattr(theirs, "tie_word_embeddings", False):
         theirs.tie_word_embeddings = False
         plan = plan_by_config(theirs, converter, architecture, files)
         unequal = plan.unequal()
     if unequal:
-        raise ValueError(f"{files.path}: {' and '.join(unequal[0])} differ, expected one tensor under both names")
+        raise ValueError(
+            f"{files.path}: {' and '.join(unequal[0])} differ, expected one tensor under both names"
+        )
     return plan
 
 
@@ -151,28 +206,41 @@ def open_tensors(path: Path, converter: Converter, overrides: Overrides) -> Tens
 
 
 def find_family(directory: Path, content: dict, overrides: Overrides) -> str:
-    """Return the only family whose classes fit the tensors, and of several the only one whose vocabulary is beside them.
+    """Return the only family whose classes fit the tensors, and of several the only one whose
+    vocabulary is beside them.
 
     Raises:
         ValueError: if there are none or several.
     """
-    families = [name for name in FAMILIES if fits_family(directory, content | {"model_type": name}, overrides)]
+    families = [
+        name
+        for name in FAMILIES
+        if fits_family(directory, content | {"model_type": name}, overrides)
+    ]
     families = [name for name in families if has_vocabulary(directory, name)] or families
     if len(families) != 1:
         found = f"{directory / CONFIG} has the model_type None, expected a name"
-        raise ValueError(f"{found}: its tensors fit {' and '.join(families) or 'no family'}, --set model_type=NAME")
+        raise ValueError(
+            f"{found}: its tensors fit {' and '.join(families) or 'no family'}, --set "
+            f"model_type=NAME"
+        )
     return families[0]
 
 
 def has_vocabulary(directory: Path, model_type: str) -> bool:
-    """Return whether `directory` has a file that only tokenizers like those of `model_type` read, such as vocab.txt."""
+    """Return whether `directory` has a file that only tokenizers like those of `model_type` read,
+    such as vocab.txt."""
     tokenizer_class = getattr(transformers, TOKENIZER_MAPPING_NAMES.get(model_type) or "", None)
-    names = {*getattr(tokenizer_class, "vocab_files_names", {}).values()} - {"tokenizer.json", "tokenizer_config.json"}
+    names = {*getattr(tokenizer_class, "vocab_files_names", {}).values()} - {
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
     return any((directory / name).is_file() for name in names)
 
 
 def fits_family(directory: Path, content: dict, overrides: Overrides) -> bool:
-    """Return whether a class of the family that `content` names has all tensors of the checkpoint."""
+    """Return whether a class of the family that `content` names has all tensors of the
+    checkpoint."""
     converter = converter_of(content["model_type"])
     try:
         theirs = made_config(CONFIG_MAPPING[content["model_type"]], content, directory)
@@ -185,9 +253,13 @@ def fits_family(directory: Path, content: dict, overrides: Overrides) -> bool:
 
 
 def plan_marian(source: Path, overrides: Overrides) -> ConversionPlan:
-    """A model as Marian itself writes it, by way of a checkpoint of transformers that is there as long as the plan."""
+    """A model as Marian itself writes it, by way of a checkpoint of transformers that is there as
+    long as the plan."""
     if overrides.variant is not None:
-        found = f"variant is {overrides.variant!r}, and {source} has the .npz file of a model of Marian's"
+        found = (
+            f"variant is {overrides.variant!r}, and {source} has the .npz file of a model of "
+            "Marian's"
+        )
         raise UsageError(f"{found}, expected none")
     directory = TemporaryDirectory()
     write_checkpoint(source, Path(directory.name))
@@ -196,29 +268,42 @@ def plan_marian(source: Path, overrides: Overrides) -> ConversionPlan:
     return plan
 
 
-def plan_by_config(theirs: PreTrainedConfig, converter: Converter, architecture: str, files: TensorFiles) -> ConversionPlan:
+def plan_by_config(
+    theirs: PreTrainedConfig, converter: Converter, architecture: str, files: TensorFiles
+) -> ConversionPlan:
     model_class = getattr(vanilla_transformer, converter.ARCHITECTURES[architecture])
     if theirs.is_encoder_decoder and getattr(theirs, "decoder_start_token_id", None) is None:
         theirs.decoder_start_token_id = read_generation_config(files.path).decoder_start_token_id
     with readers_errors(files.path / CONFIG):
-        fields = common_fields(theirs) | converter.to_vanilla_config(theirs, architecture, files.shapes)
+        fields = common_fields(theirs) | converter.to_vanilla_config(
+            theirs, architecture, files.shapes
+        )
         config = model_class.config_class(**fields)
     check_depth(config, files.shapes, files.path)
     if hasattr(converter, "check_tensors"):
         converter.check_tensors(files, theirs)
     model = empty_model(model_class, config, files, theirs)
     steps, unused, foreign = steps_to_vanilla(model, converter, theirs, architecture, files)
-    plan = ConversionPlan(model, files, steps, unused, image_processor=getattr(converter, "IMAGE_PROCESSOR", None))
+    plan = ConversionPlan(
+        model, files, steps, unused, image_processor=getattr(converter, "IMAGE_PROCESSOR", None)
+    )
     plan.foreign = foreign
     if foreign:
-        plan.remarks.append(f"tensors that no class of {theirs.model_type} has are left out: {', '.join(foreign)}")
+        plan.remarks.append(
+            f"tensors that no class of {theirs.model_type} has are left out: {', '.join(foreign)}"
+        )
     return plan
 
 
 def steps_to_vanilla(
-    model: PreTrainedModel, converter: Converter, theirs: PreTrainedConfig, architecture: str, files: TensorFiles
+    model: PreTrainedModel,
+    converter: Converter,
+    theirs: PreTrainedConfig,
+    architecture: str,
+    files: TensorFiles,
 ) -> tuple[list[TensorStep], list[str], list[str]]:
-    """The steps, the names of tensors that are left out, and of these the names that no architecture of the family has."""
+    """The steps, the names of tensors that are left out, and of these the names that no
+    architecture of the family has."""
     is_base = not hasattr(model, "model")
     wanted = model.state_dict().keys()
     steps = []
@@ -231,7 +316,15 @@ def steps_to_vanilla(
         if not entry.theirs:
             steps.append(TensorStep((), ours, entry.op.to_ours, entry.op.name))
         elif (stored := stored_names(entry, files)) and not lacking:
-            steps.append(TensorStep((stored[0], *entry.beside), ours, entry.op.to_ours, entry.op.name, tuple(stored[1:])))
+            steps.append(
+                TensorStep(
+                    (stored[0], *entry.beside),
+                    ours,
+                    entry.op.to_ours,
+                    entry.op.name,
+                    tuple(stored[1:]),
+                )
+            )
         else:
             missing += lacking if stored else [entry.theirs, *lacking]
     known = {
@@ -244,8 +337,14 @@ def steps_to_vanilla(
     check_missing(missing, architecture, files)
     used = {name for step in steps for name in (*step.reads, *step.same)}
     no_weights = re.compile(getattr(converter, "UNUSED", "$^"))
-    rest = {name for name in files.shapes if not no_weights.fullmatch(name) and "position_ids" not in name} - used
-    foreign = further_heads(rest, known, files, f"{files.path} has tensors that {architecture} does not know")
+    rest = {
+        name
+        for name in files.shapes
+        if not no_weights.fullmatch(name) and "position_ids" not in name
+    } - used
+    foreign = further_heads(
+        rest, known, files, f"{files.path} has tensors that {architecture} does not know"
+    )
     return steps, sorted([*rest, *files.removed]), foreign
 
 
@@ -256,11 +355,12 @@ def stored_names(entry: TensorMap, files: TensorFiles) -> list[str]:
 
 
 def modern_name(name: str) -> str:
-    """Checkpoints that were converted from TensorFlow have other names for LayerNorm's parameters."""
+    """Checkpoints that were converted from TensorFlow have other names for LayerNorm's
+    parameters."""
     return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
 
 
-# ----------------------------------------------------------------------------------------------------------------- theirs
+# ------------------------------------------------------------------------------------------- theirs
 
 
 def plan_to_source(source: str | PathLike, to: str, variant: str | None = None) -> ConversionPlan:
@@ -272,21 +372,32 @@ def plan_to_source(source: str | PathLike, to: str, variant: str | None = None) 
 
 
 def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
-    """Plan the conversion of our checkpoint in `path`, which users know as `source`, to the family `to`."""
+    """Plan the conversion of our checkpoint in `path`, which users know as `source`, to the family
+    `to`."""
     ours = read_known_config(source, path)
     if ours.model_type not in CONFIGS:
-        raise ValueError(f"{source} has model_type {ours.model_type}, expected one of {', '.join(CONFIGS)}")
+        raise ValueError(
+            f"{source} has model_type {ours.model_type}, expected one of {', '.join(CONFIGS)}"
+        )
     converter = converter_of(to)
     names = {our_name: name for name, our_name in converter.ARCHITECTURES.items()}
     architecture = names[architecture_of(ours, names)]
     config_class = getattr(transformers, converter.CONFIG)
     if "head_dim" not in config_class.attribute_map:  # as it is T5's d_kv
-        require(ours, head_dim=ours.hidden_size // ours.num_attention_heads, norm_type="layer_norm", gated=False)
-    if hasattr(ours, "embedding_size") and not hasattr(config_class, "word_embed_proj_dim"):  # OPT's name of the field
+        require(
+            ours,
+            head_dim=ours.hidden_size // ours.num_attention_heads,
+            norm_type="layer_norm",
+            gated=False,
+        )
+    # OPT's name of the field
+    if hasattr(ours, "embedding_size") and not hasattr(config_class, "word_embed_proj_dim"):
         require(ours, embedding_size=ours.hidden_size)
     require(ours, value_head_dim=ours.head_dim)
     mark = {VERSION_KEY: vanilla_transformer.__version__}  # that we wrote it, and may replace it
-    config = config_class(**common_fields(ours), **converter.to_source_config(ours, architecture), **mark)
+    config = config_class(
+        **common_fields(ours), **converter.to_source_config(ours, architecture), **mark
+    )
     files = TensorFiles(path)
     check_depth(ours, files.shapes, path)
     if not any(name.startswith("model.") for name in files.shapes):
@@ -305,13 +416,20 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
 def untie_head(model: PreTrainedModel) -> None:
     """A head that the class ties, as T5's does, is written beside the embeddings."""
     tied = model._tied_weights_keys or {}
-    model._tied_weights_keys = {name: source for name, source in tied.items() if name != "lm_head.weight"}
+    model._tied_weights_keys = {
+        name: source for name, source in tied.items() if name != "lm_head.weight"
+    }
 
 
 def steps_to_source(
-    model: PreTrainedModel, converter: Converter, ours: VanillaTransformerConfig, architecture: str, files: TensorFiles
+    model: PreTrainedModel,
+    converter: Converter,
+    ours: VanillaTransformerConfig,
+    architecture: str,
+    files: TensorFiles,
 ) -> tuple[list[TensorStep], list[str]]:
-    """The steps, and the names of tensors that the architecture has no place for although the family has."""
+    """The steps, and the names of tensors that the architecture has no place for although the
+    family has."""
     wanted = model.state_dict().keys()
     maps = converter.tensor_maps(ours, model.config, architecture)
     steps = []
@@ -330,22 +448,31 @@ def steps_to_source(
         to_theirs = entry.op.to_theirs
         stored = theirs.removesuffix(entry.theirs) + (entry.stored or entry.theirs)
         steps.append(
-            TensorStep(entry.ours, (theirs,), lambda *parts, f=to_theirs: (f(*parts),), entry.op.name, stored=(stored,))
+            TensorStep(
+                entry.ours,
+                (theirs,),
+                lambda *parts, f=to_theirs: (f(*parts),),
+                entry.op.name,
+                stored=(stored,),
+            )
         )
     check_missing(missing, architecture, files)
     used.update(name for step in steps for name in step.reads)
     known = (name for entry in maps for name in entry.ours)
-    return steps, left_over(files.shapes, used, known, f"{files.path} has tensors that {architecture} has no place for")
+    return steps, left_over(
+        files.shapes, used, known, f"{files.path} has tensors that {architecture} has no place for"
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------------- both
+# --------------------------------------------------------------------------------------------- both
 
 
 def download(source: str | PathLike, variant: str | None = None) -> Path:
     """Return the directory of `source`, downloaded if `source` is a Hub id."""
     path = checkpoint_directory(source)
     if not Path(source).is_dir() and not has_weights(path, variant):
-        path = checkpoint_directory(source, ("pytorch_model*.bin",))  # pickles only if there is nothing else
+        # pickles only if there is nothing else
+        path = checkpoint_directory(source, ("pytorch_model*.bin",))
     return path
 
 
@@ -357,40 +484,61 @@ def read_known_config(source: str | PathLike, path: Path) -> PreTrainedConfig:
     """
     content, _ = read_raw_config(path)
     if (model_type := content["model_type"]) in REFUSED:
-        raise ValueError(f"{source} has model_type {model_type}, which cannot be converted: {REFUSED[model_type]}")
+        raise ValueError(
+            f"{source} has model_type {model_type}, which cannot be converted: "
+            f"{REFUSED[model_type]}"
+        )
     if model_type is None:
         raise ValueError(f"{path / CONFIG} has the model_type None, expected a name")
     if model_type not in (*FAMILIES, *CONFIGS):
-        raise ValueError(f"{source} has model_type {model_type}, expected one of {', '.join(FAMILIES)}")
+        raise ValueError(
+            f"{source} has model_type {model_type}, expected one of {', '.join(FAMILIES)}"
+        )
     return made_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
 
 
 def architecture_of(config: PreTrainedConfig, known: Collection[str]) -> str:
     name = (config.architectures or ["none"])[0]
     if name not in known:
-        raise ValueError(f"architectures={config.architectures!r} cannot be converted, expected one of {', '.join(known)}")
+        raise ValueError(
+            f"architectures={config.architectures!r} cannot be converted, expected one of "
+            f"{', '.join(known)}"
+        )
     return name
 
 
 def common_fields(config: PreTrainedConfig) -> Fields:
-    names = (*COMMON_FIELDS, *(TOKEN_FIELDS if hasattr(config, "vocab_size") else ()))  # images have no tokens
+    # images have no tokens
+    names = (*COMMON_FIELDS, *(TOKEN_FIELDS if hasattr(config, "vocab_size") else ()))
     fields = {name: getattr(config, name, None) for name in names}
-    fields = {name: value for name, value in fields.items() if value is not None or name in SPECIAL_TOKEN_IDS}
+    fields = {
+        name: value
+        for name, value in fields.items()
+        if value is not None or name in SPECIAL_TOKEN_IDS
+    }
     for name in fields.keys() & {*SPECIAL_TOKEN_IDS, "sep_token_id"}:
         tokens = fields[name] if isinstance(fields[name], list) else [fields[name]]
         if any(token is not None and not 0 <= token < config.vocab_size for token in tokens):
-            logger.warning(f"{name}={fields[name]!r} is outside the vocabulary of {config.vocab_size}: set to None")
+            logger.warning(
+                f"{name}={fields[name]!r} is outside the vocabulary of {config.vocab_size}: set "
+                f"to None"
+            )
             fields[name] = None
     return fields
 
 
 def empty_model(
-    model_class: type[PreTrainedModel], config: PreTrainedConfig, files: TensorFiles, source_config: PreTrainedConfig
+    model_class: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    files: TensorFiles,
+    source_config: PreTrainedConfig,
 ) -> PreTrainedModel:
     """On the meta device. Its dtype is that of the source's config, or of its tensors."""
     floats = [dtype for _, dtype in files.shapes.values() if dtype.is_floating_point]
     if not floats:
-        raise ValueError(f"{files.path} has no tensors of floating point, found {sorted(files.shapes)[:5]}")
+        raise ValueError(
+            f"{files.path} has no tensors of floating point, found {sorted(files.shapes)[:5]}"
+        )
     config.dtype = source_config.dtype or floats[0]
     config.architectures = [model_class.__name__]
     with torch.device("meta"):
@@ -399,11 +547,14 @@ def empty_model(
 
 def check_missing(names: list[str], architecture: str, files: TensorFiles) -> None:
     if names:
-        raise MissingTensors(f"{files.path} lacks tensors that {architecture} needs: {', '.join(names)}")
+        raise MissingTensors(
+            f"{files.path} lacks tensors that {architecture} needs: {', '.join(names)}"
+        )
 
 
 def left_over(names: Iterable[str], used: set[str], known: Iterable[str], fault: str) -> list[str]:
-    """Those of `names` that are not `used`, in order. Raises ValueError, which begins with `fault`, for others than `known`."""
+    """Those of `names` that are not `used`, in order. Raises ValueError, which begins with `fault`,
+    for others than `known`."""
     rest = sorted(set(names) - used)
     if unknown := sorted(set(rest).difference(known)):
         raise ValueError(f"{fault}: {', '.join(unknown)}")
@@ -411,7 +562,8 @@ def left_over(names: Iterable[str], used: set[str], known: Iterable[str], fault:
 
 
 def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path) -> ConversionPlan:
-    """The generation config, the tokenizer, and the files of image processors and sentence-transformers of the source."""
+    """The generation config, the tokenizer, and the files of image processors and
+    sentence-transformers of the source."""
     plan.companions = companions(source)
     content, _ = read_raw_config(path)
     if content["model_type"] not in CONFIGS:  # the code beside our own weights is what is converted

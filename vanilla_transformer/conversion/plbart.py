@@ -1,4 +1,5 @@
-"""PLBart (Ahmad et al. 2021): BART, with a sequence's last token, its language, in front of it for the decoder."""
+"""PLBart (Ahmad et al. 2021): BART, with a sequence's last token, its language, in front of it for
+the decoder."""
 
 from collections.abc import Collection
 
@@ -15,6 +16,8 @@ HEADS = ("Model", "ForConditionalGeneration", "ForSequenceClassification", "ForC
 ARCHITECTURES = {f"PLBart{head}": bart.ARCHITECTURES[f"Bart{head}"] for head in HEADS}
 
 
-def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
     wraps = {} if bart.is_decoder(architecture) else {"wrap_last_token": True}
     return bart.to_vanilla_config(theirs, architecture, names) | wraps

@@ -1,7 +1,8 @@
-"""The families of checkpoints that convert: a line here, and a module beside this one that is a `converter.Converter`.
+"""The families of checkpoints that convert: a line here, and a module beside this one that is a
+`converter.Converter`.
 
-This file imports nothing but the standard library, so that the command line can run it by its path for its help: importing
-the package imports torch.
+This file imports nothing but the standard library, so that the command line can run it by its path
+for its help: importing the package imports torch.
 """
 
 from typing import NamedTuple
@@ -12,8 +13,9 @@ VARIANTS = ("encoder", "decoder", "seq2seq", "vision")
 class Family(NamedTuple):
     """A family of checkpoints.
 
-    `model_type` is that of its config.json and, with `_` for `-`, the name of its module. `name` is for readers. `variant`
-    is what most of its checkpoints become. Checkpoints of ours become its checkpoints if `converts_back`.
+    `model_type` is that of its config.json and, with `_` for `-`, the name of its module. `name` is
+    for readers. `variant` is what most of its checkpoints become. Checkpoints of ours become its
+    checkpoints if `converts_back`.
     """
 
     model_type: str
@@ -52,9 +54,12 @@ REGISTERED = (
     Family("dinov2", "DINOv2", "vision"),
 )
 FAMILIES = {family.model_type: family for family in REGISTERED}
-# By their model_type, families that are often asked for, and why their checkpoints cannot be converted.
+# By their model_type, families that are often asked for, and why their checkpoints cannot be
+# converted.
 REFUSED = {
-    "albert": "ALBERT repeats the weights of one layer, and its embeddings are narrower than its layers",
+    "albert": (
+        "ALBERT repeats the weights of one layer, and its embeddings are narrower than its layers"
+    ),
     "blenderbot-small": "BlenderbotSmall's decoder normalises tokens before it adds positions",
     "clip": "CLIP is a model of texts and one of images",
     "codegen": "CodeGen's attention and feed-forward run side by side",
@@ -74,7 +79,15 @@ REFUSED = {
 
 def table_rows() -> list[str]:
     """The rows of names by variant in the tables of README.md and docs/."""
-    variants = [[family for family in REGISTERED if family.variant == variant] for variant in VARIANTS]
+    variants = [
+        [family for family in REGISTERED if family.variant == variant] for variant in VARIANTS
+    ]
     sources = [", ".join(family.name for family in families) for families in variants]
-    results = [", ".join(family.name for family in families if family.converts_back) for families in variants]
-    return [f"| converts from | {' | '.join(sources)} |", f"| converts to | {' | '.join(results)} |"]
+    results = [
+        ", ".join(family.name for family in families if family.converts_back)
+        for families in variants
+    ]
+    return [
+        f"| converts from | {' | '.join(sources)} |",
+        f"| converts to | {' | '.join(results)} |",
+    ]

@@ -1,12 +1,20 @@
-"""RoBERTa (Liu et al. 2019): BERT without next-sentence prediction. Its positions count the ids that are not
-padding. They start after the padding id, which is the row of padding. No token reads the rows before that one."""
+"""RoBERTa (Liu et al. 2019): BERT without next-sentence prediction. Its positions count the ids
+that are not padding. They start after the padding id, which is the row of padding. No token reads
+the rows before that one."""
 
 from collections.abc import Collection
 
 from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from .bert import body, classifier_of, encoder_fields, require_encoder, source_fields, vocabulary_bias
+from .bert import (
+    body,
+    classifier_of,
+    encoder_fields,
+    require_encoder,
+    source_fields,
+    vocabulary_bias,
+)
 from .fields import Fields, require, require_padding
 from .tensors import TensorMap, drop_rows, linear, tensor_map
 
@@ -22,7 +30,9 @@ ARCHITECTURES = {
 PREFIX = "roberta."
 
 
-def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
     require_encoder(theirs)
     has_pooler = not architecture.endswith("Model") or "pooler.dense.weight" in names
     return encoder_fields(theirs) | {
@@ -42,15 +52,25 @@ def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Field
     }
 
 
-def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+def tensor_maps(
+    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
+) -> list[TensorMap]:
     maps = body(ours, also=("lm_head.decoder.weight",) if theirs.tie_word_embeddings else ())
-    return maps + positions(theirs.pad_token_id) + heads(ours, theirs.tie_word_embeddings, architecture)
+    return (
+        maps
+        + positions(theirs.pad_token_id)
+        + heads(ours, theirs.tie_word_embeddings, architecture)
+    )
 
 
 def positions(pad_token_id: int) -> list[TensorMap]:
     """From the row of padding on."""
     used = drop_rows(pad_token_id)
-    return [tensor_map("model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight", used)]
+    return [
+        tensor_map(
+            "model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight", used
+        )
+    ]
 
 
 def heads(ours: VanillaTransformerConfig, tied: bool, architecture: str) -> list[TensorMap]:
@@ -61,5 +81,13 @@ def heads(ours: VanillaTransformerConfig, tied: bool, architecture: str) -> list
         maps.append(tensor_map("lm_head.weight", "lm_head.decoder.weight"))
     maps += linear("qa_outputs", "qa_outputs")
     if architecture.endswith("ForSequenceClassification"):
-        return maps + linear("model.pooler.dense", "classifier.dense") + linear("classifier", "classifier.out_proj")
-    return maps + linear("model.pooler.dense", "pooler.dense") + linear(classifier_of(architecture), "classifier")
+        return (
+            maps
+            + linear("model.pooler.dense", "classifier.dense")
+            + linear("classifier", "classifier.out_proj")
+        )
+    return (
+        maps
+        + linear("model.pooler.dense", "pooler.dense")
+        + linear(classifier_of(architecture), "classifier")
+    )

@@ -1,8 +1,8 @@
-"""T5 (Raffel et al. 2020), T5 v1.1 and Flan-T5 (gated feed-forward networks), ByT5 (bytes): RMSNorm before each sub-layer, no
-biases, and positions that are added to the scores of self-attention.
+"""T5 (Raffel et al. 2020), T5 v1.1 and Flan-T5 (gated feed-forward networks), ByT5 (bytes): RMSNorm
+before each sub-layer, no biases, and positions that are added to the scores of self-attention.
 
-T5 does not divide the scores by sqrt(d_kv): our queries are larger by that. Where its head is tied to the embeddings it divides
-the decoder's last states by sqrt(d_model): here the last norm does.
+T5 does not divide the scores by sqrt(d_kv): our queries are larger by that. Where its head is tied
+to the embeddings it divides the decoder's last states by sqrt(d_model): here the last norm does.
 """
 
 from collections.abc import Collection
@@ -23,7 +23,8 @@ ARCHITECTURES = {
     "T5ForTokenClassification": "VanillaEncoderForTokenClassification",
 }
 PREFIX = "transformer."
-UNUSED = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"  # in old files, of no effect
+# in old files, of no effect
+UNUSED = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 ENCODERS = ("EncoderModel", "ForTokenClassification")
 # What all models of the family are.
 FIXED = {
@@ -37,7 +38,9 @@ FIXED = {
 }
 
 
-def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
     require(theirs, is_decoder=False)
     dropouts = ("embedding_dropout", "dropout", "attention_dropout", "activation_dropout")
     fields = FIXED | {
@@ -58,7 +61,10 @@ def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collec
     require(theirs, is_encoder_decoder=True)
     start = getattr(theirs, "decoder_start_token_id", None)
     if start is None and not architecture.endswith("Model"):
-        raise ValueError("decoder_start_token_id=None cannot be converted, expected a token, as 0 in published checkpoints")
+        raise ValueError(
+            "decoder_start_token_id=None cannot be converted, expected a token, as 0 in published "
+            "checkpoints"
+        )
     depths = {"encoder_layers": theirs.num_layers, "decoder_layers": theirs.num_decoder_layers}
     return fields | depths | {"lm_head_bias": False, "decoder_start_token_id": start}
 
@@ -97,41 +103,77 @@ def feed_forward_proj(ours: VanillaTransformerConfig) -> str:
     if not ours.gated:
         return ours.hidden_act
     if ours.hidden_act == "gelu":
-        raise ValueError("hidden_act='gelu' cannot be converted, expected another where gated=True, as 'gelu_new'")
+        raise ValueError(
+            "hidden_act='gelu' cannot be converted, expected another where gated=True, as "
+            "'gelu_new'"
+        )
     return "gated-" + ("gelu" if ours.hidden_act == "gelu_new" else ours.hidden_act)
 
 
-def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+def tensor_maps(
+    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
+) -> list[TensorMap]:
     if is_encoder(architecture):
-        maps = [tensor_map("model.embeddings.embed_tokens.weight", "shared.weight", also=("encoder.embed_tokens.weight",))]
-        return maps + stack("model", "encoder", theirs.num_layers, theirs) + linear("classifier", "classifier")
+        maps = [
+            tensor_map(
+                "model.embeddings.embed_tokens.weight",
+                "shared.weight",
+                also=("encoder.embed_tokens.weight",),
+            )
+        ]
+        return (
+            maps
+            + stack("model", "encoder", theirs.num_layers, theirs)
+            + linear("classifier", "classifier")
+        )
     maps = embeddings(ours.tie_word_embeddings)
     maps += stack("model.encoder", "encoder", theirs.num_layers, theirs)
-    maps += stack("model.decoder", "decoder", theirs.num_decoder_layers, theirs, last_norm(theirs, architecture))
-    maps += linear("dense", "classification_head.dense") + linear("classifier", "classification_head.out_proj")
+    maps += stack(
+        "model.decoder",
+        "decoder",
+        theirs.num_decoder_layers,
+        theirs,
+        last_norm(theirs, architecture),
+    )
+    maps += linear("dense", "classification_head.dense") + linear(
+        "classifier", "classification_head.out_proj"
+    )
     return maps + linear("qa_outputs", "qa_outputs")
 
 
 def last_norm(theirs: PreTrainedConfig, architecture: str) -> Op:
-    """Of the decoder: T5, and not mT5, which lacks the field, may scale what its head reads, and only that."""
-    is_scaled = architecture.endswith("ForConditionalGeneration") and getattr(theirs, "scale_decoder_outputs", False)
+    """Of the decoder: T5, and not mT5, which lacks the field, may scale what its head reads, and
+    only that."""
+    is_scaled = architecture.endswith("ForConditionalGeneration") and getattr(
+        theirs, "scale_decoder_outputs", False
+    )
     return scaled(theirs.d_model**-0.5) if is_scaled else SAME
 
 
 def embeddings(is_tied: bool) -> list[TensorMap]:
-    """One matrix for both stacks. A head that is not tied has its own, and then ours has one for each stack."""
-    encoder, decoder = (f"model.{side}.embeddings.embed_tokens.weight" for side in ("encoder", "decoder"))
+    """One matrix for both stacks. A head that is not tied has its own, and then ours has one for
+    each stack."""
+    encoder, decoder = (
+        f"model.{side}.embeddings.embed_tokens.weight" for side in ("encoder", "decoder")
+    )
     also = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
     if is_tied:
         return [tensor_map(encoder, "shared.weight", also=(*also, "lm_head.weight"))]
-    return [TensorMap((encoder, decoder), "shared.weight", equal(2), also), tensor_map("lm_head.weight", "lm_head.weight")]
+    return [
+        TensorMap((encoder, decoder), "shared.weight", equal(2), also),
+        tensor_map("lm_head.weight", "lm_head.weight"),
+    ]
 
 
-def stack(ours: str, side: str, count: int, theirs: PreTrainedConfig, last: Op = SAME) -> list[TensorMap]:
+def stack(
+    ours: str, side: str, count: int, theirs: PreTrainedConfig, last: Op = SAME
+) -> list[TensorMap]:
     """The layers of a stack, the table of positions that is in the first, and the last norm."""
     table = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     maps = [tensor_map(f"{ours}.relative_positions.bias.weight", table)]
-    attentions = {"self_attn": "SelfAttention"} | ({"cross_attn": "EncDecAttention"} if side == "decoder" else {})
+    attentions = {"self_attn": "SelfAttention"} | (
+        {"cross_attn": "EncDecAttention"} if side == "decoder" else {}
+    )
     inner = {"gate_proj": "wi_0", "up_proj": "wi_1"} if theirs.is_gated_act else {"up_proj": "wi"}
     for i in range(count):
         layer = f"{ours}.layers.{i}"
@@ -139,10 +181,20 @@ def stack(ours: str, side: str, count: int, theirs: PreTrainedConfig, last: Op =
         for (attention, name), sublayer in zip(attentions.items(), sublayers):
             for part in "qkvo":
                 op = scaled(theirs.d_kv**0.5) if part == "q" else SAME
-                maps.append(tensor_map(f"{layer}.{attention}.{part}_proj.weight", f"{sublayer}.{name}.{part}.weight", op))
-            maps.append(tensor_map(f"{layer}.{attention}_norm.weight", f"{sublayer}.layer_norm.weight"))
+                maps.append(
+                    tensor_map(
+                        f"{layer}.{attention}.{part}_proj.weight",
+                        f"{sublayer}.{name}.{part}.weight",
+                        op,
+                    )
+                )
+            maps.append(
+                tensor_map(f"{layer}.{attention}_norm.weight", f"{sublayer}.layer_norm.weight")
+            )
         for name, their_name in {**inner, "down_proj": "wo"}.items():
             theirs_at = f"{sublayers[-1]}.DenseReluDense.{their_name}.weight"
             maps.append(tensor_map(f"{layer}.feed_forward.{name}.weight", theirs_at))
-        maps.append(tensor_map(f"{layer}.feed_forward_norm.weight", f"{sublayers[-1]}.layer_norm.weight"))
+        maps.append(
+            tensor_map(f"{layer}.feed_forward_norm.weight", f"{sublayers[-1]}.layer_norm.weight")
+        )
     return [*maps, tensor_map(f"{ours}.norm.weight", f"{side}.final_layer_norm.weight", last)]

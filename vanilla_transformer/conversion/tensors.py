@@ -1,6 +1,7 @@
 """Tensor files read and written one tensor at a time, and the maps of which tensor becomes which.
 
-A conversion is a list of `TensorMap`s. Read forwards they make our tensors of another project's, read backwards the reverse.
+A conversion is a list of `TensorMap`s. Read forwards they make our tensors of another project's,
+read backwards the reverse.
 """
 
 import json
@@ -24,12 +25,13 @@ DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 logger = logging.get_logger(__name__)
 
 
-# ----------------------------------------------------------------------------------------------------------------- maps
+# --------------------------------------------------------------------------------------------- maps
 
 
 @dataclass(frozen=True)
 class Op:
-    """How one of their tensors becomes one or several of ours, and back: `None` where no family converts it back."""
+    """How one of their tensors becomes one or several of ours, and back: `None` where no family
+    converts it back."""
 
     name: str
     to_ours: Callable[..., tuple[torch.Tensor, ...]]
@@ -49,7 +51,11 @@ THIRDS_TRANSPOSED = Op(
 
 def drop_rows(count: int) -> Op:
     """Their position tables start with `count` rows that no token reads."""
-    return Op(f"from row {count}", lambda t: (t[count:],), lambda t: torch.cat([torch.zeros_like(t[:1]).expand(count, -1), t]))
+    return Op(
+        f"from row {count}",
+        lambda t: (t[count:],),
+        lambda t: torch.cat([torch.zeros_like(t[:1]).expand(count, -1), t]),
+    )
 
 
 def scaled(factor: float) -> Op:
@@ -87,13 +93,14 @@ def then(first: Op, second: Op) -> Op:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """Tensors that are the same thing. `also` are other names of theirs for it: a file has one or several of them, and
-    where it has several they must be equal. `otherwise` is what to read where a file has none of these. Without `ours` it is
-    a tensor that they need and we do not have. With "" for `theirs` it is one that we need and they compute: only if ours is
-    what they compute can it be converted back.
+    """Tensors that are the same thing. `also` are other names of theirs for it: a file has one or
+    several of them, and where it has several they must be equal. `otherwise` is what to read where
+    a file has none of these. Without `ours` it is a tensor that they need and we do not have. With
+    "" for `theirs` it is one that we need and they compute: only if ours is what they compute can
+    it be converted back.
 
-    `beside` are more tensors of theirs that `op` takes, forwards only. `stored` is the name in files, where that is not the
-    name in the class: both are read, and the one in files is written.
+    `beside` are more tensors of theirs that `op` takes, forwards only. `stored` is the name in
+    files, where that is not the name in the class: both are read, and the one in files is written.
     """
 
     ours: tuple[str, ...]
@@ -113,30 +120,41 @@ class TensorMap:
         return tuple(name for name in (*self.names, *self.otherwise, *self.beside) if name)
 
 
-def tensor_map(ours: str, theirs: str, op: Op = SAME, also: tuple[str, ...] = (), otherwise: tuple[str, ...] = ()) -> TensorMap:
+def tensor_map(
+    ours: str,
+    theirs: str,
+    op: Op = SAME,
+    also: tuple[str, ...] = (),
+    otherwise: tuple[str, ...] = (),
+) -> TensorMap:
     return TensorMap((ours,), theirs, op, also, otherwise)
 
 
 def linear(ours: str, theirs: str, bias: bool = True) -> list[TensorMap]:
     """The weight and the bias of a linear map or a LayerNorm."""
-    return [tensor_map(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")[: 1 + bias]]
+    return [
+        tensor_map(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")[: 1 + bias]
+    ]
 
 
 def tokens(theirs: str, head: str, tied: bool) -> list[TensorMap]:
     """The embeddings of a model of one stack, and `head`, the projection to the vocabulary."""
-    maps = [tensor_map("model.embeddings.embed_tokens.weight", theirs, also=(head,) if tied else ())]
+    maps = [
+        tensor_map("model.embeddings.embed_tokens.weight", theirs, also=(head,) if tied else ())
+    ]
     return maps if tied else [*maps, tensor_map("lm_head.weight", head)]
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
+# ------------------------------------------------------------------------------------------ reading
 
 
 class TensorFiles:
     """The tensors of a checkpoint directory or of one file, by name, read when asked for.
 
-    `shapes` maps each name to its shape and dtype. `prefixed` are the names that had the prefix of a base model.
-    `removed` are tensors that are not to be converted. safetensors are preferred, whole or in shards; pickles are read with
-    `weights_only=True`, and mapped into memory, but for those of torch before 1.6, of which a warning tells.
+    `shapes` maps each name to its shape and dtype. `prefixed` are the names that had the prefix of
+    a base model. `removed` are tensors that are not to be converted. safetensors are preferred,
+    whole or in shards; pickles are read with `weights_only=True`, and mapped into memory, but for
+    those of torch before 1.6, of which a warning tells.
 
     Raises:
         FileNotFoundError: if there are no weights, or a shard is missing.
@@ -150,9 +168,11 @@ class TensorFiles:
         self.removed: list[str] = []
         self._where: dict[str, tuple[Path, str]] = {}
         self._pickled: dict[str, torch.Tensor] = {}
-        for file in [self.path] if self.path.is_file() else weight_files(self.path, (WEIGHTS, PICKLE)):
+        is_file = self.path.is_file()
+        for file in [self.path] if is_file else weight_files(self.path, (WEIGHTS, PICKLE)):
             check_no_pointer(file)
-            self._open_safetensors(file) if file.suffix == ".safetensors" else self._open_pickle(file)
+            is_safe = file.suffix == ".safetensors"
+            self._open_safetensors(file) if is_safe else self._open_pickle(file)
 
     def _open_safetensors(self, file: Path) -> None:
         found = stored_shapes(file)
@@ -164,28 +184,46 @@ class TensorFiles:
         try:
             tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
         except Exception as error:  # torch raises its own, zipfile's and pickle's errors
-            raise ValueError(f"{file} does not load with weights_only=True: {unpickling_fault(error)}") from None
+            raise ValueError(
+                f"{file} does not load with weights_only=True: {unpickling_fault(error)}"
+            ) from None
         if not is_mapped:
-            logger.warning(f"{file} is of torch before 1.6 and cannot be mapped: it is in memory as a whole")
-        if not isinstance(tensors, dict) or not all(map(is_named_tensor, tensors, tensors.values())):
-            raise ValueError(f"{file} holds {type(tensors).__name__}, expected a state dict: names and dense tensors")
+            logger.warning(
+                f"{file} is of torch before 1.6 and cannot be mapped: it is in memory as a whole"
+            )
+        if not isinstance(tensors, dict) or not all(
+            map(is_named_tensor, tensors, tensors.values())
+        ):
+            raise ValueError(
+                f"{file} holds {type(tensors).__name__}, expected a state dict: names and dense "
+                f"tensors"
+            )
         for name, tensor in tensors.items():
             if tensor.dtype not in DTYPE_NAMES:
-                raise ValueError(f"{file}: {name} is of type {tensor.dtype}, expected one of {list(DTYPE_NAMES.values())}")
+                raise ValueError(
+                    f"{file}: {name} is of type {tensor.dtype}, expected one of "
+                    f"{list(DTYPE_NAMES.values())}"
+                )
         self._pickled |= tensors
-        self.shapes |= {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+        self.shapes |= {
+            name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()
+        }
 
     def rename(self, new_name: Callable[[str], str]) -> None:
         for names in (self.shapes, self._where, self._pickled):
             renamed = {new_name(name): value for name, value in names.items()}
             if len(renamed) != len(names):
-                raise ValueError(f"{self.path} has tensors under two names each: {sorted(names)[:5]} ...")
+                raise ValueError(
+                    f"{self.path} has tensors under two names each: {sorted(names)[:5]} ..."
+                )
             names.clear()
             names.update(renamed)
 
     def strip(self, prefix: str) -> None:
         """Remove `prefix`, that of a base model inside of a model with a head, from all names."""
-        self.prefixed = {name.removeprefix(prefix) for name in self.shapes if name.startswith(prefix)}
+        self.prefixed = {
+            name.removeprefix(prefix) for name in self.shapes if name.startswith(prefix)
+        }
         self.rename(lambda name: name.removeprefix(prefix))
 
     def remove(self, names: Iterable[str]) -> None:
@@ -205,26 +243,38 @@ class TensorFiles:
 
 def unpickling_fault(error: Exception) -> str:
     """Return what torch found wrong, without its advice to load with code."""
-    lines = [line.strip() for line in str(error).partition("\n\nCheck the documentation")[0].splitlines() if line.strip()]
+    lines = [
+        line.strip()
+        for line in str(error).partition("\n\nCheck the documentation")[0].splitlines()
+        if line.strip()
+    ]
     fault = lines[-1] if lines else type(error).__name__
     return fault.removeprefix("WeightsUnpickler error: ").partition(". Please use")[0]
 
 
 def is_named_tensor(name: object, value: object) -> bool:
-    return isinstance(name, str) and isinstance(value, torch.Tensor) and value.layout == torch.strided
+    return (
+        isinstance(name, str) and isinstance(value, torch.Tensor) and value.layout == torch.strided
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------- writing
+# ------------------------------------------------------------------------------------------ writing
 
 
-def write_safetensors(path: Path, shapes: Shapes, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Writes `tensors`, names and tensors in the order of `shapes`, one after the other: the header, which comes first,
-    needs their shapes and types only."""
+def write_safetensors(
+    path: Path, shapes: Shapes, tensors: Iterable[tuple[str, torch.Tensor]]
+) -> None:
+    """Writes `tensors`, names and tensors in the order of `shapes`, one after the other: the
+    header, which comes first, needs their shapes and types only."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name, (shape, dtype) in shapes.items():
         end = start + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        header[name] = {
+            "dtype": DTYPE_NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [start, end],
+        }
         start = end
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
@@ -232,5 +282,8 @@ def write_safetensors(path: Path, shapes: Shapes, tensors: Iterable[tuple[str, t
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for (name, (shape, dtype)), (found, tensor) in zip(shapes.items(), tensors, strict=True):
             if (found, tuple(tensor.shape), tensor.dtype) != (name, shape, dtype):
-                raise RuntimeError(f"{found} {tuple(tensor.shape)} {tensor.dtype} where {name} {shape} {dtype} was announced")
+                raise RuntimeError(
+                    f"{found} {tuple(tensor.shape)} {tensor.dtype} where {name} {shape} {dtype} "
+                    "was announced"
+                )
             file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)

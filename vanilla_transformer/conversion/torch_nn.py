@@ -1,5 +1,5 @@
-"""torch.nn.TransformerEncoder, TransformerDecoder and Transformer: queries, keys and values are one matrix; what a state dict
-does not hold (heads, order of norms, activation, embeddings) is given."""
+"""torch.nn.TransformerEncoder, TransformerDecoder and Transformer: queries, keys and values are one
+matrix; what a state dict does not hold (heads, order of norms, activation, embeddings) is given."""
 
 import dataclasses
 import difflib
@@ -30,28 +30,34 @@ ENCODER_NAMES = {
     "norm2": "feed_forward_norm",
 }
 DECODER_NAMES = ENCODER_NAMES | {"norm2": "cross_attn_norm", "norm3": "feed_forward_norm"}
-ATTENTION = re.compile(r"(layers\.\d+)\.(self_attn|multihead_attn)\.(in_proj_|out_proj\.)(weight|bias)")
+ATTENTION = re.compile(
+    r"(layers\.\d+)\.(self_attn|multihead_attn)\.(in_proj_|out_proj\.)(weight|bias)"
+)
 LAYER = re.compile(r"layers\.\d+\.(self_attn\.in_proj_|linear1\.)")
 OTHER_PARTS = re.compile(r"(layers\.\d+)\.(\w+)\.(weight|bias)")
 
 
-def from_torch(state_dict: Tensors, num_attention_heads: int, embeddings: Tensors, **fields: Any) -> PreTrainedModel:
-    """A `VanillaEncoderModel`, a `VanillaDecoderModel` (with cross-attention) or a `VanillaSeq2SeqModel` with the weights of
-    a torch module, in evaluation mode.
+def from_torch(
+    state_dict: Tensors, num_attention_heads: int, embeddings: Tensors, **fields: Any
+) -> PreTrainedModel:
+    """A `VanillaEncoderModel`, a `VanillaDecoderModel` (with cross-attention) or a
+    `VanillaSeq2SeqModel` with the weights of a torch module, in evaluation mode.
 
     Args:
         state_dict: of `torch.nn.TransformerEncoder`, `TransformerDecoder` or `Transformer`.
         num_attention_heads: the module's `nhead`.
-        embeddings: `embed_tokens` (V, D), and `decoder_embed_tokens` (V, D) if the target has its own; `embed_positions`
-            (and `decoder_embed_positions`), (positions, D), if positions are learned; with one more row in front, that of
-            padding, if `position_ids_from` is not `"place"`.
-        fields: config fields that hold for the module: `norm_first`, `hidden_act` (its `activation`, `"relu"` by default),
-            `layer_norm_eps`; and for how it was fed: `scale_embedding`, `position_embedding_type`, token ids ...
+        embeddings: `embed_tokens` (V, D), and `decoder_embed_tokens` (V, D) if the target has its
+            own; `embed_positions` (and `decoder_embed_positions`), (positions, D), if positions are
+            learned; with one more row in front, that of padding, if `position_ids_from` is not
+            `"place"`.
+        fields: config fields that hold for the module: `norm_first`, `hidden_act` (its
+            `activation`, `"relu"` by default), `layer_norm_eps`; and for how it was fed:
+            `scale_embedding`, `position_embedding_type`, token ids ...
 
     Raises:
         UsageError: for fields that no config has, or values that no config takes.
-        ValueError: for tensors of none of the three modules, missing tensors, and embeddings that are unknown or of other
-            shapes.
+        ValueError: for tensors of none of the three modules, missing tensors, and embeddings that
+            are unknown or of other shapes.
     """
     check_matrices(state_dict, embeddings)
     stacks = split_stacks(state_dict)
@@ -69,50 +75,73 @@ def check_state_dict(file: Path) -> None:
     """Check by its names that `file` is the state dict of a torch module.
 
     Raises:
-        ValueError: for a file without tensors, or with those of another library, as the weights of a checkpoint are.
+        ValueError: for a file without tensors, or with those of another library, as the weights of
+            a checkpoint are.
     """
     check_no_pointer(file)
-    expected = f"expected a checkpoint directory{parent_hint(file)}, or the file of a torch.nn.Transformer's state dict"
+    expected = (
+        f"expected a checkpoint directory{parent_hint(file)}, or the file of a "
+        "torch.nn.Transformer's state dict"
+    )
     try:
         names = list(TensorFiles(file).shapes)
     except ValueError as error:
         raise ValueError(f"{file} is a file without tensors, {expected}: {error}") from None
     if not any(LAYER.search(name) for name in names):
-        raise ValueError(f"{file} is a file with the tensors {', '.join(names[:3])[:200]} ..., {expected}")
+        raise ValueError(
+            f"{file} is a file with the tensors {', '.join(names[:3])[:200]} ..., {expected}"
+        )
 
 
 def check_matrices(state_dict: Tensors, embeddings: Tensors) -> None:
     if unknown := embeddings.keys() - set(EMBEDDINGS):
-        raise ValueError(f"unknown embeddings {sorted(unknown)}, expected some of {', '.join(EMBEDDINGS)}")
+        raise ValueError(
+            f"unknown embeddings {sorted(unknown)}, expected some of {', '.join(EMBEDDINGS)}"
+        )
     if "embed_tokens" not in embeddings:
         raise ValueError(f"embed_tokens is missing from the embeddings, got {sorted(embeddings)}")
-    first_maps = {name: tensor for name, tensor in state_dict.items() if name.endswith("linear1.weight")}
+    first_maps = {
+        name: tensor for name, tensor in state_dict.items() if name.endswith("linear1.weight")
+    }
     for name, tensor in [*embeddings.items(), *first_maps.items()]:
         if tensor.dim() != 2 or not tensor.is_floating_point():
-            raise ValueError(f"{name} is {list(tensor.shape)}, {tensor.dtype}, expected a matrix of floating point")
+            raise ValueError(
+                f"{name} is {list(tensor.shape)}, {tensor.dtype}, expected a matrix of "
+                f"floating point"
+            )
 
 
 def split_stacks(state_dict: Tensors) -> dict[str, Tensors]:
-    """The tensors of each stack, by what its names begin with: "encoder." and "decoder.", or "" for a stack alone."""
+    """The tensors of each stack, by what its names begin with: "encoder." and "decoder.", or "" for
+    a stack alone."""
     is_encoder_decoder = any(name.startswith("encoder.") for name in state_dict)
     sides = ("encoder.", "decoder.") if is_encoder_decoder else ("",)
     if stray := [name for name in state_dict if not name.startswith(sides)]:
         raise ValueError(f"{', '.join(stray)} belongs to no torch.nn.Transformer")
     if not any(".linear1.weight" in name for name in state_dict):
         raise ValueError(
-            f"the state dict has no layers, expected names as layers.0.linear1.weight, got {sorted(state_dict)[:5]}"
+            f"the state dict has no layers, expected names as layers.0.linear1.weight, got "
+            f"{sorted(state_dict)[:5]}"
         )
-    stacks = {side: {n.removeprefix(side): t for n, t in state_dict.items() if n.startswith(side)} for side in sides}
+    stacks = {
+        side: {n.removeprefix(side): t for n, t in state_dict.items() if n.startswith(side)}
+        for side in sides
+    }
     if len({"norm.weight" in tensors for tensors in stacks.values()}) > 1:
         raise ValueError("only one of encoder and decoder has a final norm, expected both or none")
     return stacks
 
 
 def shape_fields(state_dict: Tensors, stacks: dict[str, Tensors]) -> Fields:
-    depths = {side: len({n.split(".")[1] for n in t if n.startswith("layers.")}) for side, t in stacks.items()}
+    depths = {
+        side: len({n.split(".")[1] for n in t if n.startswith("layers.")})
+        for side, t in stacks.items()
+    }
     names = {"": "num_hidden_layers", "encoder.": "encoder_layers", "decoder.": "decoder_layers"}
     return {names[side]: depth for side, depth in depths.items()} | {
-        "intermediate_size": next(len(t) for n, t in state_dict.items() if n.endswith("linear1.weight")),
+        "intermediate_size": next(
+            len(t) for n, t in state_dict.items() if n.endswith("linear1.weight")
+        ),
         "final_norm": all("norm.weight" in tensors for tensors in stacks.values()),
         "linear_bias": any(name.endswith("linear1.bias") for name in state_dict),
     }
@@ -152,7 +181,8 @@ def stack_weights(tensors: Tensors) -> Tensors:
             weights[name] = tensor
         else:
             raise ValueError(f"{name} belongs to no torch.nn.Transformer")
-    for name in [name for name in weights if name.endswith("norm.weight")]:  # without biases, torch's norms have none either
+    # without biases, torch's norms have none either
+    for name in [name for name in weights if name.endswith("norm.weight")]:
         weights.setdefault(name.replace("weight", "bias"), torch.zeros_like(weights[name]))
     return weights
 
@@ -163,18 +193,26 @@ def attention_weights(match: re.Match[str], tensor: torch.Tensor) -> Tensors:
     if projection == "out_proj.":
         return {f"{attention}.o_proj.{part}": tensor}
     if tensor.dim() == 0 or len(tensor) % 3 or not len(tensor):
-        raise ValueError(f"{match[0]} has the shape {list(tensor.shape)}, expected queries, keys and values in one")
+        raise ValueError(
+            f"{match[0]} has the shape {list(tensor.shape)}, expected queries, keys and "
+            f"values in one"
+        )
     return {f"{attention}.{p}_proj.{part}": t for p, t in zip("qkv", tensor.chunk(3), strict=True)}
 
 
 def check_fields(fields: Iterable[str], *config_classes: type[PreTrainedConfig]) -> None:
-    """Raises a UsageError for names that none of `config_classes`, by default all of ours, adds to those of every config."""
+    """Raises a UsageError for names that none of `config_classes`, by default all of ours, adds to
+    those of every config."""
     common = {field.name for field in dataclasses.fields(PreTrainedConfig)}
-    known = {name for config in config_classes or CONFIGS.values() for name in config.field_names()} - common
+    known = {
+        name for config in config_classes or CONFIGS.values() for name in config.field_names()
+    } - common
     for name in fields:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            raise UsageError(f"no config field {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+            raise UsageError(
+                f"no config field {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+            )
 
 
 def build(fields: Fields, weights: Tensors) -> PreTrainedModel:
@@ -192,7 +230,11 @@ def build(fields: Fields, weights: Tensors) -> PreTrainedModel:
         config = config_class(**fields)
     except (ValueError, TypeError, StrictDataclassError) as error:
         raise UsageError(one_line(error)) from None
-    check_depth(config, {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()}, "the state dict")
+    check_depth(
+        config,
+        {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()},
+        "the state dict",
+    )
     with torch.device("meta"):
         model = getattr(models, f"Vanilla{variant}Model")(config)
     check_weights(model, weights)
@@ -205,9 +247,14 @@ def build(fields: Fields, weights: Tensors) -> PreTrainedModel:
 def check_weights(model: PreTrainedModel, weights: Tensors) -> None:
     """They must be those of the model, in their shapes."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for what, names in (("missing", expected.keys() - weights.keys()), ("unknown", weights.keys() - expected.keys())):
+    for what, names in (
+        ("missing", expected.keys() - weights.keys()),
+        ("unknown", weights.keys() - expected.keys()),
+    ):
         if names:
-            raise ValueError(f"tensors that are {what} for a {type(model).__name__}: {', '.join(sorted(names))}")
+            raise ValueError(
+                f"tensors that are {what} for a {type(model).__name__}: {', '.join(sorted(names))}"
+            )
     for name, tensor in weights.items():
         if tuple(tensor.shape) != expected[name]:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {expected[name]}")

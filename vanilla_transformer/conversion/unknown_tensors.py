@@ -1,4 +1,5 @@
-"""Tensors of a source that no class of its family has: further heads beside the model, or parts of it that differ."""
+"""Tensors of a source that no class of its family has: further heads beside the model, or parts of
+it that differ."""
 
 import os
 from collections.abc import Collection
@@ -9,12 +10,16 @@ HEADS = "cls"  # the module in which BERT has all its heads
 
 
 def check_foreign_prefix(files: TensorFiles, known: Collection[str]) -> None:
-    """Raise ValueError if all names begin with a module that no class of the family has, as training wrappers add it."""
+    """Raise ValueError if all names begin with a module that no class of the family has, as
+    training wrappers add it."""
     prefix = os.path.commonprefix(list(files.shapes))
     prefix = prefix[: prefix.rfind(".") + 1]
     if prefix and is_foreign(prefix, set(files.shapes), set(known)):
         expected = f"expected names such as {min(known)}"
-        raise ValueError(f"{files.path}: all names of tensors begin with {prefix!r}, {expected}: save them without it")
+        raise ValueError(
+            f"{files.path}: all names of tensors begin with {prefix!r}, {expected}: save them "
+            f"without it"
+        )
 
 
 def is_foreign(prefix: str, names: set[str], known: set[str]) -> bool:
@@ -24,7 +29,9 @@ def is_foreign(prefix: str, names: set[str], known: set[str]) -> bool:
     return not names & known and bool({name.removeprefix(prefix) for name in names} & known)
 
 
-def further_heads(names: Collection[str], known: Collection[str], files: TensorFiles, fault: str) -> list[str]:
+def further_heads(
+    names: Collection[str], known: Collection[str], files: TensorFiles, fault: str
+) -> list[str]:
     """Return those of `names` that are not `known`, which are heads beside the model.
 
     Raises:

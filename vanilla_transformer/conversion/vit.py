@@ -1,5 +1,6 @@
-"""ViT (Dosovitskiy et al. 2021): an encoder of images with a class token before the patches, learned positions and pre-norm.
-Its files have the names that its class had before transformers 5."""
+"""ViT (Dosovitskiy et al. 2021): an encoder of images with a class token before the patches,
+learned positions and pre-norm. Its files have the names that its class had before transformers
+5."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -31,10 +32,14 @@ LAYER = (
     ("feed_forward.down_proj", "mlp.fc2", "output.dense"),
     ("feed_forward_norm", "layernorm_after", "layernorm_after"),
 )
-ZERO_BIAS = Op("with a bias of zeros", lambda t: (t, torch.zeros_like(t[:, 0])), lambda weight, bias: weight)
+ZERO_BIAS = Op(
+    "with a bias of zeros", lambda t: (t, torch.zeros_like(t[:, 0])), lambda weight, bias: weight
+)
 
 
-def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
     """The config fields that ViT and DeiT share, ours from theirs."""
     require(theirs, pooler_output_size=theirs.hidden_size)
     return encoder_fields(theirs) | {
@@ -86,7 +91,9 @@ def to_source_config(ours: VanillaVisionConfig, architecture: str) -> Fields:
     }
 
 
-def tensor_maps(ours: VanillaVisionConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+def tensor_maps(
+    ours: VanillaVisionConfig, theirs: PreTrainedConfig, architecture: str
+) -> list[TensorMap]:
     first = tensor_map("model.embeddings.first_tokens", "embeddings.cls_token", ROW)
     return [first, *body(ours, theirs.qkv_bias), *linear("classifier", "classifier")]
 
@@ -110,12 +117,19 @@ def patches(ours: VanillaVisionConfig) -> list[TensorMap]:
     ]
 
 
-def layer(ours: str, theirs: str, stored: str, names: tuple[tuple[str, ...], ...], has_qkv_bias: bool) -> list[TensorMap]:
-    """Of the layer that is called `ours`, `theirs` in the class and `stored` in files; `names` are as `LAYER`."""
+def layer(
+    ours: str, theirs: str, stored: str, names: tuple[tuple[str, ...], ...], has_qkv_bias: bool
+) -> list[TensorMap]:
+    """Of the layer that is called `ours`, `theirs` in the class and `stored` in files; `names` are
+    as `LAYER`."""
     maps = []
     for name, in_class, in_files in names:
         weight, bias = (
-            TensorMap((f"{ours}.{name}.{part}",), f"{theirs}.{in_class}.{part}", stored=f"{stored}.{in_files}.{part}")
+            TensorMap(
+                (f"{ours}.{name}.{part}",),
+                f"{theirs}.{in_class}.{part}",
+                stored=f"{stored}.{in_files}.{part}",
+            )
             for part in ("weight", "bias")
         )
         if name.endswith(("q_proj", "k_proj", "v_proj")) and not has_qkv_bias:

@@ -1,4 +1,5 @@
-"""XGLM (Lin et al. 2022): M2M100's decoder alone, its positions those of the places from row 2 on."""
+"""XGLM (Lin et al. 2022): M2M100's decoder alone, its positions those of the places from row 2
+on."""
 
 from collections.abc import Collection
 
@@ -16,20 +17,35 @@ PREFIX = "model."
 UNUSED = r"embed_positions\.weights"
 
 
-def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
     require(theirs, add_cross_attention=False)
     fields = {"num_hidden_layers": theirs.num_layers, "norm_first": True, "lm_head_bias": False}
     return bart.stack_fields(theirs) | {"position_embedding_type": "learned"} | fields
 
 
-def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+def tensor_maps(
+    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
+) -> list[TensorMap]:
     rows = theirs.max_position_embeddings
-    table = constant("sinusoids", lambda: fairseq_table(rows + 2, theirs.d_model, theirs.pad_token_id)[2:])
+    table = constant(
+        "sinusoids", lambda: fairseq_table(rows + 2, theirs.d_model, theirs.pad_token_id)[2:]
+    )
     maps = tokens("embed_tokens.weight", "lm_head.weight", theirs.tie_word_embeddings)
     maps.append(TensorMap(("model.embeddings.embed_positions.weight",), "", table))
-    return maps + bart.layers("model.layers", "layers", ours.num_hidden_layers) + linear("model.norm", "layer_norm")
+    return (
+        maps
+        + bart.layers("model.layers", "layers", ours.num_hidden_layers)
+        + linear("model.norm", "layer_norm")
+    )
 
 
 def check_tensors(files: TensorFiles, theirs: PreTrainedConfig) -> None:
-    """Old files hold the table of sinusoids, which is not converted. Raises ValueError for another table."""
-    check_table(files, "embed_positions.weights", lambda rows: fairseq_table(rows, theirs.d_model, theirs.pad_token_id))
+    """Old files hold the table of sinusoids, which is not converted. Raises ValueError for another
+    table."""
+    check_table(
+        files,
+        "embed_positions.weights",
+        lambda rows: fairseq_table(rows, theirs.d_model, theirs.pad_token_id),
+    )

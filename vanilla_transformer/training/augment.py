@@ -1,5 +1,5 @@
-"""Augmentation of training rows, another one each time a row is seen: words that are masked, left out or replaced, and other
-subwords of the same words."""
+"""Augmentation of training rows, another one each time a row is seen: words that are masked, left
+out or replaced, and other subwords of the same words."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -14,12 +14,13 @@ from .recipe import TEXT_AUGMENTATION, Recipe
 from .tasks import TASKS
 
 Row = dict[str, list | str]
-Augmentation = Callable[[Row, Random], tuple[Row, ...]]  # a row -> what the model sees of it: one row or, for R-Drop, two
+# a row -> what the model sees of it: one row or, for R-Drop, two
+Augmentation = Callable[[Row, Random], tuple[Row, ...]]
 
 
 class AugmentedDataset:
-    """Rows with another augmentation in each epoch. It depends on the seed, the epoch and the row's number alone, so that a run
-    that is resumed from a checkpoint sees what it would have seen.
+    """Rows with another augmentation in each epoch. It depends on the seed, the epoch and the row's
+    number alone, so that a run that is resumed from a checkpoint sees what it would have seen.
 
     Args:
         rows: the rows as they are.
@@ -46,12 +47,15 @@ class AugmentedDataset:
 
 
 def augment(rows: list[Row], augmentation: Augmentation, seeds: list[str]) -> list[Row]:
-    """The first view of each row, with a seed for each, then the second view of each, if there are two."""
+    """The first view of each row, with a seed for each, then the second view of each, if there are
+    two."""
     views = [augmentation(row, Random(seed)) for row, seed in zip(rows, seeds, strict=True)]
     return [row for view in zip(*views, strict=True) for row in view]
 
 
-def augmentation_of(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, rows: Dataset) -> Augmentation | None:
+def augmentation_of(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, rows: Dataset
+) -> Augmentation | None:
     """That of the training rows `rows`; `None` where the model sees them as they are, once."""
     augment_row = row_augmentation(recipe, tokenizer, rows)
     r_drop = recipe.training.get("r_drop")
@@ -59,13 +63,16 @@ def augmentation_of(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, rows: Da
         return (lambda row, random: (row, row)) if r_drop else None
     if not r_drop:
         return lambda row, random: (augment_row(row, random),)
-    # Wang et al. 2021: one pass of R-Drop over whole words, one over subwords, where a row has one label, whatever its tokens.
+    # Wang et al. 2021: one pass of R-Drop over whole words, one over subwords, where a row has one
+    # label, whatever its tokens.
     if TASKS[recipe.task].ABILITIES.row_labels:
         return lambda row, random: (row, augment_row(row, random))
     return lambda row, random: (augment_row(row, random),) * 2
 
 
-def row_augmentation(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, rows: Dataset) -> Callable[[Row, Random], Row] | None:
+def row_augmentation(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, rows: Dataset
+) -> Callable[[Row, Random], Row] | None:
     """(row, random) -> another row; `None` where nothing is random."""
     task = TASKS[recipe.task]
     dropout = recipe.tokenizer.get("bpe_dropout")
@@ -74,7 +81,9 @@ def row_augmentation(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, rows: D
         return task.augment and partial(task.augment, tokenizer=tokenizer)
     tokenize = BpeDropout(tokenizer, dropout) if dropout else lambda texts, random: tokenizer(texts)
     augment_text = TextAugmentation(**shares, texts=rows["text"]) if any(shares.values()) else None
-    return partial(encode_again, augment_text=augment_text, tokenize=tokenize, task=task, data=recipe.data)
+    return partial(
+        encode_again, augment_text=augment_text, tokenize=tokenize, task=task, data=recipe.data
+    )
 
 
 def encode_again(
@@ -94,9 +103,10 @@ def encode_again(
 
 
 class BpeDropout:
-    """A tokenizer of kind "bpe" with BPE-dropout, for training text (Provilkov et al. 2020, algorithm 1): the merges of a word
-    are done in their order as ever, but at each step every one that could be done is left out with probability `dropout`. The
-    `tokenizers` library has that too, but its random numbers take no seed. Names of special tokens are text here.
+    """A tokenizer of kind "bpe" with BPE-dropout, for training text (Provilkov et al. 2020,
+    algorithm 1): the merges of a word are done in their order as ever, but at each step every one
+    that could be done is left out with probability `dropout`. The `tokenizers` library has that
+    too, but its random numbers take no seed. Names of special tokens are text here.
 
     Raises:
         ValueError: for a tokenizer of another kind, and a `dropout` that is no probability.
@@ -107,20 +117,33 @@ class BpeDropout:
         self.dropout = dropout
         model = json.loads(self.backend.to_str())["model"]
         if model["type"] != "BPE" or self.backend.normalizer is None:
-            raise ValueError(f'tokenizer.bpe_dropout={dropout} needs a tokenizer of kind "bpe", got one of {model["type"]}')
+            raise ValueError(
+                f'tokenizer.bpe_dropout={dropout} needs a tokenizer of kind "bpe", got one of '
+                f"{model['type']}"
+            )
         if not 0 <= dropout < 1:
-            raise ValueError(f"tokenizer.bpe_dropout is {dropout}, expected at least 0 and less than 1")
+            raise ValueError(
+                f"tokenizer.bpe_dropout is {dropout}, expected at least 0 and less than 1"
+            )
         self.ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
         self.ids = model["vocab"]
         self.unknown = tokenizer.unk_token_id
         *self.start, self.end = tokenizer("")["input_ids"]
 
     def __call__(self, texts: list[str], random: Random) -> dict[str, list[list[int]]]:
-        return {"input_ids": [[*self.start, *self.encode(text, random), self.end] for text in texts]}
+        return {
+            "input_ids": [[*self.start, *self.encode(text, random), self.end] for text in texts]
+        }
 
     def encode(self, text: str, random: Random) -> list[int]:
-        words = self.backend.pre_tokenizer.pre_tokenize_str(self.backend.normalizer.normalize_str(text))
-        return [self.ids.get(subword, self.unknown) for word, _ in words for subword in self.subwords(word, random)]
+        words = self.backend.pre_tokenizer.pre_tokenize_str(
+            self.backend.normalizer.normalize_str(text)
+        )
+        return [
+            self.ids.get(subword, self.unknown)
+            for word, _ in words
+            for subword in self.subwords(word, random)
+        ]
 
     def subwords(self, word: str, random: Random) -> list[str]:
         symbols = list(word)
@@ -135,10 +158,11 @@ class BpeDropout:
 
 
 class TextAugmentation:
-    """Another text than that of a row, which only teachers can label (after Tang et al. 2019, "data augmentation for
-    distillation"): with probability `span_crop` a span of it, all lengths and then all its places alike likely; then each word,
-    as white space separates them, is replaced with probability `word_replacement`, by one of all words of `texts`, so that
-    frequent words come often.
+    """Another text than that of a row, which only teachers can label (after Tang et al. 2019, "data
+    augmentation for distillation"): with probability `span_crop` a span of it, all lengths and then
+    all its places alike likely; then each word, as white space separates them, is replaced with
+    probability `word_replacement`, by one of all words of `texts`, so that frequent words come
+    often.
 
     Raises:
         ValueError: for a share that is no probability.
@@ -158,4 +182,7 @@ class TextAugmentation:
             length = random.randint(1, len(words))
             start = random.randint(0, len(words) - length)
             words = words[start : start + length]
-        return " ".join(random.choice(self.others) if random.random() < self.word_replacement else word for word in words)
+        return " ".join(
+            random.choice(self.others) if random.random() < self.word_replacement else word
+            for word in words
+        )

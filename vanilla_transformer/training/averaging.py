@@ -15,21 +15,33 @@ from ..companions import companions
 from ..files import MODULES, new_directory
 
 # Of a config, what has no effect on the model; of tokenizer.json, what the last call left.
-NEUTRAL = {"_name_or_path", "transformers_version", "dtype", "auto_map", "custom_pipelines", "use_cache", "output_attentions"}
+NEUTRAL = {
+    "_name_or_path",
+    "transformers_version",
+    "dtype",
+    "auto_map",
+    "custom_pipelines",
+    "use_cache",
+    "output_attentions",
+}
 NEUTRAL |= {"output_hidden_states", "return_dict"}
 OF_A_CALL = {"padding", "truncation"}
 
 
 def average(
-    checkpoints: list[str | os.PathLike], out: str | os.PathLike, force: bool = False, variant: str | None = None
+    checkpoints: list[str | os.PathLike],
+    out: str | os.PathLike,
+    force: bool = False,
+    variant: str | None = None,
 ) -> None:
-    """Writes `averaged(checkpoints)` to the directory `out`, with the tokenizer of the first, and its modules of
-    sentence-transformers, whose weights are averaged too. `variant` is as in `averaged`.
+    """Writes `averaged(checkpoints)` to the directory `out`, with the tokenizer of the first, and
+    its modules of sentence-transformers, whose weights are averaged too. `variant` is as in
+    `averaged`.
 
     Raises:
         FileExistsError: if `out` cannot be written, see `files.new_directory`.
-        FileNotFoundError, ValueError: as `averaged` and `companions`; ValueError for another tokenizer.json, and for other
-            modules.
+        FileNotFoundError, ValueError: as `averaged` and `companions`; ValueError for another
+            tokenizer.json, and for other modules.
     """
     with new_directory(out, force, checkpoints) as directory:
         model = averaged(checkpoints, variant)
@@ -44,22 +56,28 @@ def average(
 
 
 def averaged(checkpoints: list[str | os.PathLike], variant: str | None = None) -> PreTrainedModel:
-    """The model of the first checkpoint with the mean, in float64, of the weights of all, which are those of
-    `variant` as in `checkpoint.load_checkpoint`.
+    """The model of the first checkpoint with the mean, in float64, of the weights of all, which are
+    those of `variant` as in `checkpoint.load_checkpoint`.
 
     Raises:
-        FileNotFoundError, ValueError: as `checkpoint.load_checkpoint`; ValueError if their architectures, the shapes of
-            their weights or their configs differ.
+        FileNotFoundError, ValueError: as `checkpoint.load_checkpoint`; ValueError if their
+            architectures, the shapes of their weights or their configs differ.
     """
     model = load(checkpoints[0], variant)
     sums = {name: weight.double() for name, weight in model.named_parameters()}
     for checkpoint in checkpoints[1:]:
         other = load(checkpoint, variant)
         weights = dict(other.named_parameters())
-        shapes, expected = ({name: tuple(weight.shape) for name, weight in each.items()} for each in (weights, sums))
+        shapes, expected = (
+            {name: tuple(weight.shape) for name, weight in each.items()} for each in (weights, sums)
+        )
         if type(other) is not type(model) or shapes != expected:
-            raise ValueError(f"{checkpoint} is not of the same architecture and shape as {checkpoints[0]}")
-        check_equal(other.config.to_dict(), model.config.to_dict(), (checkpoint, checkpoints[0]), NEUTRAL)
+            raise ValueError(
+                f"{checkpoint} is not of the same architecture and shape as {checkpoints[0]}"
+            )
+        check_equal(
+            other.config.to_dict(), model.config.to_dict(), (checkpoint, checkpoints[0]), NEUTRAL
+        )
         for name, weight in weights.items():
             sums[name] = sums[name] + weight.double()
     with torch.no_grad():
@@ -77,20 +95,29 @@ def check_tokenizers(checkpoints: list[str | os.PathLike]) -> None:
 
 
 def average_modules(checkpoints: list[str | os.PathLike], directory: Path) -> None:
-    """Their weights become the mean, in float64, of those of all checkpoints; their configs must be the same."""
+    """Their weights become the mean, in float64, of those of all checkpoints; their configs must be
+    the same."""
     of_each = [companions(checkpoint) for checkpoint in checkpoints]
     first, *others = of_each
     for checkpoint, other in zip(checkpoints[1:], others):
         if other.modules != first.modules:
             one, same = ([module.kind for module in each.modules] for each in (other, first))
-            raise ValueError(f"{checkpoint} has the modules {one}, expected {same} as {checkpoints[0]} has")
+            raise ValueError(
+                f"{checkpoint} has the modules {one}, expected {same} as {checkpoints[0]} has"
+            )
         for name in {*first.files, *other.files} - {MODULES}:
             places = [Path(each, name) for each in (checkpoint, checkpoints[0])]
             one, same = (each.files.get(name) for each in (other, first))
             if name.endswith(".json"):
-                check_equal(*(read_json(file) if file else {} for file in (one, same)), places, {"__version__"})
+                check_equal(
+                    *(read_json(file) if file else {} for file in (one, same)),
+                    places,
+                    {"__version__"},
+                )
             elif not (one and same and name.endswith(".safetensors")):
-                raise ValueError(f"{places[0]} and {places[1]} have no mean, expected both, as safetensors")
+                raise ValueError(
+                    f"{places[0]} and {places[1]} have no mean, expected both, as safetensors"
+                )
     first.copy(directory)
     for name in first.files:
         if name.endswith(".safetensors"):
@@ -98,13 +125,15 @@ def average_modules(checkpoints: list[str | os.PathLike], directory: Path) -> No
 
 
 def mean(files: list[Path]) -> dict[str, torch.Tensor]:
-    """Raises ValueError naming the first file that is no safetensors, or has other tensors than the first."""
+    """Raises ValueError naming the first file that is no safetensors, or has other tensors than the
+    first."""
     shapes = [{name: shape for name, (shape, _) in stored_shapes(file).items()} for file in files]
     for file, file_shapes in zip(files, shapes):
         check_equal(file_shapes, shapes[0], (file, files[0]), set())
     parts = [load_file(file) for file in files]
     return {
-        name: (sum(part[name].double() for part in parts) / len(parts)).to(tensor.dtype) for name, tensor in parts[0].items()
+        name: (sum(part[name].double() for part in parts) / len(parts)).to(tensor.dtype)
+        for name, tensor in parts[0].items()
     }
 
 
@@ -113,7 +142,9 @@ def check_equal(found: dict, expected: dict, places: tuple, neutral: set[str]) -
     for key in sorted((found.keys() | expected.keys()) - neutral):
         if found.get(key) != expected.get(key):
             name, one, other = difference(key, found.get(key), expected.get(key))
-            raise ValueError(f"{places[0]} has {name} {shown(one)}, expected {shown(other)} as {places[1]} has")
+            raise ValueError(
+                f"{places[0]} has {name} {shown(one)}, expected {shown(other)} as {places[1]} has"
+            )
 
 
 def difference(name: str, one: object, other: object) -> tuple[str, object, object]:
@@ -123,4 +154,8 @@ def difference(name: str, one: object, other: object) -> tuple[str, object, obje
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return name, one, other
     key = next((key for key in [*one, *other] if one.get(key) != other.get(key)), None)
-    return (name, one, other) if key is None else difference(f"{name}.{key}", one.get(key), other.get(key))
+    return (
+        (name, one, other)
+        if key is None
+        else difference(f"{name}.{key}", one.get(key), other.get(key))
+    )

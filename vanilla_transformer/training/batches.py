@@ -14,21 +14,28 @@ BUFFER = 10_000  # rows of a stream that are shuffled, and sorted by length, tog
 
 
 class TokenBatches:
-    """Batches as the items of a data set: item i is a list of rows of like length, so that little of a batch is padding and
-    all batches cost about the same (section 5.1 of the paper). They are made once; `Trainer` shuffles their order.
+    """Batches as the items of a data set: item i is a list of rows of like length, so that little
+    of a batch is padding and all batches cost about the same (section 5.1 of the paper). They are
+    made once; `Trainer` shuffles their order.
 
     Args:
         rows: what the batches are made of.
         lengths: the numbers of tokens of each row, one for each of its sides; sorted by the first.
         limit: tokens of the longest side of a batch, padding included, by these `lengths`.
-        each: the number of batches is a multiple of this, those of an update over all processes, so that none of these has
-            fewer: as many of the largest as it takes are cut in two.
+        each: the number of batches is a multiple of this, those of an update over all processes, so
+            that none of these has fewer: as many of the largest as it takes are cut in two.
 
     Raises:
         ValueError: for a row that is longer than `limit`.
     """
 
-    def __init__(self, rows: Dataset | AugmentedDataset, lengths: list[tuple[int, ...]], limit: int, each: int = 1):
+    def __init__(
+        self,
+        rows: Dataset | AugmentedDataset,
+        lengths: list[tuple[int, ...]],
+        limit: int,
+        each: int = 1,
+    ):
         self.rows = rows
         self.batches = cut(lengths, limit)
         for _ in range(min(-len(self.batches) % each, len(rows) - len(self.batches))):
@@ -49,10 +56,13 @@ class TokenBatches:
 
 
 class TokenStream(torch.utils.data.IterableDataset):
-    """The same of rows that are read as they are needed, again and again without an end: `BUFFER` rows are shuffled and cut
-    into batches, then the next ones. `augmentation` and `seed` as in `AugmentedDataset`."""
+    """The same of rows that are read as they are needed, again and again without an end: `BUFFER`
+    rows are shuffled and cut into batches, then the next ones. `augmentation` and `seed` as in
+    `AugmentedDataset`."""
 
-    def __init__(self, rows: IterableDataset, limit: int, seed: int, augmentation: Augmentation | None = None):
+    def __init__(
+        self, rows: IterableDataset, limit: int, seed: int, augmentation: Augmentation | None = None
+    ):
         super().__init__()
         self.rows = rows
         self.limit = limit
@@ -68,9 +78,12 @@ class TokenStream(torch.utils.data.IterableDataset):
     def batches(self, columns: dict[str, list], seed: str) -> Iterator[list[Row]]:
         """Those of a part of the stream, in any order."""
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        batches = cut([tuple(len(row[name]) for name in SIDES if name in row) for row in rows], self.limit)
+        batches = cut(
+            [tuple(len(row[name]) for name in SIDES if name in row) for row in rows], self.limit
+        )
         Random(seed).shuffle(batches)
-        for places in batches:  # augmented when it is asked for: all at once would stop the training for seconds
+        # augmented when it is asked for: all at once would stop the training for seconds
+        for places in batches:
             batch = [rows[place] for place in places]
             seeds = [f"{seed} {place}" for place in places]
             yield augment(batch, self.augmentation, seeds) if self.augmentation else batch
@@ -80,7 +93,9 @@ def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
     """The places of rows in batches, as `TokenBatches` has them."""
     longest = max(map(max, lengths))
     if longest > limit:
-        raise ValueError(f"the longest row has {longest} tokens, expected at most {limit}, those of a batch")
+        raise ValueError(
+            f"the longest row has {longest} tokens, expected at most {limit}, those of a batch"
+        )
     batches = [[]]
     width = 0
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
@@ -96,6 +111,8 @@ def collate_batches(collator: Callable[[list[Row]], dict]) -> Callable[[list], d
     """`collator` for items that are rows, or lists of them."""
 
     def collate(items: list) -> dict:
-        return collator([row for item in items for row in (item if isinstance(item, list) else [item])])
+        return collator(
+            [row for item in items for row in (item if isinstance(item, list) else [item])]
+        )
 
     return collate

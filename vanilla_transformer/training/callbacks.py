@@ -20,52 +20,77 @@ from ..info import flops
 from .checkpoints import WholeCheckpoints
 from .recipe import Recipe
 
-PEAK = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}  # dense bfloat16, a second
-TOKEN_INPUTS = {"source token": "input_ids", "target token": "decoder_input_ids", "patch": "pixel_values"}
+# dense bfloat16, a second
+PEAK = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}
+TOKEN_INPUTS = {
+    "source token": "input_ids",
+    "target token": "decoder_input_ids",
+    "patch": "pixel_values",
+}
 SHOWN = 60  # characters of each row of a batch that is named in an error
 
 
 def callbacks(recipe: Recipe) -> list[TrainerCallback]:
     patience = recipe.training.get("early_stopping_patience")
     length = MaxLength(recipe.generation.get("max_length"))
-    return [WholeCheckpoints(), Epochs(), length, *([EarlyStoppingCallback(patience)] if patience else [])]
+    return [
+        WholeCheckpoints(),
+        Epochs(),
+        length,
+        *([EarlyStoppingCallback(patience)] if patience else []),
+    ]
 
 
 class Epochs(TrainerCallback):
     """Sets the epoch of the training rows, which a `DataLoader` of several processes does not."""
 
     def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, train_dataloader: DataLoader, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        train_dataloader: DataLoader,
+        **kwargs: Any,
     ) -> None:
         if hasattr(train_dataloader.dataset, "set_epoch"):
             train_dataloader.dataset.set_epoch(int(state.epoch))
 
 
 class MaxLength(TrainerCallback):
-    """`Seq2SeqTrainer` fills in a `max_length` after each batch it has generated, and `generate` warns of it at the next."""
+    """`Seq2SeqTrainer` fills in a `max_length` after each batch it has generated, and `generate`
+    warns of it at the next."""
 
     def __init__(self, max_length: int | None):
         self.max_length = max_length
 
     def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: PreTrainedModel, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: PreTrainedModel,
+        **kwargs: Any,
     ) -> None:
         if model.can_generate():
             model.generation_config.max_length = self.max_length
 
 
 class Watch(TrainerCallback):
-    """Counts the tokens that go through a model, for the log, and stops the run if a loss is not finite.
+    """Counts the tokens that go through a model, for the log, and stops the run if a loss is not
+    finite.
 
-    The log gets `tokens`, those of source and target that are not padding, or first tokens and patches, `tokens_per_second`,
-    both of all processes, and on GPUs of `PEAK` also `mfu`: model FLOPs utilisation, three times the forward pass' matrix
-    products (attention's own left out) over their peak.
+    The log gets `tokens`, those of source and target that are not padding, or first tokens and
+    patches, `tokens_per_second`, both of all processes, and on GPUs of `PEAK` also `mfu`: model
+    FLOPs utilisation, three times the forward pass' matrix products (attention's own left out) over
+    their peak.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast):
         self.tokenizer = tokenizer
         self.config = model.config
-        self.costs = {TOKEN_INPUTS[kind]: cost for kind, cost in flops(model).items() if kind in TOKEN_INPUTS}
+        self.costs = {
+            TOKEN_INPUTS[kind]: cost for kind, cost in flops(model).items() if kind in TOKEN_INPUTS
+        }
         self.start()
 
     def start(self) -> None:
@@ -74,7 +99,9 @@ class Watch(TrainerCallback):
         self.since = time.monotonic()
 
     @torch.compiler.disable
-    def forward_hook(self, model: PreTrainedModel, args: tuple, inputs: dict, outputs: dict) -> None:
+    def forward_hook(
+        self, model: PreTrainedModel, args: tuple, inputs: dict, outputs: dict
+    ) -> None:
         self.input_ids = inputs.get("input_ids")  # `generate` gives the decoder alone its own
         if model.training:
             for side in self.counts:
@@ -86,7 +113,9 @@ class Watch(TrainerCallback):
     def tokens_of(self, side: str, values: torch.Tensor) -> torch.Tensor | int:
         if side != "pixel_values":
             return (values != self.config.pad_token_id).sum()
-        rows, columns = (pixels // patch for pixels, patch in zip(values.shape[2:], self.config.patch_shape))
+        rows, columns = (
+            pixels // patch for pixels, patch in zip(values.shape[2:], self.config.patch_shape)
+        )
         return len(values) * (self.config.num_first_tokens + rows * columns)
 
     def check(self, loss: torch.Tensor) -> None:
@@ -96,10 +125,13 @@ class Watch(TrainerCallback):
                 raise FloatingPointError(f"the loss is {loss.item()} for a batch of images")
             rows = self.tokenizer.batch_decode(self.input_ids, skip_special_tokens=True)
             raise FloatingPointError(
-                f"the loss is {loss.item()} for the batch of {len(rows)} rows {[row[:SHOWN] for row in rows]}"
+                f"the loss is {loss.item()} for the batch of {len(rows)} rows "
+                f"{[row[:SHOWN] for row in rows]}"
             )
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self.start()
 
     def on_evaluate(
@@ -110,7 +142,9 @@ class Watch(TrainerCallback):
         metrics: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.since += next((value for name, value in metrics.items() if name.endswith("_runtime")), 0.0)
+        self.since += next(
+            (value for name, value in metrics.items() if name.endswith("_runtime")), 0.0
+        )
 
     def on_log(
         self,
@@ -123,7 +157,10 @@ class Watch(TrainerCallback):
         if "loss" in logs:
             seconds = time.monotonic() - self.since
             counts = over_processes(self.counts, args.device)
-            measured = {"tokens": sum(counts.values()), "tokens_per_second": round(sum(counts.values()) / seconds, 1)}
+            measured = {
+                "tokens": sum(counts.values()),
+                "tokens_per_second": round(sum(counts.values()) / seconds, 1),
+            }
             if (name := device_name()) in PEAK:
                 done = 3 * sum(count * self.costs.get(side, 0) for side, count in counts.items())
                 measured["mfu"] = round(done / seconds / (PEAK[name] * args.world_size), 4)

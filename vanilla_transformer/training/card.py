@@ -14,9 +14,9 @@ from .curves import CURVES, TIMES
 from .tasks import TASKS
 
 CARD = "README.md"
-TRANSLATES = """`pipeline("translation", model=..., trust_remote_code=True)` translates, also where vanilla-transformer is not
-installed. Where it is, `import vanilla_transformer` takes the place of `trust_remote_code`; the tasks `translation_xx_to_yy`
-need it."""
+TRANSLATES = """`pipeline("translation", model=..., trust_remote_code=True)` translates, also where
+vanilla-transformer is not installed. Where it is, `import vanilla_transformer` takes the place of
+`trust_remote_code`; the tasks `translation_xx_to_yy` need it."""
 
 
 def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool) -> ModelCard:
@@ -32,18 +32,22 @@ def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool
         model_name=name,
         eval_results=[eval_result(recipe, *score) for score in named_scores] or None,
     )
-    auto_class = next(auto for auto, loaded in config.auto_classes().items() if loaded == type(model).__name__)
+    auto_class = next(
+        auto for auto, loaded in config.auto_classes().items() if loaded == type(model).__name__
+    )
     shape = ", ".join(f"{field}={getattr(config, field)}" for field in shape_fields(config))
     parts = [
         f"# {name}",
         f"`{type(model).__name__}` with {record['parameters']:,} parameters: {shape}. "
-        f"{start(recipe)} by the recipe below; `{auto_class}.from_pretrained(..., trust_remote_code=True)` loads it.",
+        f"{start(recipe)} by the recipe below; `{auto_class}.from_pretrained(..., "
+        "trust_remote_code=True)` loads it.",
         TRANSLATES if task.ABILITIES.carries_pipeline else "",
         "## Scores",
         scores_table(named_scores, record["metrics"]),
         "## Training",
         f"![Loss, learning rate and metrics over updates]({CURVES})" if has_curves else "",
-        f"Seed {recipe['training'].get('seed', 42)}; {record['seconds']:,.0f} seconds of updates, {record['hardware']}; "
+        f"Seed {recipe['training'].get('seed', 42)}; {record['seconds']:,.0f} seconds of updates, "
+        f"{record['hardware']}; "
         f"{', '.join(f'{package} {version}' for package, version in record['versions'].items())}.",
         f"```\n{command}\n```" if (command := command_line()) else "",
         f"```toml\n{toml(recipe)}\n```",
@@ -55,12 +59,17 @@ def start(recipe: dict) -> str:
     path = recipe["model"].get("path")
     teachers = recipe["training"].get("teachers")
     begun = f"Trained from `{path}`" if path else "Trained from scratch"
-    return f"{begun} on what {len(teachers)} other models predict for the text, instead of its labels," if teachers else begun
+    return (
+        f"{begun} on what {len(teachers)} other models predict for the text, instead of its labels,"
+        if teachers
+        else begun
+    )
 
 
 def scores(metrics: dict) -> list[tuple[str, str, float]]:
     """(split, metric, value), those that are numbers; how long it took is no score."""
-    named = ((*name.split("_", 1), value) for name, value in metrics.items() if "_" in name)  # "epoch" is of no split
+    # "epoch" is of no split
+    named = ((*name.split("_", 1), value) for name, value in metrics.items() if "_" in name)
     return [score for score in named if isinstance(score[2], int | float) and score[1] not in TIMES]
 
 
@@ -82,7 +91,9 @@ def scores_table(named_scores: list[tuple[str, str, float]], metrics: dict) -> s
     if not named_scores:
         return "It was not measured: the recipe has neither validation nor test text."
     rows = [f"| {split} | {metric} | {value:.4g} |" for split, metric, value in named_scores]
-    signatures = dict.fromkeys(value for name, value in metrics.items() if name.endswith("_signature"))
+    signatures = dict.fromkeys(
+        value for name, value in metrics.items() if name.endswith("_signature")
+    )
     notes = [f"\n\nSignature: `{signature}`." for signature in signatures]
     return "\n".join(["| text | metric | value |", "|---|---|---:|", *rows]) + "".join(notes)
 
@@ -96,9 +107,15 @@ def command_line() -> str | None:
 def toml(recipe: dict) -> str:
     """The recipe as its file would be. What is `None` is left out: TOML has no word for it."""
     tables = {key: value for key, value in recipe.items() if isinstance(value, dict)}
-    blocks = ["\n".join(f"{key} = {toml_value(value)}" for key, value in recipe.items() if key not in tables)]
+    blocks = [
+        "\n".join(
+            f"{key} = {toml_value(value)}" for key, value in recipe.items() if key not in tables
+        )
+    ]
     for name, table in tables.items():
-        if rows := [f"{key} = {toml_value(value)}" for key, value in table.items() if value is not None]:
+        if rows := [
+            f"{key} = {toml_value(value)}" for key, value in table.items() if value is not None
+        ]:
             blocks.append("\n".join([f"[{name}]", *rows]))
     return "\n\n".join(blocks)
 

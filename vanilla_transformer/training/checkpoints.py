@@ -30,23 +30,29 @@ RUN = "run.json"  # in the state directory: the recipe of the run, and the hashe
 FILES = "files.json"  # in each checkpoint, written last: the hashes of its files
 # What of a recipe changes nothing of the weights that come out.
 NEUTRAL = re.compile(
-    r"save_dtype|(generation|evaluation)\..*|data\.directory|training\.(log\w*|report_to|run_name|disable_tqdm)"
+    r"save_dtype|(generation|evaluation)\..*|data\.directory"
+    r"|training\.(log\w*|report_to|run_name|disable_tqdm)"
 )
 # Schedules that do not look at where the training ends.
 ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt")
 
 
 class WholeCheckpoints(TrainerCallback):
-    """Notes the hashes of a checkpoint's files once they are written, so that one that was cut short or damaged is known, and
-    keeps `save_total_limit` of them. (`Trainer` itself would remove whatever else is called checkpoint-something.)"""
+    """Notes the hashes of a checkpoint's files once they are written, so that one that was cut
+    short or damaged is known, and keeps `save_total_limit` of them. (`Trainer` itself would remove
+    whatever else is called checkpoint-something.)"""
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self.limit = args.save_total_limit
         args.save_total_limit = None
         if state.best_model_checkpoint:  # where the state was when it was noted
             state.best_model_checkpoint = str(best_checkpoint(Path(args.output_dir), state))
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Marks the checkpoint that is about to be written as one of the run."""
         if control.should_save and args.should_save:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
@@ -55,7 +61,9 @@ class WholeCheckpoints(TrainerCallback):
 
     on_epoch_end = on_step_end
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         PartialState().wait_for_everyone()  # each process writes a file of its own
         if args.should_save:
             run = Path(args.output_dir)
@@ -63,7 +71,11 @@ class WholeCheckpoints(TrainerCallback):
             for_every_version(checkpoint)
             (checkpoint / FILES).write_text(json.dumps(hashes(checkpoint)), encoding="utf-8")
             best = Path(state.best_model_checkpoint or checkpoint)
-            others = [path for path in marked_checkpoints(run) if path not in (checkpoint, best) and noted_hashes(path)]
+            others = [
+                path
+                for path in marked_checkpoints(run)
+                if path not in (checkpoint, best) and noted_hashes(path)
+            ]
             too_many = len({checkpoint, best}) + len(others) - (self.limit or math.inf)
             for path in others[: max(0, too_many)]:
                 remove(path)
@@ -78,15 +90,22 @@ def remove(checkpoint: Path) -> None:
 
 
 def best_checkpoint(run: Path, state: TrainerState) -> Path:
-    """That of the trainer's `state`, in the directory `run`. Raises ValueError if it is damaged or not there."""
+    """That of the trainer's `state`, in the directory `run`. Raises ValueError if it is damaged or
+    not there."""
     best = run / Path(state.best_model_checkpoint).name
     if not is_whole(best):
-        raise ValueError(f"{best}, the best checkpoint until now, is damaged or not there: --restart begins anew")
+        raise ValueError(
+            f"{best}, the best checkpoint until now, is damaged or not there: --restart begins anew"
+        )
     return best
 
 
 def hashes(checkpoint: Path) -> dict[str, str]:
-    return {file.name: sha256(file) for file in sorted(checkpoint.iterdir()) if file.is_file() and file.name != FILES}
+    return {
+        file.name: sha256(file)
+        for file in sorted(checkpoint.iterdir())
+        if file.is_file() and file.name != FILES
+    }
 
 
 def sha256(path: Path) -> str:
@@ -95,8 +114,11 @@ def sha256(path: Path) -> str:
 
 
 def marked_checkpoints(state: Path) -> list[Path]:
-    """Those that a run wrote or began to, oldest first. Averages and whatever else a user puts there are none."""
-    named = [path for path in state.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    """Those that a run wrote or began to, oldest first. Averages and whatever else a user puts
+    there are none."""
+    named = [
+        path for path in state.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)
+    ]
     return sorted((path for path in named if (path / FILES).is_file()), key=step_of)
 
 
@@ -105,12 +127,15 @@ def step_of(checkpoint: Path) -> int:
 
 
 def noted_hashes(checkpoint: Path) -> dict[str, str]:
-    """By the name of the file; empty if the checkpoint was cut short, or they are not as a run writes them."""
+    """By the name of the file; empty if the checkpoint was cut short, or they are not as a run
+    writes them."""
     try:
         noted = json.loads((checkpoint / FILES).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, RecursionError):
         return {}
-    return noted if isinstance(noted, dict) and all(Path(name).name == name for name in noted) else {}
+    return (
+        noted if isinstance(noted, dict) and all(Path(name).name == name for name in noted) else {}
+    )
 
 
 def is_whole(checkpoint: Path) -> bool:
@@ -126,9 +151,15 @@ def last_checkpoints(state: Path, count: int) -> list[Path]:
     """
     last = marked_checkpoints(state)[-count:]
     if damaged := [str(path) for path in last if not is_whole(path)]:
-        raise ValueError(f"average_last={count}, and {', '.join(damaged)} is damaged: remove it, or begin anew with --restart")
+        raise ValueError(
+            f"average_last={count}, and {', '.join(damaged)} is damaged: remove it, or begin anew "
+            "with --restart"
+        )
     if len(last) < count:
-        logger.warning_once(f"average_last={count}, and {state} has {len(last)} checkpoints: the result is the mean of those")
+        logger.warning_once(
+            f"average_last={count}, and {state} has {len(last)} checkpoints: the result is the "
+            "mean of those"
+        )
     return last
 
 
@@ -138,7 +169,10 @@ def whole_checkpoints(state: Path) -> Iterator[Path]:
         if is_whole(checkpoint):
             yield checkpoint
         else:
-            logger.warning_once(f"{checkpoint} is damaged: its files are not those of its {FILES}, so it is passed over")
+            logger.warning_once(
+                f"{checkpoint} is damaged: its files are not those of its {FILES}, so it is "
+                f"passed over"
+            )
 
 
 def check_state(state: Path, facts: dict, restart: bool) -> None:
@@ -146,11 +180,13 @@ def check_state(state: Path, facts: dict, restart: bool) -> None:
 
     Args:
         facts: `run_facts` of its recipe.
-        restart: whether that of another recipe, or one that is damaged, will do too: it is moved aside.
+        restart: whether that of another recipe, or one that is damaged, will do too: it is moved
+            aside.
 
     Raises:
         FileExistsError: if `state` holds something that no run wrote in a place that a run needs.
-        UsageError: if it has checkpoints of another recipe or text, naming what differs, unless that changes no weights.
+        UsageError: if it has checkpoints of another recipe or text, naming what differs, unless
+            that changes no weights.
     """
     if state.exists() and not state.is_dir():
         raise FileExistsError(f"{state} is a file, expected the state of a run or a new path")
@@ -161,32 +197,47 @@ def check_state(state: Path, facts: dict, restart: bool) -> None:
         raise FileExistsError(f"{state} is not the state of a run, it has no {RUN}: {expected}")
     before = noted_facts(state, restart)
     if not {"task", "data", "training"} <= before.keys():
-        raise FileExistsError(f"{state} is not the state of a run, its {RUN} holds no recipe: {expected}")
+        raise FileExistsError(
+            f"{state} is not the state of a run, its {RUN} holds no recipe: {expected}"
+        )
     if restart:
         if os.path.ismount(state):
-            raise FileExistsError(f"{state} is a mount point, which --restart cannot move aside: expected another --output")
+            raise FileExistsError(
+                f"{state} is a mount point, which --restart cannot move aside: expected another "
+                f"--output"
+            )
         return
     marked = marked_checkpoints(state)
-    foreign = [path for path in state.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name) and path not in marked]
+    foreign = [
+        path
+        for path in state.glob("checkpoint-*")
+        if re.fullmatch(r"checkpoint-\d+", path.name) and path not in marked
+    ]
     if foreign:
-        raise FileExistsError(f"{foreign[0]} is not of the run, which may need its name: expected it elsewhere")
+        raise FileExistsError(
+            f"{foreign[0]} is not of the run, which may need its name: expected it elsewhere"
+        )
     if marked:
         check_same(state, before, facts)
 
 
 def noted_facts(state: Path, restart: bool) -> dict:
-    """What `run_facts` were when the run was last called; what can be gone without, if it is to `restart`."""
+    """What `run_facts` were when the run was last called; what can be gone without, if it is to
+    `restart`."""
     try:
         noted = json.loads((state / RUN).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         if restart:
             return {"task": None, "data": None, "training": None}
-        raise ValueError(f"{state / RUN} is damaged ({error}); --restart moves {state} aside and begins anew") from None
+        raise ValueError(
+            f"{state / RUN} is damaged ({error}); --restart moves {state} aside and begins anew"
+        ) from None
     return noted if isinstance(noted, dict) else {}
 
 
 def open_state(state: Path, facts: dict, restart: bool) -> None:
-    """Makes the directory `state`, or notes that what is there goes on as a run with these `facts`."""
+    """Makes the directory `state`, or notes that what is there goes on as a run with these
+    `facts`."""
     if restart and state.is_dir() and any(state.iterdir()):
         moved = keep(state, state)
         PartialState().print(f"{state} is now {moved}")
@@ -196,12 +247,21 @@ def open_state(state: Path, facts: dict, restart: bool) -> None:
 
 def run_facts(recipe: Recipe) -> dict:
     """The recipe, and the hashes of what each update reads, as they are in JSON."""
-    files = {"teachers": [file for path in recipe.training.get("teachers", []) for file in files_in(path)]}
+    files = {
+        "teachers": [
+            file for path in recipe.training.get("teachers", []) for file in files_in(path)
+        ]
+    }
     if "dataset" in recipe.data:
         files["dataset"] = files_in(recipe.data["dataset"])
     else:
         files |= {split: paths_of(recipe.data, split) for split in SPLITS if split in recipe.data}
-    return json.loads(json.dumps(asdict(recipe) | {"text": {name: list(map(sha256, paths)) for name, paths in files.items()}}))
+    return json.loads(
+        json.dumps(
+            asdict(recipe)
+            | {"text": {name: list(map(sha256, paths)) for name, paths in files.items()}}
+        )
+    )
 
 
 def files_in(path: str) -> list[Path]:
@@ -210,15 +270,22 @@ def files_in(path: str) -> list[Path]:
 
 
 def check_same(state: Path, before: dict, facts: dict) -> None:
-    """Raises UsageError for facts that differ from those `before`, where that changes the weights."""
+    """Raises UsageError for facts that differ from those `before`, where that changes the
+    weights."""
     one = flat(before)
     other = flat(facts)
-    chosen_by_score = any(other.get(f"training.{name}") for name in ("load_best_model_at_end", "early_stopping_patience"))
+    chosen_by_score = any(
+        other.get(f"training.{name}")
+        for name in ("load_best_model_at_end", "early_stopping_patience")
+    )
     for key in sorted(one.keys() | other.keys()):
-        is_neutral = NEUTRAL.fullmatch(key) and not (chosen_by_score and key.startswith(("generation.", "evaluation.")))
+        is_neutral = NEUTRAL.fullmatch(key) and not (
+            chosen_by_score and key.startswith(("generation.", "evaluation."))
+        )
         if one.get(key) != other.get(key) and not is_neutral and not is_longer(key, one, other):
             raise UsageError(
-                f"{state} is the state of a run with {key}={one.get(key)!r}, expected {other.get(key)!r}: "
+                f"{state} is the state of a run with {key}={one.get(key)!r}, expected "
+                f"{other.get(key)!r}: "
                 "--restart moves it aside and begins anew"
             )
 
@@ -227,8 +294,11 @@ def is_longer(key: str, before: dict, now: dict) -> bool:
     """Whether `key` is of more updates by a schedule that is the same for any number of them."""
     schedule = now.get("training.lr_scheduler_type")
     steps = [facts.get("training.max_steps") for facts in (before, now)]
-    is_endless = schedule in ENDLESS and not 0 < now.get("training.warmup_steps", 0) < 1  # a share of the updates
-    return key == "training.max_steps" and is_endless and None not in steps and 0 < steps[0] < steps[1]
+    # a share of the updates
+    is_endless = schedule in ENDLESS and not 0 < now.get("training.warmup_steps", 0) < 1
+    return (
+        key == "training.max_steps" and is_endless and None not in steps and 0 < steps[0] < steps[1]
+    )
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -239,7 +309,8 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def final_state(checkpoint: Path, max_steps: int) -> TrainerState | None:
-    """The state of the run in `checkpoint`, if that is the last one: its updates are all done, or were stopped early."""
+    """The state of the run in `checkpoint`, if that is the last one: its updates are all done, or
+    were stopped early."""
     state = TrainerState.load_from_json(checkpoint / TRAINER_STATE_NAME)
     is_last = state.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"]
     return state if is_last and not (state.global_step == state.max_steps < max_steps) else None

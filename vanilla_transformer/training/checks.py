@@ -1,4 +1,5 @@
-"""What has to go together in a recipe, whose values are each of their type and range: before anything is read or built."""
+"""What has to go together in a recipe, whose values are each of their type and range: before
+anything is read or built."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
     from .recipe import Recipe
     from .tasks.task import Task
 
-BATCH_KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps")  # an update, without tokens_per_update
+# an update, without tokens_per_update
+BATCH_KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 def check_together(recipe: "Recipe", task: "Task") -> None:
-    """Raises UsageError, with the message of the library that takes the values where it knows better."""
+    """Raises UsageError, with the message of the library that takes the values where it knows
+    better."""
     check_data(recipe.data, task)
     if columns := task.ABILITIES.parallel_files:
         for split in [name for name in SPLITS if name in recipe.data]:
@@ -37,7 +40,8 @@ def check_together(recipe: "Recipe", task: "Task") -> None:
 
 
 def attempt(table: str, make: Callable, *args: Any, **settings: Any) -> Any:
-    """What `make` gives; what it does not accept is a UsageError of `table`, in one line, whatever a library raises for it."""
+    """What `make` gives; what it does not accept is a UsageError of `table`, in one line, whatever
+    a library raises for it."""
     try:
         return make(*args, **settings)
     except Exception as error:
@@ -45,7 +49,8 @@ def attempt(table: str, make: Callable, *args: Any, **settings: Any) -> Any:
 
 
 def check_generation(settings: dict) -> None:
-    """As it is done when a result is read back, and when it is saved: what would have no effect is an error too."""
+    """As it is done when a result is read back, and when it is saved: what would have no effect is
+    an error too."""
     for name, value in settings.items():
         if fault := generation_fault(name, value):
             raise UsageError(f"generation.{name} is {value}, {fault}")
@@ -55,38 +60,67 @@ def check_generation(settings: dict) -> None:
 def check_data(data: dict, task: "Task") -> None:
     files = [name for name in SPLITS if name in data]
     if "dataset" in data and (unread := [name for name in ("directory", *files) if name in data]):
-        raise UsageError(f"data.dataset is {data['dataset']!r}, expected no data.{unread[0]} beside it")
+        raise UsageError(
+            f"data.dataset is {data['dataset']!r}, expected no data.{unread[0]} beside it"
+        )
     for name in ("config", "columns", "streaming"):
         if data.get(name) and "dataset" not in data:
-            raise UsageError(f"data.{name} is {data[name]!r}, expected data.dataset too: it is of a data set")
+            raise UsageError(
+                f"data.{name} is {data[name]!r}, expected data.dataset too: it is of a data set"
+            )
     if ("fold" in data) != ("folds" in data):
-        raise UsageError(f"data.folds is {data.get('folds')} and data.fold {data.get('fold')}, expected both or neither")
+        raise UsageError(
+            f"data.folds is {data.get('folds')} and data.fold {data.get('fold')}, expected both "
+            "or neither"
+        )
     if "folds" in data and "labelled" in task.DATA and not data.get("labelled"):
-        raise UsageError(f"data.folds is {data['folds']}, expected data.labelled=true too: folds are of labelled text")
+        raise UsageError(
+            f"data.folds is {data['folds']}, expected data.labelled=true too: folds are of "
+            f"labelled text"
+        )
     if "folds" in data and not data["fold"] < data["folds"]:
         raise UsageError(f"data.fold is {data['fold']}, expected one of 0 to {data['folds'] - 1}")
     parts = [name for name in ("validation", "validation_fraction", "folds") if name in data]
     if len(parts) > 1:
         seen = f"data.{parts[0]} is {data[parts[0]]!r}"
-        raise UsageError(f"{seen}, expected no data.{parts[1]} beside it: both set what is held out")
+        raise UsageError(
+            f"{seen}, expected no data.{parts[1]} beside it: both set what is held out"
+        )
     if len({*(names := data.get("label_names", []))}) < len(names):
         raise UsageError(f"data.label_names is {names}, expected names that differ")
     if data.get("stride", 0) >= data.get("max_length", 2**63):
-        raise UsageError(f"data.stride is {data['stride']}, expected less than data.max_length={data['max_length']}")
+        raise UsageError(
+            f"data.stride is {data['stride']}, expected less than "
+            f"data.max_length={data['max_length']}"
+        )
 
 
 def check_tokenizer(recipe: "Recipe", task: "Task") -> None:
     tokenizer = recipe.tokenizer
     is_new = not (tokenizer.get("path") or recipe.model.get("path"))
     if (dropout := tokenizer.get("bpe_dropout")) and not task.ABILITIES.bpe_dropout:
-        raise UsageError(f"tokenizer.bpe_dropout is {dropout}, expected 0: the subwords of {recipe.task} are always the same")
+        raise UsageError(
+            f"tokenizer.bpe_dropout is {dropout}, expected 0: the subwords of {recipe.task} are "
+            "always the same"
+        )
     if is_new and dropout and (kind := tokenizer.get("kind", "bpe")) != "bpe":
-        raise UsageError(f"tokenizer.bpe_dropout is {dropout}, expected 0 with tokenizer.kind={kind!r}: only bpe has it")
-    if is_new and tokenizer.get("lowercase") and tokenizer.get("kind", "bpe") not in ("bpe", "word"):
-        raise UsageError(f"tokenizer.lowercase is true, expected false with tokenizer.kind={tokenizer['kind']!r}")
+        raise UsageError(
+            f"tokenizer.bpe_dropout is {dropout}, expected 0 with tokenizer.kind={kind!r}: only "
+            f"bpe has it"
+        )
+    if (
+        is_new
+        and tokenizer.get("lowercase")
+        and tokenizer.get("kind", "bpe") not in ("bpe", "word")
+    ):
+        raise UsageError(
+            f"tokenizer.lowercase is true, expected false with tokenizer.kind={tokenizer['kind']!r}"
+        )
     sizes = [table["vocab_size"] for table in (tokenizer, recipe.model) if table.get("vocab_size")]
     if is_new and len({*sizes}) > 1:
-        raise UsageError(f"tokenizer.vocab_size is {sizes[0]}, expected model.vocab_size={sizes[1]}")
+        raise UsageError(
+            f"tokenizer.vocab_size is {sizes[0]}, expected model.vocab_size={sizes[1]}"
+        )
 
 
 def check_training(recipe: "Recipe", task: "Task") -> None:
@@ -97,11 +131,19 @@ def check_training(recipe: "Recipe", task: "Task") -> None:
         raise UsageError(f"training.{others[0]} is {training[others[0]]}, {expected}")
     if by_tokens and task.ABILITIES.images:
         expected = "expected per_device_train_batch_size: images are of one length"
-        raise UsageError(f"training.tokens_per_update is {training['tokens_per_update']}, {expected}")
+        raise UsageError(
+            f"training.tokens_per_update is {training['tokens_per_update']}, {expected}"
+        )
     if "tokens_per_batch" in training and not by_tokens:
-        raise UsageError(f"training.tokens_per_batch is {training['tokens_per_batch']}, expected tokens_per_update too")
+        raise UsageError(
+            f"training.tokens_per_batch is {training['tokens_per_batch']}, expected "
+            f"tokens_per_update too"
+        )
     if not task.ABILITIES.label_smoothing and (smoothing := training.get("label_smoothing_factor")):
-        raise UsageError(f"training.label_smoothing_factor is {smoothing}, expected 0: the loss of {recipe.task} has none")
+        raise UsageError(
+            f"training.label_smoothing_factor is {smoothing}, expected 0: the loss of "
+            f"{recipe.task} has none"
+        )
     if (r_drop := training.get("r_drop")) and not (task.ABILITIES.label_smoothing and by_tokens):
         reason = "it takes batches by tokens_per_update, and one loss of `labels`"
         raise UsageError(f"training.r_drop is {r_drop}, expected 0: {reason}")
@@ -110,26 +152,38 @@ def check_training(recipe: "Recipe", task: "Task") -> None:
     check_checkpoints(training)
     check_best(training, {"loss", *task.METRICS})
     if "lr_scheduler_type" in training or "lr_scheduler_kwargs" in training:
-        check_schedule(training.get("lr_scheduler_type", "linear"), training.get("lr_scheduler_kwargs"))
+        check_schedule(
+            training.get("lr_scheduler_type", "linear"), training.get("lr_scheduler_kwargs")
+        )
 
 
 def check_taught(recipe: "Recipe", task: "Task") -> None:
     if not task.ABILITIES.row_labels:
-        raise UsageError(f"{recipe.task} has training.teachers, expected none: they are for tasks with one label for each row")
+        raise UsageError(
+            f"{recipe.task} has training.teachers, expected none: they are for tasks with one "
+            "label for each row"
+        )
     for name in ("label_smoothing_factor", "r_drop"):
         if value := recipe.training.get(name):
-            raise UsageError(f"training.{name} is {value}, expected 0: it is of labels, which a run with teachers does not see")
+            raise UsageError(
+                f"training.{name} is {value}, expected 0: it is of labels, which a run with "
+                "teachers does not see"
+            )
 
 
 def check_checkpoints(training: dict) -> None:
     if count := training.get("average_last"):
         if training.get("load_best_model_at_end"):
-            raise UsageError(f"training.average_last={count} does not go with load_best_model_at_end=true")
+            raise UsageError(
+                f"training.average_last={count} does not go with load_best_model_at_end=true"
+            )
         if training.get("save_strategy") == "no":
             conflict = 'does not go with save_strategy="no", which leaves nothing to average'
             raise UsageError(f"training.average_last={count} {conflict}")
         if (kept := training.get("save_total_limit") or count) < count:
-            raise UsageError(f"training.save_total_limit is {kept}, expected at least average_last={count}")
+            raise UsageError(
+                f"training.save_total_limit is {kept}, expected at least average_last={count}"
+            )
 
 
 def check_best(training: dict, metrics: set[str]) -> None:
@@ -139,14 +193,29 @@ def check_best(training: dict, metrics: set[str]) -> None:
     if name is not None:
         check_name("training.metric_for_best_model", name.removeprefix("eval_"), metrics)
     if patience and training.get("eval_strategy", "no") == "no":
-        raise UsageError(f'training.early_stopping_patience is {patience}, expected eval_strategy "steps" or "epoch" with it')
+        raise UsageError(
+            f'training.early_stopping_patience is {patience}, expected eval_strategy "steps" or '
+            f'"epoch" '
+            f"with it"
+        )
     if patience and name is None and not training.get("load_best_model_at_end"):
-        raise UsageError(f"training.early_stopping_patience is {patience}, expected metric_for_best_model with it")
+        raise UsageError(
+            f"training.early_stopping_patience is {patience}, expected metric_for_best_model "
+            f"with it"
+        )
 
 
 def check_schedule(name: str, settings: dict | None) -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    attempt("training.lr_scheduler_kwargs", get_scheduler, name, optimizer, 0, 1, scheduler_specific_kwargs=settings)
+    attempt(
+        "training.lr_scheduler_kwargs",
+        get_scheduler,
+        name,
+        optimizer,
+        0,
+        1,
+        scheduler_specific_kwargs=settings,
+    )
 
 
 def check_model(recipe: "Recipe", task: "Task") -> None:
@@ -157,7 +226,10 @@ def check_model(recipe: "Recipe", task: "Task") -> None:
     names = Counter(task.CONFIG.attribute_map.get(name, name) for name in settings)
     for name, count in names.items():
         if count > 1:
-            raise UsageError(f"model.{name} is set {count} times, by names that mean the same: expected one of them")
+            raise UsageError(
+                f"model.{name} is set {count} times, by names that mean the same: expected one "
+                f"of them"
+            )
     if settings.pop("path", None) is None:
         preset = settings.pop("preset", None)
         if size := recipe.tokenizer.get("vocab_size"):

@@ -5,20 +5,31 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 CURVES = "curves.png"
-TIMES = ("runtime", "samples_per_second", "steps_per_second")  # what an evaluation logs beside its scores
+# what an evaluation logs beside its scores
+TIMES = ("runtime", "samples_per_second", "steps_per_second")
 WIDTH, HEIGHT, DPI = 5, 3, 100  # inches of a panel; pixels of an inch
 
 
 def panels(history: list[dict]) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """`Trainer`'s log as panel -> curve -> (update, value): the losses, the learning rate, and each of the task's metrics."""
+    """`Trainer`'s log as panel -> curve -> (update, value): the losses, the learning rate, and each
+    of the task's metrics."""
     curves = {}
     for record in history:
         for name, value in record.items():
-            panel, curve = (name.removeprefix("eval_"), "validation") if name.startswith("eval_") else (name, "training")
-            wanted = panel not in TIMES if curve == "validation" else panel in ("loss", "learning_rate")
+            panel, curve = (
+                (name.removeprefix("eval_"), "validation")
+                if name.startswith("eval_")
+                else (name, "training")
+            )
+            wanted = (
+                panel not in TIMES if curve == "validation" else panel in ("loss", "learning_rate")
+            )
             if wanted and isinstance(value, int | float):
                 curves.setdefault(panel, {}).setdefault(curve, []).append((record["step"], value))
-    return {name: curves[name] for name in sorted(curves, key=lambda name: (name != "loss", name != "learning_rate"))}
+    return {
+        name: curves[name]
+        for name in sorted(curves, key=lambda name: (name != "loss", name != "learning_rate"))
+    }
 
 
 def draw_curves(history: list[dict], path: Path) -> bool:
@@ -26,10 +37,15 @@ def draw_curves(history: list[dict], path: Path) -> bool:
     drawn = panels(history)
     if not drawn:
         return False
-    figure = Figure(figsize=(WIDTH * len(drawn), HEIGHT), layout="constrained")  # no pyplot: nothing outlives the call
-    for axes, (name, curves) in zip(figure.subplots(1, len(drawn), squeeze=False).flat, drawn.items(), strict=True):
+    # no pyplot: nothing outlives the call
+    figure = Figure(figsize=(WIDTH * len(drawn), HEIGHT), layout="constrained")
+    for axes, (name, curves) in zip(
+        figure.subplots(1, len(drawn), squeeze=False).flat, drawn.items(), strict=True
+    ):
         for curve, points in curves.items():
-            axes.plot(*zip(*points, strict=True), label=curve, marker="." if len(points) < 50 else None)
+            axes.plot(
+                *zip(*points, strict=True), label=curve, marker="." if len(points) < 50 else None
+            )
         axes.set(title=name.replace("_", " "), xlabel="updates")
         axes.legend()
     figure.savefig(path, dpi=DPI)

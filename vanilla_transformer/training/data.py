@@ -1,7 +1,7 @@
 """Text from files, plain or compressed (.gz, .bz2, .xz), one example a line, and from `datasets`.
 
-A file is UTF-8 unless another encoding is given. What is read of it has neither a byte order mark at its start nor the
-ends of its lines, LF or CRLF, and all else as it stands.
+A file is UTF-8 unless another encoding is given. What is read of it has neither a byte order mark
+at its start nor the ends of its lines, LF or CRLF, and all else as it stands.
 """
 
 import bz2
@@ -26,20 +26,21 @@ UNREADABLE = (".zst", ".lz4", ".zip", ".7z", ".br", ".lzma", ".lzo", ".Z", ".rar
 DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 LONGEST = 1_000_000  # bytes of a line, in UTF-8
 PART = LONGEST + 3  # characters that are read at once: such a line, its end, and a byte order mark
-MAX_EXPANSION = 100  # what is read of a compressed file may be so many times its size; that of text is 3 to 10 times
+# what is read of a compressed file may be so many times its size; that of text is 3 to 10 times
+MAX_EXPANSION = 100
 ALWAYS_READ = 1 << 24  # or so many bytes
 NO_TEXT = re.compile("[\udc80-\udcff]")  # what stands for a byte that is none
 REPORTED = 3  # bad rows of which a report has what is wrong
 
 
 def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
-    """The file as it stands, part by part, as its `how`, "read" or "readline", gives at most `PART` characters. Bytes that
-    are no text are lone surrogates.
+    """The file as it stands, part by part, as its `how`, "read" or "readline", gives at most `PART`
+    characters. Bytes that are no text are lone surrogates.
 
     Raises:
         FileNotFoundError: if it is missing.
-        ValueError: for a damaged compressed file, one that unpacks to more than text does, a compression
-            that is not read here, and a git-lfs pointer.
+        ValueError: for a damaged compressed file, one that unpacks to more than text does, a
+            compression that is not read here, and a git-lfs pointer.
     """
     try:
         "".encode(encoding)
@@ -47,7 +48,9 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
         raise UsageError(f"encoding is {encoding!r}, expected one that Python knows") from None
     check_no_pointer(path)
     if (suffix := Path(path).suffix) in UNREADABLE:
-        raise ValueError(f"{path} is a {suffix} file, expected plain text, {', '.join(COMPRESSIONS)}")
+        raise ValueError(
+            f"{path} is a {suffix} file, expected plain text, {', '.join(COMPRESSIONS)}"
+        )
     compression, decompress = COMPRESSIONS.get(suffix, (None, None))
     with (
         open(path, "rb") as stored,
@@ -59,7 +62,8 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
                 size = 0 if decompress is None else content.tell()
                 if size > ALWAYS_READ and size > MAX_EXPANSION * stored.tell():
                     raise ValueError(
-                        f"{path} unpacks to {size:,} bytes and more, expected at most {MAX_EXPANSION} times its own"
+                        f"{path} unpacks to {size:,} bytes and more, expected at most "
+                        f"{MAX_EXPANSION} times its own"
                     )
                 yield part
         except UnicodeDecodeError as error:
@@ -78,7 +82,9 @@ def read_text(path: str | Path, encoding: str = "UTF-8") -> str:
     """
     text = "".join(parts(path, encoding, "read")).removeprefix("\ufeff").replace("\r\n", "\n")
     if byte := NO_TEXT.search(text):
-        raise ValueError(f"{path}: line {1 + text.count(chr(10), 0, byte.start())} {no_text(byte, encoding)}")
+        raise ValueError(
+            f"{path}: line {1 + text.count(chr(10), 0, byte.start())} {no_text(byte, encoding)}"
+        )
     return text
 
 
@@ -97,9 +103,11 @@ def empty(line: str) -> str | None:
     return None if line.strip() else "is empty, expected one sentence on every line"
 
 
-def lines(path: str | Path, encoding: str = "UTF-8", fault: Check | None = None) -> Iterator[str | Fault]:
-    """Those of a file, with a `Fault` for each that is no text of that `encoding`, has more than `LONGEST` bytes, or a `fault`.
-    An empty file is one empty line.
+def lines(
+    path: str | Path, encoding: str = "UTF-8", fault: Check | None = None
+) -> Iterator[str | Fault]:
+    """Those of a file, with a `Fault` for each that is no text of that `encoding`, has more than
+    `LONGEST` bytes, or a `fault`. An empty file is one empty line.
 
     Raises:
         FileNotFoundError, ValueError: as `parts`.
@@ -129,8 +137,9 @@ def shown(line: str) -> str:
 
 
 class BadRows:
-    """Rows that cannot be used. The first is an error; with `skip_bad_rows = true` in `data`, those of its training text are
-    left out, counted and reported. Text for validation and test is never changed."""
+    """Rows that cannot be used. The first is an error; with `skip_bad_rows = true` in `data`, those
+    of its training text are left out, counted and reported. Text for validation and test is never
+    changed."""
 
     def __init__(self, data: dict | None = None, split: str = "train"):
         skips = (data or {}).get("skip_bad_rows", False)
@@ -163,12 +172,16 @@ class BadRows:
 
 
 def read_lines(path: str | Path, encoding: str = "UTF-8") -> list[str]:
-    """Raises FileNotFoundError and ValueError as `lines`; ValueError also for a `Fault` and an empty line or file."""
+    """Raises FileNotFoundError and ValueError as `lines`; ValueError also for a `Fault` and an
+    empty line or file."""
     return lines_of([path], encoding)
 
 
 def lines_of(
-    paths: Iterable[str | Path], encoding: str = "UTF-8", bad: BadRows | None = None, fault: Check | None = empty
+    paths: Iterable[str | Path],
+    encoding: str = "UTF-8",
+    bad: BadRows | None = None,
+    fault: Check | None = empty,
 ) -> list[str]:
     """Those of all files, one after the other, without `bad` ones."""
     return [line for path in paths for line in read_files([path], encoding, bad, fault)[0]]
@@ -184,15 +197,22 @@ def read_parallel(source: str | Path, target: str | Path) -> list[tuple[str, str
 
 
 def read_files(
-    paths: Sequence[str | Path], encoding: str = "UTF-8", bad: BadRows | None = None, fault: Check | None = empty
+    paths: Sequence[str | Path],
+    encoding: str = "UTF-8",
+    bad: BadRows | None = None,
+    fault: Check | None = empty,
 ) -> list[list[str]]:
-    """The lines of each, of which all must have the same number, without the `bad` rows, in which one has a `fault`."""
+    """The lines of each, of which all must have the same number, without the `bad` rows, in which
+    one has a `fault`."""
     bad = bad or BadRows()
     columns = [[] for _ in paths]
     files = [lines(path, encoding, fault) for path in paths]
     for number, row in enumerate(zip_longest(*files), 1):
         if None in row:
-            counts = [number - 1 if line is None else number + sum(1 for _ in file) for line, file in zip(row, files)]
+            counts = [
+                number - 1 if line is None else number + sum(1 for _ in file)
+                for line, file in zip(row, files)
+            ]
             has = ", ".join(f"{path} has {count}" for path, count in zip(paths, counts))
             raise ValueError(f"parallel files must have the same number of lines: {has}")
         if Fault in map(type, row):
@@ -204,19 +224,24 @@ def read_files(
     return columns
 
 
-SOURCES = ("directory", "dataset", "config", "columns", "skip_bad_rows")  # keys of a recipe's [data] beside the splits
+# keys of a recipe's [data] beside the splits
+SOURCES = ("directory", "dataset", "config", "columns", "skip_bad_rows")
 
 
-def read_columns(data: dict, split: str, names: tuple[str, ...]) -> "Dataset | IterableDataset | None":
-    """The `split` ("train", "validation" or "test") of a recipe's `data` as a `datasets.Dataset` with text columns `names`;
-    `None` if it has none. `data[split]` is a file for each column, relative to `data["directory"]`. Instead of files there
-    may be `data["dataset"]`, a name on the Hub (with `data["config"]`) or a directory that `save_to_disk` wrote, and
-    `data["columns"]`, what the columns are called there; "a.b" is field b of column a. With `data["streaming"]` its training
-    split is a `datasets.IterableDataset`, read as it is needed.
+def read_columns(
+    data: dict, split: str, names: tuple[str, ...]
+) -> "Dataset | IterableDataset | None":
+    """The `split` ("train", "validation" or "test") of a recipe's `data` as a `datasets.Dataset`
+    with text columns `names`; `None` if it has none. `data[split]` is a file for each column,
+    relative to `data["directory"]`. Instead of files there may be `data["dataset"]`, a name on the
+    Hub (with `data["config"]`) or a directory that `save_to_disk` wrote, and `data["columns"]`,
+    what the columns are called there; "a.b" is field b of column a. With `data["streaming"]` its
+    training split is a `datasets.IterableDataset`, read as it is needed.
 
     Raises:
-        FileNotFoundError, ValueError: as `read_parallel`; ValueError for files that are to be streamed, and for bad rows that
-            are to be skipped in a stream, where they cannot be counted beforehand.
+        FileNotFoundError, ValueError: as `read_parallel`; ValueError for files that are to be
+            streamed, and for bad rows that are to be skipped in a stream, where they cannot be
+            counted beforehand.
     """
     from datasets import Dataset  # what only reads lines has no need of it
 
@@ -224,7 +249,10 @@ def read_columns(data: dict, split: str, names: tuple[str, ...]) -> "Dataset | I
     if "dataset" in data:
         streams = data.get("streaming", False) and split == "train"
         if streams and bad.are_skipped:
-            raise UsageError("data.skip_bad_rows is true, expected false with data.streaming: rows of a stream are not counted")
+            raise UsageError(
+                "data.skip_bad_rows is true, expected false with data.streaming: rows of a stream "
+                "are not counted"
+            )
         rows = columns_of(data_set(data, streams), split, data.get("columns", names), names)
         return rows.select(places_of(rows, lacking, bad)) if rows and bad.are_skipped else rows
     if data.get("streaming"):
@@ -240,7 +268,9 @@ def read_columns(data: dict, split: str, names: tuple[str, ...]) -> "Dataset | I
 def check_files(data: dict, split: str, names: tuple[str, ...]) -> None:
     """Raises UsageError for another number of files than that of the columns `names`."""
     if len(paths_of(data, split)) != len(names):
-        raise UsageError(f"data.{split} is {data[split]!r}, expected a file for each of {', '.join(names)}")
+        raise UsageError(
+            f"data.{split} is {data[split]!r}, expected a file for each of {', '.join(names)}"
+        )
 
 
 def places_of(rows: Iterable[dict], fault: Callable[[dict], str | None], bad: BadRows) -> list[int]:
@@ -257,7 +287,11 @@ def places_of(rows: Iterable[dict], fault: Callable[[dict], str | None], bad: Ba
 
 def lacking(row: dict) -> str | None:
     """A value may be missing, or a text empty."""
-    names = [name for name, value in row.items() if value is None or (isinstance(value, str) and not value.strip())]
+    names = [
+        name
+        for name, value in row.items()
+        if value is None or (isinstance(value, str) and not value.strip())
+    ]
     return f"no {names[0]}" if names else None
 
 
@@ -269,10 +303,14 @@ def data_set(data: dict, streams: bool = False) -> dict:
     if not (path / "dataset_dict.json").is_file():
         return load_dataset(str(path), data.get("config"), streaming=streams)
     splits = load_from_disk(path)
-    return {split: rows.to_iterable_dataset() for split, rows in splits.items()} if streams else splits
+    return (
+        {split: rows.to_iterable_dataset() for split, rows in splits.items()} if streams else splits
+    )
 
 
-def columns_of(splits: dict, split: str, columns: Sequence[str], names: tuple[str, ...]) -> "Dataset | IterableDataset | None":
+def columns_of(
+    splits: dict, split: str, columns: Sequence[str], names: tuple[str, ...]
+) -> "Dataset | IterableDataset | None":
     from datasets import Features, IterableDataset, Value
 
     if split not in splits:
@@ -282,7 +320,11 @@ def columns_of(splits: dict, split: str, columns: Sequence[str], names: tuple[st
         return {name: values(rows, column) for name, column in zip(names, columns, strict=True)}
 
     rows = splits[split]
-    known = {"features": Features(dict.fromkeys(names, Value("string")))} if isinstance(rows, IterableDataset) else {}
+    known = (
+        {"features": Features(dict.fromkeys(names, Value("string")))}
+        if isinstance(rows, IterableDataset)
+        else {}
+    )
     return rows.map(take, batched=True, remove_columns=rows.column_names, **known)
 
 

@@ -1,4 +1,5 @@
-"""Distillation (Hinton et al. 2015): a model learns what several others, together better than each, predict for its rows."""
+"""Distillation (Hinton et al. 2015): a model learns what several others, together better than each,
+predict for its rows."""
 
 from collections.abc import Callable
 
@@ -9,8 +10,9 @@ from ..checkpoint import load_checkpoint, load_tokenizer
 
 
 class Teachers:
-    """Checkpoints whose mean prediction, the geometric one, takes the place of the labels while `model` is trained. Each reads
-    the text of the rows in its own tokens, so that one may see what another cannot; without dropout.
+    """Checkpoints whose mean prediction, the geometric one, takes the place of the labels while
+    `model` is trained. Each reads the text of the rows in its own tokens, so that one may see what
+    another cannot; without dropout.
 
     Args:
         paths: the checkpoints.
@@ -18,7 +20,8 @@ class Teachers:
         device: where it is trained.
 
     Raises:
-        FileNotFoundError, ValueError: as `load_checkpoint` and `load_tokenizer`; ValueError for one with other labels.
+        FileNotFoundError, ValueError: as `load_checkpoint` and `load_tokenizer`; ValueError for one
+            with other labels.
     """
 
     def __init__(self, paths: list[str], model: PreTrainedModel, device: torch.device):
@@ -26,10 +29,15 @@ class Teachers:
         self.models = [load_checkpoint(path).to(device) for path in paths]
         for path, teacher in zip(paths, self.models):
             if teacher.config.id2label != model.config.id2label:
-                raise ValueError(f"the teacher {path} has labels {teacher.config.id2label}, expected {model.config.id2label}")
+                raise ValueError(
+                    f"the teacher {path} has labels {teacher.config.id2label}, expected "
+                    f"{model.config.id2label}"
+                )
 
     @torch.compiler.disable
-    def forward_pre_hook(self, model: PreTrainedModel, args: tuple, inputs: dict) -> tuple[tuple, dict]:
+    def forward_pre_hook(
+        self, model: PreTrainedModel, args: tuple, inputs: dict
+    ) -> tuple[tuple, dict]:
         """Takes the text out of what `model` sees: `probabilities` are then those of its rows."""
         texts = inputs.pop("text")
         if model.training:
@@ -39,12 +47,19 @@ class Teachers:
     @torch.no_grad()
     def predict(self, texts: list[str]) -> torch.Tensor:
         """Their mean prediction for each of `texts` (B), probabilities (B, C)."""
-        logits = [self.logits(tokenizer, model, texts) for tokenizer, model in zip(self.tokenizers, self.models, strict=True)]
+        logits = [
+            self.logits(tokenizer, model, texts)
+            for tokenizer, model in zip(self.tokenizers, self.models, strict=True)
+        ]
         return torch.stack(logits).mean(0).softmax(-1)
 
-    def logits(self, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, texts: list[str]) -> torch.Tensor:
+    def logits(
+        self, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, texts: list[str]
+    ) -> torch.Tensor:
         """Of one teacher (B, C)."""
-        return model(**tokenizer(texts, padding=True, return_tensors="pt").to(model.device)).logits.float()
+        return model(
+            **tokenizer(texts, padding=True, return_tensors="pt").to(model.device)
+        ).logits.float()
 
 
 def with_text(collator: Callable[[list[dict]], dict]) -> Callable[[list[dict]], dict]:

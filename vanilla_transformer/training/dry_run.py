@@ -9,7 +9,13 @@ from typing import Any
 import psutil
 import torch
 from datasets import IterableDataset
-from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerFast, Seq2SeqTrainer, set_seed
+from transformers import (
+    EarlyStoppingCallback,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Seq2SeqTrainer,
+    set_seed,
+)
 
 from ..info import shape_fields
 from .prepare import prepare
@@ -21,13 +27,15 @@ QUIET = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end":
 
 
 def dry_run(recipe: Recipe) -> str:
-    """Sizes of the text, the model and an update, and the time and memory of the whole run, as the first updates had them; in
-    lines. Nothing stays on disk."""
+    """Sizes of the text, the model and an update, and the time and memory of the whole run, as the
+    first updates had them; in lines. Nothing stays on disk."""
     with tempfile.TemporaryDirectory() as state:
         whole = training_arguments(recipe, Path(state))
         set_seed(whole.seed)
         tokenizer, model, rows = prepare(recipe)
-        trainer = quiet_trainer(recipe, Path(state), tokenizer, model, rows, logging_steps=1, max_steps=TRIED)
+        trainer = quiet_trainer(
+            recipe, Path(state), tokenizer, model, rows, logging_steps=1, max_steps=TRIED
+        )
         trainer.train()
     logs = [record for record in trainer.state.log_history if "tokens_per_second" in record][1:]
     tokens = sum(record["tokens"] for record in logs) / len(logs)
@@ -35,16 +43,29 @@ def dry_run(recipe: Recipe) -> str:
     each = whole.gradient_accumulation_steps
     updates = whole.max_steps
     if updates <= 0:
-        updates = math.ceil(math.ceil(len(trainer.get_train_dataloader()) / each) * whole.num_train_epochs)
-    shape = ", ".join(f"{name}={getattr(model.config, name)}" for name in shape_fields(model.config))
+        updates = math.ceil(
+            math.ceil(len(trainer.get_train_dataloader()) / each) * whole.num_train_epochs
+        )
+    shape = ", ".join(
+        f"{name}={getattr(model.config, name)}" for name in shape_fields(model.config)
+    )
     is_stream = {name: isinstance(split, IterableDataset) for name, split in rows.items()}
-    counts = {name: "a stream of" if is_stream[name] else f"{len(split):,}" for name, split in rows.items()}
+    counts = {
+        name: "a stream of" if is_stream[name] else f"{len(split):,}"
+        for name, split in rows.items()
+    }
     lines = [f"{name:<12} {count:>12} examples" for name, count in counts.items()]
     lines += [f"shape        {shape}"]
     lines += [f"parameters   {model.num_parameters():>12,}"]
-    lines += [f"an update    {tokens:>12,.0f} tokens, those of source and target together, in {each} batches on each process"]
+    lines += [
+        f"an update    {tokens:>12,.0f} tokens, those of source and target together, in {each} "
+        "batches on each process"
+    ]
     lines += [f"updates      {updates:>12,}"]
-    lines += [f"time         {seconds * updates / 3600:>12.2f} hours without evaluation, as {len(logs)} updates took"]
+    lines += [
+        f"time         {seconds * updates / 3600:>12.2f} hours without evaluation, as {len(logs)} "
+        "updates took"
+    ]
     lines += [f"memory       {peak_memory() / 1e9:>12.2f} GB"]
     return "\n".join(lines)
 
@@ -58,7 +79,9 @@ def quiet_trainer(
     **changes: Any,
 ) -> Seq2SeqTrainer:
     """The recipe's, with `changes` of its training arguments, which neither evaluates nor saves."""
-    trainer = make_trainer(recipe, training_arguments(recipe, state, **QUIET, **changes), tokenizer, model, rows)
+    trainer = make_trainer(
+        recipe, training_arguments(recipe, state, **QUIET, **changes), tokenizer, model, rows
+    )
     trainer.remove_callback(EarlyStoppingCallback)  # which raises where nothing is evaluated
     return trainer
 

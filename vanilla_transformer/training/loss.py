@@ -1,5 +1,5 @@
-"""The loss of an update: cross-entropy with label smoothing (section 5.4 of the paper), R-Drop (Liang et al. 2021), or what
-teachers predict (Hinton et al. 2015)."""
+"""The loss of an update: cross-entropy with label smoothing (section 5.4 of the paper), R-Drop
+(Liang et al. 2021), or what teachers predict (Hinton et al. 2015)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,16 +13,21 @@ CACHED_ROWS = 128  # whose logits stay in a CPU's cache; a GPU takes all at once
 
 
 def loss_function(
-    check: Callable[[torch.Tensor], None], smoothing: float, r_drop: float = 0.0, teachers: Teachers | None = None
+    check: Callable[[torch.Tensor], None],
+    smoothing: float,
+    r_drop: float = 0.0,
+    teachers: Teachers | None = None,
 ) -> Callable | None:
-    """The mean over all labels of an update, as `Trainer` takes it; `check` is given the sum over those of a batch. `None`
-    without smoothing, R-Drop and teachers, for which the model's own loss is taken. With R-Drop a batch of training has each
-    row twice, the second halves in the order of the first. With `teachers` their `probabilities` take the place of the labels
-    in training."""
+    """The mean over all labels of an update, as `Trainer` takes it; `check` is given the sum over
+    those of a batch. `None` without smoothing, R-Drop and teachers, for which the model's own loss
+    is taken. With R-Drop a batch of training has each row twice, the second halves in the order of
+    the first. With `teachers` their `probabilities` take the place of the labels in training."""
     if not smoothing and not r_drop and teachers is None:
         return None
 
-    def loss(outputs: dict, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None = None) -> torch.Tensor:
+    def loss(
+        outputs: dict, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None = None
+    ) -> torch.Tensor:
         logits = outputs["logits"].float().flatten(0, -2)
         labels = labels.flatten()
         if not torch.is_grad_enabled():
@@ -38,24 +43,32 @@ def loss_function(
 
 
 class UpdateLoss(torch.autograd.Function):
-    """As `F.cross_entropy` with `label_smoothing` and `reduction="sum"`, for logits (N, V) and labels (N,), -100 where nothing
-    is to be predicted; with `r_drop`, that many times half the divergences between the halves of the rows are added. The
-    gradient takes the place of the logits, a few rows at a time, while they are in the cache. That takes about half the time
-    on a CPU."""
+    """As `F.cross_entropy` with `label_smoothing` and `reduction="sum"`, for logits (N, V) and
+    labels (N,), -100 where nothing is to be predicted; with `r_drop`, that many times half the
+    divergences between the halves of the rows are added. The gradient takes the place of the
+    logits, a few rows at a time, while they are in the cache. That takes about half the time on a
+    CPU."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float, r_drop: float) -> torch.Tensor:
+    def forward(
+        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float, r_drop: float
+    ) -> torch.Tensor:
         gradient = logits.detach()
         size = logits.shape[-1]
         total = logits.new_zeros(())
         passes = 2 if r_drop else 1
         each = CACHED_ROWS // passes if logits.is_cpu else max(1, len(logits))
-        views = gradient.view(passes, -1, size).split(each, 1), labels.view(passes, -1, 1).split(each, 1)
+        views = (
+            gradient.view(passes, -1, size).split(each, 1),
+            labels.view(passes, -1, 1).split(each, 1),
+        )
         for rows, label in zip(*views, strict=True):
             count = label.ne(-100).float()
             label = label.clamp(min=0)
             largest = rows.amax(-1, keepdim=True)
-            expected = (1 - smoothing) * rows.gather(-1, label) + smoothing * rows.mean(-1, keepdim=True)
+            expected = (1 - smoothing) * rows.gather(-1, label) + smoothing * rows.mean(
+                -1, keepdim=True
+            )
             log_ratio = rows[0] - rows[-1] if r_drop else None
             exponents = rows.sub_(largest).exp_()
             sums = exponents.sum(-1, keepdim=True)
@@ -63,7 +76,9 @@ class UpdateLoss(torch.autograd.Function):
             total += ((normalizer - expected) * count).sum()
             softmax = exponents.mul_(count / sums)
             if r_drop:
-                total += add_divergence_(*softmax, log_ratio - (normalizer[0] - normalizer[1]), r_drop / 2)
+                total += add_divergence_(
+                    *softmax, log_ratio - (normalizer[0] - normalizer[1]), r_drop / 2
+                )
             # softmax - (1 - smoothing) at the label - smoothing / V everywhere
             softmax.sub_(smoothing / size * count).scatter_add_(-1, label, (smoothing - 1) * count)
         ctx.save_for_backward(gradient)
@@ -75,10 +90,15 @@ class UpdateLoss(torch.autograd.Function):
         return gradient.mul_(upstream), None, None, None
 
 
-def add_divergence_(first: torch.Tensor, second: torch.Tensor, log_ratio: torch.Tensor, weight: float) -> torch.Tensor:
-    """`weight` times KL(first || second) + KL(second || first) of distributions (N, V), summed; the gradient of that by their
-    logits is added to each. `log_ratio` is log(first / second)."""
-    forward, backward = (first * log_ratio).sum(-1, keepdim=True), -(second * log_ratio).sum(-1, keepdim=True)
+def add_divergence_(
+    first: torch.Tensor, second: torch.Tensor, log_ratio: torch.Tensor, weight: float
+) -> torch.Tensor:
+    """`weight` times KL(first || second) + KL(second || first) of distributions (N, V), summed; the
+    gradient of that by their logits is added to each. `log_ratio` is log(first / second)."""
+    forward, backward = (
+        (first * log_ratio).sum(-1, keepdim=True),
+        -(second * log_ratio).sum(-1, keepdim=True),
+    )
     difference = (first - second).mul_(weight)
     first.addcmul_(first, log_ratio - forward, value=weight).add_(difference)
     second.addcmul_(second, log_ratio + backward, value=-weight).sub_(difference)

@@ -1,4 +1,5 @@
-"""Metrics of generated text, of models while they are trained and of what is exported: sacreBLEU's, cased, in percent."""
+"""Metrics of generated text, of models while they are trained and of what is exported: sacreBLEU's,
+cased, in percent."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,8 +11,11 @@ if TYPE_CHECKING:
     from sacrebleu.metrics import BLEU  # of the extra "train", and imported when it is needed
 
 
-def bleu(outputs: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> tuple[float, str]:
-    """BLEU of all `outputs`, with one reference for each, and sacreBLEU's signature of how it is computed.
+def bleu(
+    outputs: Sequence[str], references: Sequence[str], tokenize: str = "13a"
+) -> tuple[float, str]:
+    """BLEU of all `outputs`, with one reference for each, and sacreBLEU's signature of how it is
+    computed.
 
     Args:
         tokenize: sacreBLEU's name of a tokenization; "none" for text that is in tokens already.
@@ -45,13 +49,15 @@ def bleu_metric(tokenize: str = "13a", key: str = "bleu_tokenize") -> "BLEU":
         key: what the tokenization is called in errors.
 
     Raises:
-        UsageError: for a tokenization that sacreBLEU does not have, or that needs a package that is not installed.
+        UsageError: for a tokenization that sacreBLEU does not have, or that needs a package that is
+            not installed.
     """
     from sacrebleu.metrics import BLEU
 
     check_tokenize(tokenize, key)
     try:
-        return BLEU(tokenize=tokenize, force=tokenize == "none")  # without `force` it warns of text in tokens
+        # without `force` it warns of text in tokens
+        return BLEU(tokenize=tokenize, force=tokenize == "none")
     except (ImportError, RuntimeError) as error:  # Japanese and Korean need packages of their own
         raise UsageError(f"{key} is {tokenize!r}, which cannot be had here: {error}") from None
 
@@ -65,4 +71,6 @@ def check_tokenize(tokenize: str, key: str = "bleu_tokenize") -> None:
 
 def check_counts(outputs: Sequence[str], references: Sequence[str]) -> None:
     if len(outputs) != len(references):
-        raise ValueError(f"there are {len(references)} references, expected {len(outputs)}, one for each output")
+        raise ValueError(
+            f"there are {len(references)} references, expected {len(outputs)}, one for each output"
+        )

@@ -12,13 +12,16 @@ def flat(tables: dict[str, Any]) -> dict[str, Any]:
     """`table.key` -> value; what is no table keeps its key."""
     single = {key: value for key, value in tables.items() if not isinstance(value, dict)}
     return single | {
-        f"{table}.{key}": value for table, keys in tables.items() if isinstance(keys, dict) for key, value in keys.items()
+        f"{table}.{key}": value
+        for table, keys in tables.items()
+        if isinstance(keys, dict)
+        for key, value in keys.items()
     }
 
 
 def check_name(what: str, name: Any, known: Iterable[str], elsewhere: Iterable[str] = ()) -> None:
-    """Raises UsageError for a `name` that is none of those `known`, with the nearest of them; if none is near, with the same
-    name `elsewhere`, or with all that are known."""
+    """Raises UsageError for a `name` that is none of those `known`, with the nearest of them; if
+    none is near, with the same name `elsewhere`, or with all that are known."""
     if not isinstance(name, str) or name not in known:
         raise UsageError(f"no {what} {reprlib.repr(name)}{nearest(str(name), known, elsewhere)}")
 

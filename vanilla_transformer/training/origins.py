@@ -1,4 +1,5 @@
-"""The checkpoints a recipe starts from or learns from: whether they are there, and what text they have seen."""
+"""The checkpoints a recipe starts from or learns from: whether they are there, and what text they
+have seen."""
 
 import json
 from collections.abc import Callable
@@ -27,7 +28,9 @@ def naming(key: str, load: Callable[[str], Any], path: str) -> Any:
     try:
         return load(path)
     except (OSError, ValueError) as error:
-        raise (type(error) if isinstance(error, OSError) else ValueError)(f"{key}: {error}") from None
+        raise (type(error) if isinstance(error, OSError) else ValueError)(
+            f"{key}: {error}"
+        ) from None
 
 
 def check_teachers(recipe: Recipe) -> None:
@@ -43,11 +46,14 @@ def check_teachers(recipe: Recipe) -> None:
         if model_class.__name__ != name:
             raise ValueError(f"the teacher {path} is a {model_class.__name__}, expected a {name}")
         if not check_held_out("training.teachers", path, recipe.data):
-            logger.warning(f"the teacher {path} has no {RECORD}: it may have seen the text it is compared with")
+            logger.warning(
+                f"the teacher {path} has no {RECORD}: it may have seen the text it is compared with"
+            )
 
 
 def check_held_out(key: str, path: str, data: dict) -> bool:
-    """Whether the checkpoint has a record of its training text. With `folds` it must not have seen the part that is held out.
+    """Whether the checkpoint has a record of its training text. With `folds` it must not have seen
+    the part that is held out.
 
     Raises:
         ValueError: with both folds, if it may have.
@@ -57,17 +63,22 @@ def check_held_out(key: str, path: str, data: dict) -> bool:
         return False
     theirs, files = recorded
     encodings = [table.get("encoding", "UTF-8") for table in (data, theirs)]
-    if "folds" in data and any(are_same(mine, file, *encodings) for mine in paths_of(data, "train") for file in files):
+    if "folds" in data and any(
+        are_same(mine, file, *encodings) for mine in paths_of(data, "train") for file in files
+    ):
         mine, seen = ([table.get(name) for name in ("fold", "folds")] for table in (data, theirs))
         if mine != seen:
             held_out = f"fold {seen[0]} of {seen[1]}" if seen[1] else "no fold"
             expected = f"data.fold={mine[0]} of data.folds={mine[1]}, of the same text"
-            raise ValueError(f"{key}: {path} was trained with {held_out} held out, expected {expected}")
+            raise ValueError(
+                f"{key}: {path} was trained with {held_out} held out, expected {expected}"
+            )
     return True
 
 
 def recorded_data(path: str) -> tuple[dict, list[Path]] | None:
-    """The [data] of the recipe that a checkpoint is of, and its training files; `None` if it has no record."""
+    """The [data] of the recipe that a checkpoint is of, and its training files; `None` if it has no
+    record."""
     file = checkpoint_directory(path) / RECORD
     if not file.is_file():
         return None
@@ -79,7 +90,11 @@ def recorded_data(path: str) -> tuple[dict, list[Path]] | None:
 
 
 def are_same(one: Path, other: Path, encoding: str, other_encoding: str) -> bool:
-    """By what is read of them, whether they are packed or not, or by their names where one is no longer there."""
+    """By what is read of them, whether they are packed or not, or by their names where one is no
+    longer there."""
     if one.is_file() and other.is_file():
-        return all(line == its for line, its in zip_longest(lines(one, encoding), lines(other, other_encoding)))
+        return all(
+            line == its
+            for line, its in zip_longest(lines(one, encoding), lines(other, other_encoding))
+        )
     return one.name == other.name

@@ -6,7 +6,13 @@ from typing import Any
 
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
-from transformers import BaseImageProcessor, GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    BaseImageProcessor,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from ..checkpoint import config_and_class, limit_generation, load_image_processor, load_tokenizer
 from ..checkpoint_files import checkpoint_directory
@@ -21,15 +27,23 @@ from .tasks.task import Rows, Task
 from .tokenizer import train_tokenizer
 from .values import SPLITS, in_words
 
-TOKEN_KEYS = ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
+TOKEN_KEYS = (
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "bad_words_ids",
+)
 
 
 def check_complete(recipe: Recipe) -> None:
-    """What a run needs that a recipe may leave open, and the checkpoints it starts from, before any text is read.
+    """What a run needs that a recipe may leave open, and the checkpoints it starts from, before any
+    text is read.
 
     Raises:
         UsageError: for a key that is missing, or one that is not that of the checkpoints.
-        FileNotFoundError, ValueError: for checkpoints that are not there, or that the recipe cannot start from.
+        FileNotFoundError, ValueError: for checkpoints that are not there, or that the recipe cannot
+            start from.
     """
     data = recipe.data
     tokenizer = recipe.tokenizer
@@ -39,15 +53,22 @@ def check_complete(recipe: Recipe) -> None:
         raise UsageError(f"the recipe has no training text: its [data] is {data}, expected `train`")
     if lacking := [name for name in task.ABILITIES.needs if name not in data]:
         expected = in_words(task.DATA[lacking[0]].type)
-        raise UsageError(f"the recipe has no data.{lacking[0]}, expected {expected}: {recipe.task} needs it")
+        raise UsageError(
+            f"the recipe has no data.{lacking[0]}, expected {expected}: {recipe.task} needs it"
+        )
     is_given = path or "path" in tokenizer or task.ABILITIES.images
     if not (is_given or tokenizer.get("vocab_size") or tokenizer.get("kind") == "character"):
-        raise UsageError("the recipe has no tokenizer.vocab_size, expected it for a new tokenizer, or tokenizer.path")
+        raise UsageError(
+            "the recipe has no tokenizer.vocab_size, expected it for a new tokenizer, or "
+            "tokenizer.path"
+        )
     check_evaluated(recipe)
     given = [name for name in TEXT_AUGMENTATION if recipe.training.get(name)]
     if given and "teachers" not in recipe.training:
         seen = f"training.{given[0]} is {recipe.training[given[0]]}"
-        raise UsageError(f"{seen}, expected training.teachers too: the labels are not those of other text")
+        raise UsageError(
+            f"{seen}, expected training.teachers too: the labels are not those of other text"
+        )
     if path:
         check_start(recipe, path)
     check_teachers(recipe)
@@ -56,8 +77,15 @@ def check_complete(recipe: Recipe) -> None:
 def check_evaluated(recipe: Recipe) -> None:
     """Of what else only the first evaluation would find."""
     strategy = recipe.training.get("eval_strategy", "no")
-    if strategy != "no" and not recipe.data.keys() & {"validation", "validation_fraction", "folds", "dataset"}:
-        raise UsageError(f'training.eval_strategy is {strategy!r}, expected "no", or data.validation too')
+    if strategy != "no" and not recipe.data.keys() & {
+        "validation",
+        "validation_fraction",
+        "folds",
+        "dataset",
+    }:
+        raise UsageError(
+            f'training.eval_strategy is {strategy!r}, expected "no", or data.validation too'
+        )
     if name := recipe.evaluation.get("bleu_tokenize"):
         bleu_metric(name, "evaluation.bleu_tokenize")
 
@@ -68,18 +96,31 @@ def check_start(recipe: Recipe, path: str) -> None:
     config, _ = naming("model.path", config_and_class, path)
     if not isinstance(config, task.CONFIG):
         expected = f"one of {task.CONFIG.model_type}"
-        raise ValueError(f"model.path is {path!r}, a checkpoint of {config.model_type}, expected {expected}")
-    names = {name: task.CONFIG.attribute_map.get(name, name) for name in recipe.model if name not in ("path", "preset")}
-    attempt("model", task.CONFIG.from_dict, config.to_dict() | {to: recipe.model[name] for name, to in names.items()})
+        raise ValueError(
+            f"model.path is {path!r}, a checkpoint of {config.model_type}, expected {expected}"
+        )
+    names = {
+        name: task.CONFIG.attribute_map.get(name, name)
+        for name in recipe.model
+        if name not in ("path", "preset")
+    }
+    attempt(
+        "model",
+        task.CONFIG.from_dict,
+        config.to_dict() | {to: recipe.model[name] for name, to in names.items()},
+    )
     check_held_out("model.path", path, recipe.data)
 
 
-def prepare(recipe: Recipe, checkpoint: Path | None = None) -> tuple[PreTrainedTokenizerFast, PreTrainedModel, dict[str, Any]]:
-    """The tokenizer, or of a task of images the image processor, that of `checkpoint` if there is one, a new model, and the
-    examples of each split.
+def prepare(
+    recipe: Recipe, checkpoint: Path | None = None
+) -> tuple[PreTrainedTokenizerFast, PreTrainedModel, dict[str, Any]]:
+    """The tokenizer, or of a task of images the image processor, that of `checkpoint` if there is
+    one, a new model, and the examples of each split.
 
     Raises:
-        UsageError, FileNotFoundError, ValueError: as `check_complete`; ValueError for text that is not as it should be.
+        UsageError, FileNotFoundError, ValueError: as `check_complete`; ValueError for text that is
+            not as it should be.
     """
     check_complete(recipe)
     task = TASKS[recipe.task]
@@ -87,13 +128,18 @@ def prepare(recipe: Recipe, checkpoint: Path | None = None) -> tuple[PreTrainedT
     read = {split: task.read(recipe.data, split) for split in SPLITS}
     text = {split: rows for split, rows in read.items() if rows is not None}
     if "train" not in text:
-        raise ValueError(f"the recipe has no training text: its [data] is {recipe.data}, expected `train`")
+        raise ValueError(
+            f"the recipe has no training text: its [data] is {recipe.data}, expected `train`"
+        )
     if tokenizer is None and not task.ABILITIES.images:
         tokenizer = new_tokenizer(recipe, task, text)
     model = make_model(recipe, task, tokenizer, text)
     if task.ABILITIES.images:
         tokenizer = image_processor(recipe, task, model, checkpoint)
-    rows = {split: examples(task, split, of_split, tokenizer, model.config, recipe) for split, of_split in text.items()}
+    rows = {
+        split: examples(task, split, of_split, tokenizer, model.config, recipe)
+        for split, of_split in text.items()
+    }
     return tokenizer, model, rows
 
 
@@ -102,7 +148,9 @@ def new_tokenizer(recipe: Recipe, task: Task, text: dict[str, Rows]) -> PreTrain
     settings = {name: value for name, value in recipe.tokenizer.items() if name != "bpe_dropout"}
     types = {**task.config_fields(text, recipe.data), **recipe.model}.get("type_vocab_size", 0)
     variant = task.CONFIG.model_type.removeprefix("vanilla-")
-    return train_tokenizer(task.texts(text["train"]), variant=variant, token_types=types > 1, **settings)
+    return train_tokenizer(
+        task.texts(text["train"]), variant=variant, token_types=types > 1, **settings
+    )
 
 
 def given_tokenizer(recipe: Recipe, checkpoint: Path | None) -> PreTrainedTokenizerFast | None:
@@ -115,17 +163,23 @@ def given_tokenizer(recipe: Recipe, checkpoint: Path | None) -> PreTrainedTokeni
     return None
 
 
-def image_processor(recipe: Recipe, task: Task, model: PreTrainedModel, checkpoint: Path | None) -> BaseImageProcessor:
+def image_processor(
+    recipe: Recipe, task: Task, model: PreTrainedModel, checkpoint: Path | None
+) -> BaseImageProcessor:
     """That of `checkpoint`, of the recipe's `model.path`, or a new one."""
     if checkpoint:
         return load_image_processor(checkpoint)
     path = recipe.model.get("path")
-    return naming("model.path", load_image_processor, path) if path else task.processor(model.config)
+    return (
+        naming("model.path", load_image_processor, path) if path else task.processor(model.config)
+    )
 
 
-def make_model(recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerFast | None, text: dict[str, Rows]) -> PreTrainedModel:
-    """A new model by the recipe, or one that starts from the checkpoint `path`, with the vocabulary of `tokenizer`, if it reads
-    text."""
+def make_model(
+    recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerFast | None, text: dict[str, Rows]
+) -> PreTrainedModel:
+    """A new model by the recipe, or one that starts from the checkpoint `path`, with the vocabulary
+    of `tokenizer`, if it reads text."""
     settings = {**task.config_fields(text, recipe.data), **recipe.model}
     path = settings.pop("path", None)
     preset = settings.pop("preset", None)
@@ -133,9 +187,14 @@ def make_model(recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerFast | 
         model = pretrained(task.MODEL, path, settings)
     else:
         settings = settings if tokenizer is None else {"vocab_size": len(tokenizer), **settings}
-        model = task.MODEL(task.CONFIG.preset(preset, **settings) if preset else task.CONFIG(**settings))
+        model = task.MODEL(
+            task.CONFIG.preset(preset, **settings) if preset else task.CONFIG(**settings)
+        )
     if tokenizer is not None and model.config.vocab_size != len(tokenizer):
-        raise ValueError(f"the tokenizer has {len(tokenizer)} entries, expected vocab_size={model.config.vocab_size}")
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} entries, expected "
+            f"vocab_size={model.config.vocab_size}"
+        )
     set_generation(model, recipe)
     return model
 
@@ -144,13 +203,16 @@ def pretrained(model_class: type[PreTrainedModel], path: str, settings: dict) ->
     try:
         model = model_class.from_pretrained(checkpoint_directory(path), **settings)
     except RuntimeError as error:  # weights of other shapes
-        raise ValueError(f"model.path is {path!r}, expected a checkpoint of the shape in [model]: {error}") from None
+        raise ValueError(
+            f"model.path is {path!r}, expected a checkpoint of the shape in [model]: {error}"
+        ) from None
     model.config.auto_map = dict(model.config.default_auto_map)  # a file may name another's code
     return model
 
 
 def set_generation(model: PreTrainedModel, recipe: Recipe) -> None:
-    """As the result is to have it: training switches the cache off, and `generate` fills every field with a default."""
+    """As the result is to have it: training switches the cache off, and `generate` fills every
+    field with a default."""
     model.config.use_cache = True
     if model.can_generate():
         model.generation_config = generation_config(recipe, model.config)
@@ -158,8 +220,13 @@ def set_generation(model: PreTrainedModel, recipe: Recipe) -> None:
 
 def generation_config(recipe: Recipe, config: PreTrainedConfig) -> GenerationConfig:
     for name, value in recipe.generation.items():
-        if name in TOKEN_KEYS and (unknown := [token for token in tokens_in(value) if not 0 <= token < config.vocab_size]):
-            raise UsageError(f"generation.{name} has {unknown[0]}, expected tokens from 0 to {config.vocab_size - 1}")
+        if name in TOKEN_KEYS and (
+            unknown := [token for token in tokens_in(value) if not 0 <= token < config.vocab_size]
+        ):
+            raise UsageError(
+                f"generation.{name} has {unknown[0]}, expected tokens from 0 to "
+                f"{config.vocab_size - 1}"
+            )
     names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
     tokens = {name: getattr(config, name) for name in names if hasattr(config, name)}
     generation = GenerationConfig(**tokens, **recipe.generation)
@@ -169,37 +236,58 @@ def generation_config(recipe: Recipe, config: PreTrainedConfig) -> GenerationCon
 
 def tokens_in(value: int | list) -> list[int]:
     """Those of a token, a list, or a list of lists."""
-    return [token for item in value for token in tokens_in(item)] if isinstance(value, list) else [value]
+    return (
+        [token for item in value for token in tokens_in(item)]
+        if isinstance(value, list)
+        else [value]
+    )
 
 
 def examples(
-    task: Task, split: str, text: Rows, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig, recipe: Recipe
+    task: Task,
+    split: str,
+    text: Rows,
+    tokenizer: PreTrainedTokenizerFast,
+    config: PreTrainedConfig,
+    recipe: Recipe,
 ) -> Any:
-    """What the model sees of one split's text, without what is longer than a table of learned positions, which is counted.
+    """What the model sees of one split's text, without what is longer than a table of learned
+    positions, which is counted.
 
     Raises:
-        ValueError: if none is left, and for learned positions and a stream, whose rows cannot be counted beforehand.
+        ValueError: if none is left, and for learned positions and a stream, whose rows cannot be
+            counted beforehand.
     """
     if task.ABILITIES.images:
         return task.examples(text, recipe.data, split)
     settings = {"tokenizer": tokenizer, "data": recipe.data}
-    needs_text = split == "train" and recipe.tokenizer.get("bpe_dropout")  # it is encoded each time it is seen
+    # it is encoded each time it is seen
+    needs_text = split == "train" and recipe.tokenizer.get("bpe_dropout")
     unused = [] if needs_text else text.column_names
     rows = text.map(task.encode, batched=True, remove_columns=unused, fn_kwargs=settings)
     rows = task.examples(rows, recipe.data, split)
     if task.augment and split != "train":
-        rows = rows.map(lambda row, place: task.augment(row, Random(place), tokenizer), with_indices=True)  # once and for all
+        # once and for all
+        rows = rows.map(
+            lambda row, place: task.augment(row, Random(place), tokenizer), with_indices=True
+        )
     if not config.has_learned_positions:
         return rows
     if isinstance(rows, IterableDataset):
-        raise ValueError("position_embedding_type is 'learned', expected one without a longest sequence for data.streaming")
+        raise ValueError(
+            "position_embedding_type is 'learned', expected one without a longest sequence for "
+            "data.streaming"
+        )
     if not isinstance(rows, Dataset):
         return rows
     limit = config.max_position_embeddings
     longest = [max(sides) for sides in lengths(rows)]
     kept = [index for index, length in enumerate(longest) if length <= limit]
     if len(kept) < len(rows):
-        seen = f"{len(rows) - len(kept)} of {len(rows)} {split} rows have more than {limit} tokens, up to {max(longest)}"
+        seen = (
+            f"{len(rows) - len(kept)} of {len(rows)} {split} rows have more than {limit} tokens, "
+            f"up to {max(longest)}"
+        )
         if not kept:
             raise ValueError(f"{seen}, expected at most max_position_embeddings")
         if PartialState().is_main_process:

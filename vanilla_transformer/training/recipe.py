@@ -13,7 +13,8 @@ from .values import check_table, key_types
 
 FOLDER = Path(__file__).parent / "recipes"
 LARGEST_FILE = 1_000_000  # bytes
-TEXT_AUGMENTATION = ("word_replacement", "span_crop")  # keys of [training]; only teachers can label the text they give
+# keys of [training]; only teachers can label the text they give
+TEXT_AUGMENTATION = ("word_replacement", "span_crop")
 SAVE_DTYPES = ("float32", "float16")
 
 
@@ -24,27 +25,34 @@ class Recipe:
     Attributes:
         task: a name of `tasks.TASKS`.
         data: the files, or the data set, of each split; which names there are depends on the task.
-        tokenizer: `kind`, `vocab_size` and `lowercase` of a new one (see `train_tokenizer`), or `path`, of one to take; and
-            `bpe_dropout`, that of the merges of training text (see `BpeDropout`; 0).
-        model: fields of the task's config; `preset` for seq2seq; or `path`, a checkpoint to go on from.
+        tokenizer: `kind`, `vocab_size` and `lowercase` of a new one (see `train_tokenizer`), or
+            `path`, of one to take; and `bpe_dropout`, that of the merges of training text (see
+            `BpeDropout`; 0).
+        model: fields of the task's config; `preset` for seq2seq; or `path`, a checkpoint to go on
+            from.
         training: fields of `Seq2SeqTrainingArguments`, and
-            `tokens_per_update`: tokens of the longer side, padding included, that an update sees over all processes;
+            `tokens_per_update`: tokens of the longer side, padding included, that an update sees
+                over all processes;
             `tokens_per_batch`: how many of those run at once on one process (all by default);
             `average_last`: how many of the last checkpoints are averaged for the result (1);
-            `early_stopping_patience`: evaluations without a better metric after which the run ends (none);
-            `r_drop`: weight of R-Drop (Liang et al. 2021, alpha; 0), for which the model sees each row of a batch
-            twice, with other dropout each time, and a classifier with `tokenizer.bpe_dropout` in whole words, then in
-            subwords (Wang et al. 2021);
-            `teachers`: checkpoints of the same task whose mean prediction a classifier learns instead of the labels;
+            `early_stopping_patience`: evaluations without a better metric after which the run ends
+                (none);
+            `r_drop`: weight of R-Drop (Liang et al. 2021, alpha; 0), for which the model sees each
+                row of a batch twice, with other dropout each time, and a classifier with
+                `tokenizer.bpe_dropout` in whole words, then in subwords (Wang et al. 2021);
+            `teachers`: checkpoints of the same task whose mean prediction a classifier learns
+                instead of the labels;
             `word_replacement`: the share of words in whose place it and they see others (0), and
             `span_crop`: the share of texts of which they see only a span of words (0).
-        generation: fields of the result's `GenerationConfig`, those that an export of it applies too.
+        generation: fields of the result's `GenerationConfig`, those that an export of it applies
+            too.
         evaluation: what the task's metrics take.
         save_dtype: of the result's tensors, `"float32"` or `"float16"`; they load as float32.
 
     Raises:
-        UsageError: for a key that there is not, with the nearest one, a value that is not of its type or
-            range, and for values that do not go together. What files hold is checked by `prepare.check_complete`.
+        UsageError: for a key that there is not, with the nearest one, a value that is not of its
+            type or range, and for values that do not go together. What files hold is checked by
+            `prepare.check_complete`.
     """
 
     task: str
@@ -67,7 +75,8 @@ class Recipe:
 
 
 def read_recipe(name: str, changes: dict[str, Any] | None = None) -> Recipe:
-    """The recipe of the file `name`, or of that name in `recipes/`, with `changes` over it: values of `table.key`.
+    """The recipe of the file `name`, or of that name in `recipes/`, with `changes` over it: values
+    of `table.key`.
 
     Raises:
         FileNotFoundError: for a name that is neither, with the nearest recipe.
@@ -99,11 +108,17 @@ def recipe_path(name: str) -> Path:
 
 
 def check_tables(tables: dict[str, Any]) -> None:
-    """Raises UsageError for the name of a table that there is not, with the nearest one, or with the key of that name."""
+    """Raises UsageError for the name of a table that there is not, with the nearest one, or with
+    the key of that name."""
     known = [item.name for item in fields(Recipe)]
     types = key_types(TASKS[tables["task"]]) if tables.get("task") in [*TASKS] else {}
     for name in tables:
-        check_name("key of a recipe", name, known, [f"{table}.{name}" for table, keys in types.items() if name in keys])
+        check_name(
+            "key of a recipe",
+            name,
+            known,
+            [f"{table}.{name}" for table, keys in types.items() if name in keys],
+        )
 
 
 def read_tables(path: Path) -> dict[str, Any]:

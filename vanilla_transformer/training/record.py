@@ -1,4 +1,5 @@
-"""training.json, the record of a finished run: its recipe, what it gave, and how it went. It lies beside the weights."""
+"""training.json, the record of a finished run: its recipe, what it gave, and how it went. It lies
+beside the weights."""
 
 from dataclasses import asdict
 from importlib.metadata import version
@@ -20,7 +21,9 @@ def record_of(recipe: Recipe, trainer: Seq2SeqTrainer, metrics: dict[str, Any]) 
         "recipe": asdict(recipe),
         "metrics": metrics,
         "parameters": trainer.model.num_parameters(),
-        "seconds": sum(entry["tokens"] / entry["tokens_per_second"] for entry in history if "tokens" in entry),
+        "seconds": sum(
+            entry["tokens"] / entry["tokens_per_second"] for entry in history if "tokens" in entry
+        ),
         "hardware": hardware(trainer.args),
         "versions": {name: version(name) for name in PACKAGES},
         "history": history,

@@ -22,7 +22,15 @@ from ..files import new_directory, output_path
 from ..pipelines import carry_translation
 from .averaging import averaged, load
 from .card import CARD, model_card
-from .checkpoints import best_checkpoint, check_state, final_state, last_checkpoints, open_state, run_facts, whole_checkpoints
+from .checkpoints import (
+    best_checkpoint,
+    check_state,
+    final_state,
+    last_checkpoints,
+    open_state,
+    run_facts,
+    whole_checkpoints,
+)
 from .curves import CURVES, draw_curves
 from .data import paths_of
 from .prepare import check_complete, prepare, set_generation
@@ -33,22 +41,29 @@ from .trainer import make_trainer, metrics_of, training_arguments
 from .values import SPLITS
 
 
-def train(recipe: Recipe, output: Path, force: bool = False, restart: bool = False) -> dict[str, float]:
-    """Writes a checkpoint to `output` and returns its metrics on the recipe's validation and test text.
+def train(
+    recipe: Recipe, output: Path, force: bool = False, restart: bool = False
+) -> dict[str, float]:
+    """Writes a checkpoint to `output` and returns its metrics on the recipe's validation and test
+    text.
 
-    The state of the training is kept in `<output>-run`: the same call again goes on from its newest whole checkpoint, to the
-    same weights as if it had not been stopped. What changes no weights may be another then: how they are evaluated, saved and
-    logged, where the text lies, and the number of updates, if the schedule does not depend on it.
+    The state of the training is kept in `<output>-run`: the same call again goes on from its newest
+    whole checkpoint, to the same weights as if it had not been stopped. What changes no weights may
+    be another then: how they are evaluated, saved and logged, where the text lies, and the number
+    of updates, if the schedule does not depend on it.
 
     Args:
         force: whether a checkpoint of ours at `output` may be replaced.
-        restart: whether the state of a run that cannot be gone on with, or should not, is moved aside.
+        restart: whether the state of a run that cannot be gone on with, or should not, is moved
+            aside.
 
     Raises:
-        FileExistsError: if `output` cannot be written, see `files.new_directory`, or `<output>-run` is no state of a run.
-        FloatingPointError: if the loss is not finite, naming the rows it is of; the checkpoints until then stay.
-        UsageError: for a recipe that is not complete; if `<output>-run` is the state of a run of another recipe or text, and
-            `restart` is not given.
+        FileExistsError: if `output` cannot be written, see `files.new_directory`, or `<output>-run`
+            is no state of a run.
+        FloatingPointError: if the loss is not finite, naming the rows it is of; the checkpoints
+            until then stay.
+        UsageError: for a recipe that is not complete; if `<output>-run` is the state of a run of
+            another recipe or text, and `restart` is not given.
         ValueError: for text and settings that do not fit each other.
     """
     state = Path(f"{os.path.abspath(output)}-run")
@@ -57,7 +72,11 @@ def train(recipe: Recipe, output: Path, force: bool = False, restart: bool = Fal
     for path in (output, state):
         output_path(path, inputs)
     check_complete(recipe)
-    with new_directory(output, force, [*inputs, state]) if arguments.should_save else nullcontext() as directory:
+    with (
+        new_directory(output, force, [*inputs, state])
+        if arguments.should_save
+        else nullcontext() as directory
+    ):
         facts = run_facts(recipe)
         check_state(state, facts, restart)
         trainer, tokenizer, rows = run_to_its_end(recipe, facts, arguments, restart)
@@ -70,13 +89,18 @@ def train(recipe: Recipe, output: Path, force: bool = False, restart: bool = Fal
 
 def inputs_of(recipe: Recipe) -> list[str | Path]:
     """What a run reads that may be a path."""
-    files = [path for split in SPLITS if split in recipe.data for path in paths_of(recipe.data, split)]
+    files = [
+        path for split in SPLITS if split in recipe.data for path in paths_of(recipe.data, split)
+    ]
     named = [recipe.data.get("dataset"), recipe.tokenizer.get("path"), recipe.model.get("path")]
     return [*files, *(name for name in named if name), *recipe.training.get("teachers", [])]
 
 
-def run_to_its_end(recipe: Recipe, facts: dict, arguments: Seq2SeqTrainingArguments, restart: bool) -> tuple:
-    """The trainer, whose model is what the result is to be, the tokenizer, and the examples of each split."""
+def run_to_its_end(
+    recipe: Recipe, facts: dict, arguments: Seq2SeqTrainingArguments, restart: bool
+) -> tuple:
+    """The trainer, whose model is what the result is to be, the tokenizer, and the examples of each
+    split."""
     state = Path(arguments.output_dir)
     checkpoint = None if restart else next(whole_checkpoints(state), None)
     set_seed(arguments.seed)
@@ -91,7 +115,8 @@ def run_to_its_end(recipe: Recipe, facts: dict, arguments: Seq2SeqTrainingArgume
     else:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if count := recipe.training.get("average_last"):
-        with arguments.main_process_first(local=False):  # who has noted that the last checkpoint is whole
+        # who has noted that the last checkpoint is whole
+        with arguments.main_process_first(local=False):
             model.load_state_dict(averaged(last_checkpoints(state, count)).state_dict())
     if recipe.save_dtype == "float16":  # what is measured is what is saved
         model.half().float()
@@ -99,15 +124,23 @@ def run_to_its_end(recipe: Recipe, facts: dict, arguments: Seq2SeqTrainingArgume
 
 
 def load_final(trainer: Seq2SeqTrainer, checkpoint: Path, state: TrainerState) -> None:
-    """As `trainer.train` left it, which itself would do an update before it sees that all are done."""
+    """As `trainer.train` left it, which itself would do an update before it sees that all are
+    done."""
     state.init_training_references(trainer, state.max_steps, state.num_train_epochs, trial=None)
     trainer.state = state
-    best = best_checkpoint(checkpoint.parent, state) if trainer.args.load_best_model_at_end else checkpoint
+    best = (
+        best_checkpoint(checkpoint.parent, state)
+        if trainer.args.load_best_model_at_end
+        else checkpoint
+    )
     trainer.model.load_state_dict(load(best).state_dict())
 
 
 def evaluate(
-    recipe: Recipe, trainer: Seq2SeqTrainer, tokenizer: PreTrainedTokenizerFast, rows: dict[str, Any]
+    recipe: Recipe,
+    trainer: Seq2SeqTrainer,
+    tokenizer: PreTrainedTokenizerFast,
+    rows: dict[str, Any],
 ) -> dict[str, Any]:
     """The metrics of the validation and the test text, generated as the result does by default."""
     metrics = {}
@@ -121,7 +154,12 @@ def evaluate(
 
 
 def write_result(
-    recipe: Recipe, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, record: dict, directory: Path, name: str
+    recipe: Recipe,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    record: dict,
+    directory: Path,
+    name: str,
 ) -> None:
     set_generation(model, recipe)
     save_checkpoint(model, tokenizer, directory, recipe.save_dtype)
@@ -132,8 +170,11 @@ def write_result(
     model_card(record, model, name, has_curves).save(directory / CARD)
 
 
-def save_checkpoint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, directory: Path, dtype: str) -> None:
-    """With `"float16"` the tensors are stored as that and `model` becomes that; they load as float32, as in its config."""
+def save_checkpoint(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, directory: Path, dtype: str
+) -> None:
+    """With `"float16"` the tensors are stored as that and `model` becomes that; they load as
+    float32, as in its config."""
     if dtype == "float16":
         model.half()
     model.save_pretrained(directory)
@@ -141,9 +182,16 @@ def save_checkpoint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, 
         tokenizer.save_pretrained(directory)
     else:
         save_tokenizer(tokenizer, directory, learned_positions(model.config))
-    if (vocabulary := directory / "tokenizer.json").is_file():  # without the spaces that are half of it
-        text = json.dumps(json.loads(vocabulary.read_text(encoding="utf-8")), ensure_ascii=False, separators=(",", ":"))
+    # without the spaces that are half of it
+    if (vocabulary := directory / "tokenizer.json").is_file():
+        text = json.dumps(
+            json.loads(vocabulary.read_text(encoding="utf-8")),
+            ensure_ascii=False,
+            separators=(",", ":"),
+        )
         vocabulary.write_text(text, encoding="utf-8")
     if dtype == "float16":
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        (directory / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
+        (directory / "config.json").write_text(
+            json.dumps(config | {"dtype": "float32"}, indent=2) + "\n", encoding="utf-8"
+        )

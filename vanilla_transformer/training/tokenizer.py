@@ -3,12 +3,28 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from transformers import PreTrainedTokenizerFast
 
-SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}  # ids 0 to 3
+# ids 0 to 3
+SPECIAL_TOKENS = {
+    "pad_token": "<pad>",
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+}
 ENCODER_TOKENS = {"cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
-WHITE_SPACE = r"[\s\u0085\uFEFF]+"  # Unicode's and byte order marks; JavaScript's \s has no U+0085, Oniguruma's no U+FEFF
+# Unicode's and byte order marks; JavaScript's \s has no U+0085, Oniguruma's no U+FEFF
+WHITE_SPACE = r"[\s\u0085\uFEFF]+"
 
 
 def train_tokenizer(
@@ -23,27 +39,32 @@ def train_tokenizer(
 
     Args:
         lines: the text.
-        vocab_size: entries of the vocabulary, with the four special tokens. May be `None` for characters only, whose number
-            the text determines; where it is given, it has to be that number.
-        kind: `"bpe"` is byte-pair encoding (section 5.1 of the paper, Sennrich et al. 2016) of words that keep the space in
-            front of them as "▁"; punctuation is always its own token. Decoding gives back the text, in composed Unicode
-            characters and without a space in front. A character that `lines` do not have is `<unk>`.
-            `"word"` has the most frequent words and punctuation marks, without the spaces; any other is `<unk>`.
-            `"byte-bpe"` is byte-pair encoding of UTF-8 bytes (Radford et al. 2019): nothing is `<unk>`, and decoding gives
-            back every string exactly.
-            `"character"` has one entry for each character of `lines`, spaces and line breaks too; decoding gives back
-            exactly every string of those, and any other character is `<unk>`.
-            `"bpe"` and `"word"` read each run of white space as one space, and none at the ends of a text.
-            The names of the special tokens stand for these tokens wherever they are in a text, for all kinds.
-        variant: of the model. An encoded sequence ends with `</s>` for `"seq2seq"`; for `"encoder"` it also begins with `<s>`,
-            whose state stands for all of it, and there is `<mask>`; for `"decoder"` nothing is added, which a model would go
-            on from.
-        token_types: whether the second of two sequences has token type 1, and `token_type_ids` are given.
-        lowercase: whether capitals are read as small letters; what is decoded then has none. For `"bpe"` and `"word"`.
+        vocab_size: entries of the vocabulary, with the four special tokens. May be `None` for
+            characters only, whose number the text determines; where it is given, it has to be that
+            number.
+        kind: `"bpe"` is byte-pair encoding (section 5.1 of the paper, Sennrich et al. 2016) of
+            words that keep the space in front of them as "▁"; punctuation is always its own token.
+            Decoding gives back the text, in composed Unicode characters and without a space in
+            front. A character that `lines` do not have is `<unk>`. `"word"` has the most frequent
+            words and punctuation marks, without the spaces; any other is `<unk>`. `"byte-bpe"` is
+            byte-pair encoding of UTF-8 bytes (Radford et al. 2019): nothing is `<unk>`, and
+            decoding gives back every string exactly. `"character"` has one entry for each character
+            of `lines`, spaces and line breaks too; decoding gives back exactly every string of
+            those, and any other character is `<unk>`. `"bpe"` and `"word"` read each run of white
+            space as one space, and none at the ends of a text. The names of the special tokens
+            stand for these tokens wherever they are in a text, for all kinds.
+        variant: of the model. An encoded sequence ends with `</s>` for `"seq2seq"`; for `"encoder"`
+            it also begins with `<s>`, whose state stands for all of it, and there is `<mask>`; for
+            `"decoder"` nothing is added, which a model would go on from.
+        token_types: whether the second of two sequences has token type 1, and `token_type_ids` are
+            given.
+        lowercase: whether capitals are read as small letters; what is decoded then has none. For
+            `"bpe"` and `"word"`.
 
     Raises:
-        ValueError: for an unknown `variant` or `kind`, for `lowercase` with kinds of bytes or characters, if `vocab_size` is
-            missing, and if `lines` have fewer distinct subwords than `vocab_size`, or more characters.
+        ValueError: for an unknown `variant` or `kind`, for `lowercase` with kinds of bytes or
+            characters, if `vocab_size` is missing, and if `lines` have fewer distinct subwords than
+            `vocab_size`, or more characters.
     """
     if variant not in ("encoder", "decoder", "seq2seq"):
         raise ValueError(f'variant must be "encoder", "decoder" or "seq2seq", got {variant!r}')
@@ -56,26 +77,38 @@ def train_tokenizer(
     special = SPECIAL_TOKENS | (ENCODER_TOKENS if variant == "encoder" else {})
     tokenizer = untrained(kind, lowercase)
     trainer = tokenizer.model.get_trainer()
-    trainer.vocab_size = 2**21 if kind == "character" else vocab_size  # 2**21: more than Unicode has
-    # Spaces are in the subwords of "bpe". They are cut from the ends of a whole text, not of its parts around special tokens.
+    # 2**21: more than Unicode has
+    trainer.vocab_size = 2**21 if kind == "character" else vocab_size
+    # Spaces are in the subwords of "bpe". They are cut from the ends of a whole text, not of its
+    # parts around special tokens.
     names = dict.fromkeys(special.values())
-    trainer.special_tokens = [AddedToken(name, special=True, normalized=kind == "bpe") for name in names]
+    trainer.special_tokens = [
+        AddedToken(name, special=True, normalized=kind == "bpe") for name in names
+    ]
     trainer.show_progress = False
     if kind == "byte-bpe":
         trainer.initial_alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator(lines, trainer)
     size = tokenizer.get_vocab_size()
     if vocab_size is not None and size != vocab_size:
-        remedy = "ask for fewer" if size < vocab_size else "ask for more, its characters alone need them"
-        raise ValueError(f"the text gives a vocabulary of {size} entries, expected {vocab_size}: {remedy}")
+        remedy = (
+            "ask for fewer" if size < vocab_size else "ask for more, its characters alone need them"
+        )
+        raise ValueError(
+            f"the text gives a vocabulary of {size} entries, expected {vocab_size}: {remedy}"
+        )
     added = template(tokenizer, variant, token_types)
     # A word of bytes has its space within it; the offsets then are those of the word alone.
-    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(), added]) if kind == "byte-bpe" else added
+    tokenizer.post_processor = (
+        processors.Sequence([processors.ByteLevel(), added]) if kind == "byte-bpe" else added
+    )
     inputs = ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"]
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **special)
 
 
-def template(tokenizer: Tokenizer, variant: str, token_types: bool) -> processors.TemplateProcessing:
+def template(
+    tokenizer: Tokenizer, variant: str, token_types: bool
+) -> processors.TemplateProcessing:
     """What is put around a sequence, and around each of two."""
     bos, eos = SPECIAL_TOKENS["bos_token"], SPECIAL_TOKENS["eos_token"]
     first = {"encoder": f"{bos} $A {eos}", "decoder": "$A", "seq2seq": f"$A {eos}"}[variant]
@@ -90,7 +123,8 @@ def untrained(kind: str, lowercase: bool) -> Tokenizer:
     unk = SPECIAL_TOKENS["unk_token"]
     if kind == "character":
         tokenizer = Tokenizer(models.WordLevel(unk_token=unk))
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # "." would leave out line breaks
+        # "." would leave out line breaks
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         tokenizer.decoder = decoders.Fuse()
         return tokenizer
     if kind == "byte-bpe":
@@ -100,7 +134,9 @@ def untrained(kind: str, lowercase: bool) -> Tokenizer:
         return tokenizer
     if kind == "bpe":
         tokenizer = Tokenizer(models.BPE(unk_token=unk))
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()]
+        )
         tokenizer.decoder = decoders.Metaspace()
     else:
         tokenizer = Tokenizer(models.WordLevel(unk_token=unk))

@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 from datasets import Dataset, IterableDataset
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
 
 from ..errors import UsageError
 from .augment import Augmentation, AugmentedDataset, augmentation_of
@@ -42,7 +47,8 @@ def training_arguments(recipe: Recipe, state: Path, **changes: Any) -> Seq2SeqTr
         "logging_steps": 100,
         "logging_nan_inf_filter": False,
         "dataloader_pin_memory": torch.cuda.is_available(),
-        "use_cpu": not torch.accelerator.is_available(),  # or several processes would not know of each other
+        # or several processes would not know of each other
+        "use_cpu": not torch.accelerator.is_available(),
         "ddp_find_unused_parameters": False,
         "data_seed": settings.get("seed", 42),
         "remove_unused_columns": False,  # what losses take is no argument of a model
@@ -51,11 +57,17 @@ def training_arguments(recipe: Recipe, state: Path, **changes: Any) -> Seq2SeqTr
         "generation_num_beams": 1,  # while training
         "report_to": "none",
     }
-    return attempt("training", Seq2SeqTrainingArguments, output_dir=str(state), **{**defaults, **settings, **changes})
+    return attempt(
+        "training",
+        Seq2SeqTrainingArguments,
+        output_dir=str(state),
+        **{**defaults, **settings, **changes},
+    )
 
 
 def keep_labelled(model: PreTrainedModel, args: tuple, inputs: dict) -> tuple[tuple, dict]:
-    """A forward pre-hook: in training only what has a label goes through the projection to the vocabulary."""
+    """A forward pre-hook: in training only what has a label goes through the projection to the
+    vocabulary."""
     if model.training and "labels" in inputs:
         inputs["logits_to_keep"] = inputs["labels"].ne(-100)
     return args, inputs
@@ -71,14 +83,20 @@ def make_trainer(
     """The trainer of what `prepare.prepare` made.
 
     Raises:
-        ValueError: for rows that do not fit the batches, for teachers as `Teachers`, and as `check_processes`.
+        ValueError: for rows that do not fit the batches, for teachers as `Teachers`, and as
+            `check_processes`.
     """
     task = TASKS[recipe.task]
     watch = Watch(model, tokenizer)
     r_drop = recipe.training.get("r_drop", 0)
     model.register_forward_hook(watch.forward_hook, with_kwargs=True)
-    # Not on a GPU, which would wait to know how many there are, and not compiled, which wants shapes beforehand.
-    if task.ABILITIES.sparse_labels and arguments.device.type == "cpu" and not arguments.torch_compile:
+    # Not on a GPU, which would wait to know how many there are, and not compiled, which wants
+    # shapes beforehand.
+    if (
+        task.ABILITIES.sparse_labels
+        and arguments.device.type == "cpu"
+        and not arguments.torch_compile
+    ):
         model.register_forward_pre_hook(keep_labelled, with_kwargs=True)
     teachers = None
     collator = task.collator(tokenizer, model)
@@ -89,12 +107,18 @@ def make_trainer(
     trainer = Seq2SeqTrainer(
         model=model,
         args=arguments,
-        train_dataset=training_dataset(rows["train"], recipe, augmentation_of(recipe, tokenizer, rows["train"])),
+        train_dataset=training_dataset(
+            rows["train"], recipe, augmentation_of(recipe, tokenizer, rows["train"])
+        ),
         eval_dataset=rows.get("validation"),
         data_collator=collate_batches(collator),
         processing_class=tokenizer,
-        compute_loss_func=loss_function(watch.check, arguments.label_smoothing_factor, r_drop, teachers),
-        compute_metrics=metrics_of(recipe, tokenizer, model, rows["validation"]) if "validation" in rows else None,
+        compute_loss_func=loss_function(
+            watch.check, arguments.label_smoothing_factor, r_drop, teachers
+        ),
+        compute_metrics=metrics_of(recipe, tokenizer, model, rows["validation"])
+        if "validation" in rows
+        else None,
         preprocess_logits_for_metrics=task.reduce,
         callbacks=[watch, *callbacks(recipe)],
     )
@@ -103,43 +127,61 @@ def make_trainer(
 
 
 def check_processes(trainer: Seq2SeqTrainer) -> None:
-    """Raises ValueError for what would train, but on other batches than those of the recipe, or not end with a result."""
+    """Raises ValueError for what would train, but on other batches than those of the recipe, or not
+    end with a result."""
     if (count := trainer.args.n_gpu) > 1:
-        raise ValueError(f"one process sees {count} GPUs: start one for each (torchrun), or set CUDA_VISIBLE_DEVICES to one")
+        raise ValueError(
+            f"one process sees {count} GPUs: start one for each (torchrun), or set "
+            f"CUDA_VISIBLE_DEVICES to one"
+        )
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        raise ValueError("each process of a run holds the whole model, expected neither FSDP nor DeepSpeed")
+        raise ValueError(
+            "each process of a run holds the whole model, expected neither FSDP nor DeepSpeed"
+        )
 
 
 def metrics_of(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, rows: Any
 ) -> Callable[[Any], dict[str, Any]]:
-    """The task's metrics of `rows`, each once: where the last batches of several processes are not full, `Seq2SeqTrainer` fills
-    them with rows from the beginning."""
+    """The task's metrics of `rows`, each once: where the last batches of several processes are not
+    full, `Seq2SeqTrainer` fills them with rows from the beginning."""
     metrics = TASKS[recipe.task].metrics(tokenizer, model.config, recipe.evaluation, rows)
     return lambda prediction: metrics(first_of(tuple(prediction), len(rows)))
 
 
 def first_of(values: Any, count: int) -> Any:
     """Of arrays, or tuples of them."""
-    return tuple(first_of(value, count) for value in values) if isinstance(values, tuple) else values[:count]
+    return (
+        tuple(first_of(value, count) for value in values)
+        if isinstance(values, tuple)
+        else values[:count]
+    )
 
 
 def training_dataset(rows: Any, recipe: Recipe, augmentation: Augmentation | None) -> Any:
-    """What `Trainer` takes as its training rows: augmented ones, if there is an `augmentation`; batches by token count, if the
-    recipe has such.
+    """What `Trainer` takes as its training rows: augmented ones, if there is an `augmentation`;
+    batches by token count, if the recipe has such.
 
     Raises:
-        ValueError: for a stream without a token count, and for a token count where all examples have the same length.
+        ValueError: for a stream without a token count, and for a token count where all examples
+            have the same length.
     """
     seed = recipe.training.get("seed", 42)
     limit = recipe.training.get("tokens_per_batch", recipe.training.get("tokens_per_update"))
     if isinstance(rows, IterableDataset):
         if limit is None:
-            raise ValueError("batches of a stream are by token count: expected training.tokens_per_update")
+            raise ValueError(
+                "batches of a stream are by token count: expected training.tokens_per_update"
+            )
         return TokenStream(rows, limit, seed, augmentation)
     augmented = AugmentedDataset(rows, augmentation, seed) if augmentation else rows
     if limit is None:
         return augmented
     if not isinstance(rows, Dataset):
-        raise ValueError("all examples are of block_size tokens: expected per_device_train_batch_size, not tokens_per_batch")
-    return TokenBatches(augmented, lengths(rows), limit, recipe.training.get("tokens_per_update", limit) // limit)
+        raise ValueError(
+            "all examples are of block_size tokens: expected per_device_train_batch_size, not "
+            "tokens_per_batch"
+        )
+    return TokenBatches(
+        augmented, lengths(rows), limit, recipe.training.get("tokens_per_update", limit) // limit
+    )

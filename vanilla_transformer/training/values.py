@@ -1,4 +1,5 @@
-"""What the keys of a recipe may be: their types, as the libraries state them that take the values, and their ranges."""
+"""What the keys of a recipe may be: their types, as the libraries state them that take the values,
+and their ranges."""
 
 import codecs
 import json
@@ -42,7 +43,9 @@ POSITIVE = Range(" above 0", lambda value: value > 0)
 PROBABILITY = Range(" from 0 to 1", lambda value: 0 <= value <= 1)
 BELOW_1 = Range(" from 0 to below 1", lambda value: 0 <= value < 1)
 SHARE = Range(" between 0 and 1", lambda value: 0 < value < 1)
-SHARE_OR_COUNT = Range(", whole from 1 on", lambda value: value > 0 and (value < 1 or value == int(value)))
+SHARE_OR_COUNT = Range(
+    ", whole from 1 on", lambda value: value > 0 and (value < 1 or value == int(value))
+)
 WARMUP = Range(", whole from 1 on", lambda value: 0 <= value < 1 or value == int(value) >= 1)
 MAX_STEPS = Range(" of at least 1, or -1", lambda value: value == -1 or value >= 1)
 NOT_EMPTY = Range(" that is not empty", lambda value: len(value) > 0 and all(value))
@@ -91,8 +94,10 @@ DATA = {
     "block_size": COUNTED,
     "max_length": COUNTED,
 }
-NEW_TOKENIZER = {"kind": None, "vocab_size": at_least(5), "lowercase": None}  # of 5, four are special tokens
-# What an export of the result applies too (see its runtime); the special tokens are those of the model.
+# of 5, four are special tokens
+NEW_TOKENIZER = {"kind": None, "vocab_size": at_least(5), "lowercase": None}
+# What an export of the result applies too (see its runtime); the special tokens are those of the
+# model.
 GENERATION = {
     **dict.fromkeys(("max_new_tokens", "max_length", "num_beams"), COUNTED),
     **dict.fromkeys(("min_new_tokens", "min_length", "top_k"), KeyType(int)),
@@ -106,10 +111,12 @@ GENERATION = {
     "forced_eos_token_id": KeyType(int | list[int], ANY),
     "bad_words_ids": KeyType(list[list[int]], NOT_EMPTY),
 }
-# Fields of `Trainer`'s that a run sets itself, that have no effect on one, or that a recipe cannot hold.
+# Fields of `Trainer`'s that a run sets itself, that have no effect on one, or that a recipe cannot
+# hold.
 NOT_TAKEN = {
-    "output_dir", "predict_with_generate", "remove_unused_columns", "generation_config", "parallelism_config",
-    "resume_from_checkpoint", "do_train", "do_eval", "do_predict", "local_rank", "deepspeed", "fsdp", "fsdp_config",
+    "output_dir", "predict_with_generate", "remove_unused_columns", "generation_config",
+    "parallelism_config", "resume_from_checkpoint", "do_train", "do_eval", "do_predict",
+    "local_rank", "deepspeed", "fsdp", "fsdp_config",
 }  # fmt: skip
 REPORT_TO = Literal["none", "all", *INTEGRATION_TO_CALLBACK]
 # Types of fields of `Trainer`'s where its own are wider.
@@ -124,14 +131,20 @@ TRAINER_TYPES = {
 # Ranges of fields of `Trainer`'s.
 TRAINER_RANGES = {
     **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps"), COUNT),
-    "per_device_eval_batch_size": Range(" from 1 to 2**24", lambda value: 1 <= value <= 2**24),  # it has a loss for each
-    **dict.fromkeys(("save_total_limit", "eval_accumulation_steps", "torch_empty_cache_steps"), COUNT),
+    # it has a loss for each
+    "per_device_eval_batch_size": Range(" from 1 to 2**24", lambda value: 1 <= value <= 2**24),
+    **dict.fromkeys(
+        ("save_total_limit", "eval_accumulation_steps", "torch_empty_cache_steps"), COUNT
+    ),
     **dict.fromkeys(("dataloader_prefetch_factor", "ddp_timeout", "ddp_bucket_cap_mb"), COUNT),
     **dict.fromkeys(("generation_num_beams", "generation_max_length"), COUNT),
     **dict.fromkeys(("eval_steps", "save_steps", "logging_steps"), SHARE_OR_COUNT),
     "label_smoothing_factor": PROBABILITY,
     **dict.fromkeys(("adam_beta1", "adam_beta2"), BELOW_1),
-    **dict.fromkeys(("seed", "data_seed"), Range(" from 0 to 4294967295", lambda value: 0 <= value < 2**32)),  # numpy's
+    # numpy's
+    **dict.fromkeys(
+        ("seed", "data_seed"), Range(" from 0 to 4294967295", lambda value: 0 <= value < 2**32)
+    ),
     "max_steps": MAX_STEPS,
     "num_train_epochs": POSITIVE,
     "warmup_steps": WARMUP,
@@ -160,10 +173,14 @@ def key_types(task: "Task") -> dict[str, dict[str, KeyType]]:
 
 
 def model_keys(config: type) -> dict[str, KeyType]:
-    """The fields of a config, which checks their ranges itself, and what a new model may be made of instead."""
+    """The fields of a config, which checks their ranges itself, and what a new model may be made of
+    instead."""
     types = typing.get_type_hints(config, localns={"torch": torch})
     names = {name: config.attribute_map.get(name, name) for name in config.field_names()}
-    others = {"path": KeyType(str, ANY), **({"preset": KeyType(str, ANY)} if hasattr(config, "preset") else {})}
+    others = {
+        "path": KeyType(str, ANY),
+        **({"preset": KeyType(str, ANY)} if hasattr(config, "preset") else {}),
+    }
     return {name: KeyType(types.get(field, Any), ANY) for name, field in names.items()} | others
 
 
@@ -171,7 +188,11 @@ def trainer_keys() -> dict[str, KeyType]:
     """The fields of `Trainer`'s arguments that a recipe may set."""
     types = typing.get_type_hints(Seq2SeqTrainingArguments) | TRAINER_TYPES
     names = {field.name for field in fields(Seq2SeqTrainingArguments)} - NOT_TAKEN
-    return {name: KeyType(in_table(types[name]), TRAINER_RANGES.get(name)) for name in names if not is_secret(name)}
+    return {
+        name: KeyType(in_table(types[name]), TRAINER_RANGES.get(name))
+        for name in names
+        if not is_secret(name)
+    }
 
 
 def in_table(hint: Any) -> Any:
@@ -185,15 +206,22 @@ def is_secret(name: str) -> bool:
 
 
 def check_table(table: str, values: Any, types: dict[str, dict[str, KeyType]]) -> None:
-    """Raises UsageError for what is no table, for a key that the `table` of `types` has not, with the nearest one, and for a
-    value that is not of its key's type and range."""
+    """Raises UsageError for what is no table, for a key that the `table` of `types` has not, with
+    the nearest one, and for a value that is not of its key's type and range."""
     if not isinstance(values, dict):
         raise UsageError(f"{table} is {reprlib.repr(values)}, expected a table")
     for name, value in values.items():
         if table == "training" and is_secret(name):  # whose value is not shown
             remedy = "expected the environment variable HF_TOKEN, or a login with `hf auth login`"
-            raise UsageError(f"training.{name} is a secret, which files of a run would show: {remedy}")
-        check_name(f"key of [{table}]", name, types[table], [f"{other}.{name}" for other in types if name in types[other]])
+            raise UsageError(
+                f"training.{name} is a secret, which files of a run would show: {remedy}"
+            )
+        check_name(
+            f"key of [{table}]",
+            name,
+            types[table],
+            [f"{other}.{name}" for other in types if name in types[other]],
+        )
         check_value(f"{table}.{name}", value, types[table][name])
 
 
@@ -216,23 +244,28 @@ def check_value(key: str, value: Any, expected: KeyType) -> None:
 
 
 def check_text(key: str, value: Any) -> None:
-    """What is no text, half of a surrogate pair, would be found only when the run is written down."""
+    """What is no text, half of a surrogate pair, would be found only when the run is written
+    down."""
     try:
         json.dumps(value, ensure_ascii=False, default=str, skipkeys=True).encode()
     except UnicodeEncodeError:
-        raise UsageError(f"{key} is {reprlib.repr(value)}, expected text that can be written as UTF-8") from None
+        raise UsageError(
+            f"{key} is {reprlib.repr(value)}, expected text that can be written as UTF-8"
+        ) from None
 
 
 def check_encoding(key: str, value: str) -> None:
     try:
         codecs.lookup(value)
     except LookupError:
-        raise UsageError(f"{key} is {value!r}, expected the name of an encoding, like 'UTF-8' or 'latin-1'") from None
+        raise UsageError(
+            f"{key} is {value!r}, expected the name of an encoding, like 'UTF-8' or 'latin-1'"
+        ) from None
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether `value` is of the type `hint`. A whole number is a number too, but true and false are none; text is one of the
-    names of an `Enum`, if the type has one."""
+    """Whether `value` is of the type `hint`. A whole number is a number too, but true and false are
+    none; text is one of the names of an `Enum`, if the type has one."""
     names = [item.value for kind in alternatives(hint) if is_enum(kind) for item in kind]
     if names and isinstance(value, str):
         return value in names
@@ -252,7 +285,14 @@ def in_words(hint: Any) -> str:
 
 
 def one_in_words(kind: Any) -> str:
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", list: "a list", dict: "a table"}
+    words = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a string",
+        list: "a list",
+        dict: "a table",
+    }
     if origin(kind) is Literal:
         return f"one of {', '.join(map(repr, typing.get_args(kind)))}"
     return words.get(origin(kind), str(kind))

@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 HEAD = "ForSequenceClassification"
 SENTENCE_CONFIG = "config_sentence_transformers.json"
 Scoring = Callable[[np.ndarray], np.ndarray]  # of logits
-FUNCTIONS: dict[str, Scoring] = {"softmax": softmax, "sigmoid": sigmoid, "none": lambda logits: logits}
+FUNCTIONS: dict[str, Scoring] = {
+    "softmax": softmax,
+    "sigmoid": sigmoid,
+    "none": lambda logits: logits,
+}
 # The activations that sentence-transformers names by torch's classes.
 ACTIVATIONS: dict[str, Scoring] = {
     "Identity": FUNCTIONS["none"],
@@ -48,21 +52,23 @@ def classify(
     top_k: int | None = 1,
     function_to_apply: str | None = None,
 ) -> list[list[dict[str, Any]]]:
-    """The labels of each text, the likeliest first: `{"label": str, "score": float}`, as the pipeline "text-classification"
-    gives them where it is given `top_k`.
+    """The labels of each text, the likeliest first: `{"label": str, "score": float}`, as the
+    pipeline "text-classification" gives them where it is given `top_k`.
 
     Args:
-        texts: strings, or pairs `(text, text_pair)` or `{"text": ..., "text_pair": ...}`. They are not cut.
+        texts: strings, or pairs `(text, text_pair)` or `{"text": ..., "text_pair": ...}`. They are
+            not cut.
         top_k: so many labels; `None` is all.
-        function_to_apply: from logits to scores, `"softmax"`, `"sigmoid"` or `"none"`. By default the activation that a
-            cross-encoder of sentence-transformers recorded; else none for `config.problem_type` "regression", the sigmoid for
-            "multi_label_classification" and for one label, and the softmax for all others.
+        function_to_apply: from logits to scores, `"softmax"`, `"sigmoid"` or `"none"`. By default
+            the activation that a cross-encoder of sentence-transformers recorded; else none for
+            `config.problem_type` "regression", the sigmoid for "multi_label_classification" and for
+            one label, and the softmax for all others.
 
     Raises:
         UsageError: for another `top_k` or `function_to_apply`.
-        ValueError: for an export without a sequence classification head, a text that is none, has no tokens or more
-            tokens than the model has positions, a label without a name in the config, and a recorded activation that is
-            not known.
+        ValueError: for an export without a sequence classification head, a text that is none, has
+            no tokens or more tokens than the model has positions, a label without a name in the
+            config, and a recorded activation that is not known.
     """
     require(runtime, "classify", HEAD)
     if top_k is not None:
@@ -94,8 +100,8 @@ def scoring(runtime: "TextRuntime", name: str | None) -> Scoring:
 
 
 def recorded_activation(runtime: "TextRuntime") -> str | None:
-    """What a cross-encoder applies to its logits, by the name of torch's class, in one of the three places where
-    sentence-transformers has put it."""
+    """What a cross-encoder applies to its logits, by the name of torch's class, in one of the three
+    places where sentence-transformers has put it."""
     config = runtime.runtime.config
     nested = config.get("sentence_transformers")
     if isinstance(nested, dict) and nested.get("activation_fn"):
@@ -108,7 +114,9 @@ def recorded_activation(runtime: "TextRuntime") -> str | None:
 def sentence_config(runtime: "TextRuntime") -> dict:
     """The content of config_sentence_transformers.json, empty without one."""
     artifact = runtime.runtime.artifact
-    return json_object(artifact.directory / SENTENCE_CONFIG, artifact.read(SENTENCE_CONFIG) or b"{}")
+    return json_object(
+        artifact.directory / SENTENCE_CONFIG, artifact.read(SENTENCE_CONFIG) or b"{}"
+    )
 
 
 def activation(name: object, place: str) -> Scoring:
@@ -116,7 +124,10 @@ def activation(name: object, place: str) -> Scoring:
     kind = str(name).rpartition(".")[2]
     if not str(name).startswith("torch.") or kind not in ACTIVATIONS:
         expected = ", ".join(f"torch.nn.{known}" for known in ACTIVATIONS)
-        raise ValueError(f"{place} is {reprlib.repr(name)}, which this runtime does not know: expected one of {expected}")
+        raise ValueError(
+            f"{place} is {reprlib.repr(name)}, which this runtime does not know: expected one of "
+            f"{expected}"
+        )
     return ACTIVATIONS[kind]
 
 
@@ -128,15 +139,17 @@ def zero_shot(
     hypothesis_template: str = "This example is {}.",
     multi_label: bool = False,
 ) -> list[dict[str, Any]]:
-    """How well each of `candidate_labels` fits each text, by a model of natural language inference (Yin et al. 2019):
-    `{"sequence": text, "labels": [str, ...], "scores": [float, ...]}`, the likeliest label first, as the pipeline
-    "zero-shot-classification" gives them.
+    """How well each of `candidate_labels` fits each text, by a model of natural language inference
+    (Yin et al. 2019): `{"sequence": text, "labels": [str, ...], "scores": [float, ...]}`, the
+    likeliest label first, as the pipeline "zero-shot-classification" gives them.
 
     Args:
-        texts: strings; what is longer than the tokenizer's `model_max_length` with its hypothesis is cut, as there.
+        texts: strings; what is longer than the tokenizer's `model_max_length` with its hypothesis
+            is cut, as there.
         candidate_labels: a list, or a string with commas between them.
         hypothesis_template: what is said of a text, with `{}` for the label.
-        multi_label: whether each label is true or not by itself; else the scores of all labels are 1 together.
+        multi_label: whether each label is true or not by itself; else the scores of all labels are
+            1 together.
 
     Raises:
         UsageError: for no labels, and a template without `{}`.
@@ -160,31 +173,47 @@ def zero_shot(
     return [ranked(text, candidates, row) for text, row in zip(texts, scores)]
 
 
-def rows_of_pairs(runtime: "TextRuntime", pairs: Sequence[Pair], longest: int | None) -> list[Encoding]:
+def rows_of_pairs(
+    runtime: "TextRuntime", pairs: Sequence[Pair], longest: int | None
+) -> list[Encoding]:
     """Return the tokens of each pair of a text and a hypothesis.
 
-    Texts are truncated so that a row has at most `longest` tokens. Hypotheses are not: where one leaves no room for a text, the
-    pair stays whole, as in the pipeline."""
+    Texts are truncated so that a row has at most `longest` tokens. Hypotheses are not: where one
+    leaves no room for a text, the pair stays whole, as in the pipeline."""
     if longest is None:
         return rows_of(runtime, pairs)
     room = longest - runtime.tokenizer.num_special_tokens_to_add(True)
-    lengths = {text: len(runtime.tokenizer.encode(text, add_special_tokens=False)) for _, text in pairs}
+    lengths = {
+        text: len(runtime.tokenizer.encode(text, add_special_tokens=False)) for _, text in pairs
+    }
     fits = [lengths[hypothesis] < room for _, hypothesis in pairs]
-    truncated = iter(rows_of(runtime, list(itertools.compress(pairs, fits)), Cut(longest, "only_first")))
+    truncated = iter(
+        rows_of(runtime, list(itertools.compress(pairs, fits)), Cut(longest, "only_first"))
+    )
     whole = iter(rows_of(runtime, [pair for pair, is_short in zip(pairs, fits) if not is_short]))
     return [next(truncated if is_short else whole) for is_short in fits]
 
 
 def ranked(text: str, labels: list[str], scores: np.ndarray) -> dict[str, Any]:
     order = scores.argsort()[::-1].tolist()
-    return {"sequence": text, "labels": [labels[place] for place in order], "scores": scores[order].tolist()}
+    return {
+        "sequence": text,
+        "labels": [labels[place] for place in order],
+        "scores": scores[order].tolist(),
+    }
 
 
 def checked_candidates(labels: object) -> list[str]:
     if isinstance(labels, str):
         labels = [label.strip() for label in labels.split(",") if label.strip()]
-    if not isinstance(labels, list | tuple) or not labels or not all(isinstance(label, str) for label in labels):
-        raise UsageError(f"candidate_labels must be strings, at least one, got {reprlib.repr(labels)}")
+    if (
+        not isinstance(labels, list | tuple)
+        or not labels
+        or not all(isinstance(label, str) for label in labels)
+    ):
+        raise UsageError(
+            f"candidate_labels must be strings, at least one, got {reprlib.repr(labels)}"
+        )
     return list(labels)
 
 
@@ -194,14 +223,20 @@ def hypothesis_of(template: object, label: str) -> str:
     except (AttributeError, IndexError, KeyError, ValueError):
         found = template
     if found == template:
-        raise UsageError(f"hypothesis_template must have {{}} where the label goes, got {template!r:.80}")
+        raise UsageError(
+            f"hypothesis_template must have {{}} where the label goes, got {template!r:.80}"
+        )
     return found
 
 
 def entailment_and_contradiction(runtime: "TextRuntime") -> tuple[int, int]:
-    """The numbers of these labels; the second as the pipeline has it, the first label or else the last."""
+    """The numbers of these labels; the second as the pipeline has it, the first label or else the
+    last."""
     labels = labels_of(runtime)
     found = [number for number, label in enumerate(labels) if label.lower().startswith("entail")]
     if not found:
-        raise ValueError(f"zero_shot needs a label that begins with 'entail', and this model's are {reprlib.repr(labels)}")
+        raise ValueError(
+            f"zero_shot needs a label that begins with 'entail', and this model's are "
+            f"{reprlib.repr(labels)}"
+        )
     return found[0], -1 if found[0] == 0 else 0

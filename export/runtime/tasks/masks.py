@@ -17,20 +17,28 @@ HEADS = ("ForMaskedLM", "ForPreTraining")
 
 
 def fill_mask(
-    runtime: "TextRuntime", texts: Sequence[str], /, top_k: int = 5, targets: str | Sequence[str] | None = None
+    runtime: "TextRuntime",
+    texts: Sequence[str],
+    /,
+    top_k: int = 5,
+    targets: str | Sequence[str] | None = None,
 ) -> list[list[Any]]:
-    """The likeliest tokens for the mask in each text: `{"score": float, "token": int, "token_str": str, "sequence": str}`, as
-    the pipeline "fill-mask" gives them; where a text has several masks, a list of these for each.
+    """The likeliest tokens for the mask in each text: `{"score": float, "token": int, "token_str":
+    str, "sequence": str}`, as the pipeline "fill-mask" gives them; where a text has several masks,
+    a list of these for each.
 
     Args:
         texts: strings with the tokenizer's mask token. They are not cut.
         top_k: so many tokens.
-        targets: the only tokens to choose from; of one that is none the first that the tokenizer makes of it, with a warning.
+        targets: the only tokens to choose from; of one that is none the first that the tokenizer
+            makes of it, with a warning.
 
     Raises:
-        UsageError: for a `top_k` that is no number from 1 to the size of the vocabulary, and for targets without any token.
-        ValueError: for an export without a masked language model, a text that is empty, is a pair, has no mask or more tokens
-            than the model has positions, and a tokenizer without a mask token.
+        UsageError: for a `top_k` that is no number from 1 to the size of the vocabulary, and for
+            targets without any token.
+        ValueError: for an export without a masked language model, a text that is empty, is a pair,
+            has no mask or more tokens than the model has positions, and a tokenizer without a mask
+            token.
     """
     require(runtime, "fill_mask", *HEADS)
     check_count("top_k", top_k, most=runtime.runtime.config["vocab_size"])
@@ -39,13 +47,18 @@ def fill_mask(
     rows = rows_of(runtime, single_texts(texts))
     for row, name in named(rows):
         if mask not in row.ids:
-            raise ValueError(f"{name} has no mask, expected {runtime.tokenizer.id_to_token(mask)} in it")
+            raise ValueError(
+                f"{name} has no mask, expected {runtime.tokenizer.id_to_token(mask)} in it"
+            )
     results: list[list[Any]] = [[] for _ in rows]
     for index, outputs in run(runtime, rows):
         ids = rows[index].ids
         places = [place for place, token in enumerate(ids) if token == mask]
         logits = next(iter(outputs.values()))  # pretraining has others too
-        filled = [fillings(runtime, ids, place, logits[place], top_k, chosen, len(places) == 1) for place in places]
+        filled = [
+            fillings(runtime, ids, place, logits[place], top_k, chosen, len(places) == 1)
+            for place in places
+        ]
         results[index] = filled[0] if len(places) == 1 else filled
     return results
 
@@ -54,14 +67,24 @@ def mask_token(runtime: "TextRuntime") -> int:
     """Its id; ValueError for a tokenizer that has none."""
     found = runtime.tokenizer_settings.special_tokens["mask_token"]
     if found is None:
-        raise ValueError(f"{runtime.path.parent} has a tokenizer without a mask token, which a masked language model reads")
+        raise ValueError(
+            f"{runtime.path.parent} has a tokenizer without a mask token, which a masked language "
+            "model reads"
+        )
     return found
 
 
 def fillings(
-    runtime: "TextRuntime", ids: list[int], place: int, logits: np.ndarray, top_k: int, targets: list[int] | None, is_only: bool
+    runtime: "TextRuntime",
+    ids: list[int],
+    place: int,
+    logits: np.ndarray,
+    top_k: int,
+    targets: list[int] | None,
+    is_only: bool,
 ) -> list[dict[str, Any]]:
-    """The likeliest tokens at `place`. What is read instead has no special tokens, unless other masks are among them."""
+    """The likeliest tokens at `place`. What is read instead has no special tokens, unless other
+    masks are among them."""
     scores = softmax(logits)
     tokens = np.arange(len(scores)) if targets is None else np.array(targets)
     best = tokens[np.argsort(-scores[tokens], kind="stable")[:top_k]].tolist()
@@ -69,9 +92,13 @@ def fillings(
     found = []
     for token in best:
         filled = [*ids[:place], token, *ids[place + 1 :]]
-        sequence = decode(runtime, [each for each in filled if each != pad], skip_special_tokens=is_only)
+        sequence = decode(
+            runtime, [each for each in filled if each != pad], skip_special_tokens=is_only
+        )
         text = decode(runtime, [token], skip_special_tokens=False)
-        found.append({"score": float(scores[token]), "token": token, "token_str": text, "sequence": sequence})
+        found.append(
+            {"score": float(scores[token]), "token": token, "token_str": text, "sequence": sequence}
+        )
     return found
 
 

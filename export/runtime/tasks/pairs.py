@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 def next_sentence(runtime: "TextRuntime", pairs: Sequence[Pair | dict[str, str]], /) -> np.ndarray:
-    """Two scores for each pair (B, 2), float32: that the second text follows the first one, and that it does not (Devlin et
-    al. 2019, section 3.1). Their softmax are the probabilities.
+    """Two scores for each pair (B, 2), float32: that the second text follows the first one, and
+    that it does not (Devlin et al. 2019, section 3.1). Their softmax are the probabilities.
 
     Args:
         pairs: `(text, text_pair)` or `{"text": ..., "text_pair": ...}`. They are not cut.
 
     Raises:
-        ValueError: for an export without a next sentence head, a single text, and one that is empty or has more tokens than
-            the model has positions.
+        ValueError: for an export without a next sentence head, a single text, and one that is empty
+            or has more tokens than the model has positions.
     """
     require(runtime, "next_sentence", "ForNextSentencePrediction", "ForPreTraining")
     rows = rows_of(runtime, pairs_only(pairs))
@@ -31,17 +31,19 @@ def next_sentence(runtime: "TextRuntime", pairs: Sequence[Pair | dict[str, str]]
     return scores
 
 
-def choose(runtime: "TextRuntime", texts: Sequence[str], choices: Sequence[Sequence[str]], /) -> list[np.ndarray]:
-    """The score of each of a text's choices (C,), float32: how well it goes on from the text. Their softmax are the
-    probabilities.
+def choose(
+    runtime: "TextRuntime", texts: Sequence[str], choices: Sequence[Sequence[str]], /
+) -> list[np.ndarray]:
+    """The score of each of a text's choices (C,), float32: how well it goes on from the text. Their
+    softmax are the probabilities.
 
     Args:
         texts: strings. They are not cut.
         choices: for each of the texts what may follow it, one or more.
 
     Raises:
-        ValueError: for an export without a multiple choice head, choices that do not fit the texts, and a text that is empty
-            or has more tokens than the model has positions.
+        ValueError: for an export without a multiple choice head, choices that do not fit the texts,
+            and a text that is empty or has more tokens than the model has positions.
     """
     require(runtime, "choose", "ForMultipleChoice")
     pairs = checked_choices(texts, choices)
@@ -55,11 +57,22 @@ def choose(runtime: "TextRuntime", texts: Sequence[str], choices: Sequence[Seque
 def checked_choices(texts: object, choices: object) -> list[list[Pair]]:
     given = listed(choices, "lists of strings, the choices")
     if len(found := listed(texts, "strings")) != len(given):
-        raise ValueError(f"{len(found)} texts and {len(given)} lists of choices, expected as many of one as of the other")
+        raise ValueError(
+            f"{len(found)} texts and {len(given)} lists of choices, expected as many of one as of "
+            "the other"
+        )
     pairs = []
     for (text, name), own in zip(named(found), given):
         if not isinstance(own, list | tuple) or not own:
-            raise ValueError(f"{name} has the choices {reprlib.repr(own)}, expected a list of strings, at least one")
+            raise ValueError(
+                f"{name} has the choices {reprlib.repr(own)}, expected a list of strings, at "
+                f"least one"
+            )
         first = check_text(text, name)
-        pairs.append([(first, check_text(choice, f"choice {place} of {name}")) for place, choice in enumerate(own)])
+        pairs.append(
+            [
+                (first, check_text(choice, f"choice {place} of {name}"))
+                for place, choice in enumerate(own)
+            ]
+        )
     return pairs

@@ -1,4 +1,5 @@
-"""What the tasks share: texts that are checked and cut into tokens, and rows of tokens, run with others of similar length."""
+"""What the tasks share: texts that are checked and cut into tokens, and rows of tokens, run with
+others of similar length."""
 
 import contextlib
 import reprlib
@@ -22,19 +23,25 @@ if TYPE_CHECKING:
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 NO_LIMIT = 10**9  # of tokens: transformers writes 10**30 where a tokenizer has none
-# What the classes of tokenizers mean that an old tokenizer_config.json, which names no special token at all, leaves to them.
-CONVENTIONS = {"mask_token": ("[MASK]", "<mask>"), "cls_token": ("[CLS]", "<s>"), "unk_token": ("[UNK]", "<unk>")}
+# What the classes of tokenizers mean that an old tokenizer_config.json, which names no special
+# token at all, leaves to them.
+CONVENTIONS = {
+    "mask_token": ("[MASK]", "<mask>"),
+    "cls_token": ("[CLS]", "<s>"),
+    "unk_token": ("[UNK]", "<unk>"),
+}
 
 Pair = tuple[str, str]
 
 
-# ------------------------------------------------------------------------------------------------------------- the tokenizer
+# ------------------------------------------------------------------------------------ the tokenizer
 
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """What tokenizer_config.json adds to tokenizer.json, as transformers reads it: `longest` texts, in tokens, where a task
-    cuts them; which token is for what, by name; whether the tokens of a pair have types; and the sides."""
+    """What tokenizer_config.json adds to tokenizer.json, as transformers reads it: `longest` texts,
+    in tokens, where a task cuts them; which token is for what, by name; whether the tokens of a
+    pair have types; and the sides."""
 
     longest: int | None
     special_tokens: dict[str, int | None]
@@ -60,14 +67,20 @@ def errors_of(path: Path) -> Iterator[None]:
 def tokenizer_settings(runtime: "TextRuntime") -> TokenizerSettings:
     """Those of `runtime`'s export."""
     artifact = runtime.runtime.artifact
-    config = json_object(artifact.directory / TOKENIZER_CONFIG, artifact.read(TOKENIZER_CONFIG) or b"{}")
+    config = json_object(
+        artifact.directory / TOKENIZER_CONFIG, artifact.read(TOKENIZER_CONFIG) or b"{}"
+    )
     is_silent = not any(name.endswith("_token") for name in config)
-    tokens = {name: token_id(runtime, config.get(name), names if is_silent else ()) for name, names in CONVENTIONS.items()}
+    tokens = {
+        name: token_id(runtime, config.get(name), names if is_silent else ())
+        for name, names in CONVENTIONS.items()
+    }
     longest = config.get("model_max_length")
     is_number = isinstance(longest, int | float) and not isinstance(longest, bool)
+    is_limit = is_number and 0 < longest < NO_LIMIT  # type: ignore[operator]
     types = config.get("model_input_names", ["token_type_ids"])
     return TokenizerSettings(
-        int(longest) if is_number and 0 < longest < NO_LIMIT else None,  # type: ignore[operator, arg-type]
+        int(longest) if is_limit else None,  # type: ignore[arg-type]
         tokens,
         (runtime.runtime.config.get("type_vocab_size") or 0) > 1 and "token_type_ids" in types,
         cleans_up(config, type(runtime.tokenizer.model).__name__),
@@ -77,10 +90,14 @@ def tokenizer_settings(runtime: "TextRuntime") -> TokenizerSettings:
 
 
 def token_id(runtime: "TextRuntime", token: Any, otherwise: Iterable[str]) -> int | None:
-    """The id of `token`, a string or an object with its content; or of the first of `otherwise` that there is."""
+    """The id of `token`, a string or an object with its content; or of the first of `otherwise`
+    that there is."""
     content = token.get("content") if isinstance(token, dict) else token
     names = [content] if isinstance(content, str) else otherwise
-    return next((found for name in names if (found := runtime.tokenizer.token_to_id(name)) is not None), None)
+    return next(
+        (found for name in names if (found := runtime.tokenizer.token_to_id(name)) is not None),
+        None,
+    )
 
 
 def decode(runtime: "TextRuntime", ids: Sequence[int], skip_special_tokens: bool) -> str:
@@ -89,7 +106,9 @@ def decode(runtime: "TextRuntime", ids: Sequence[int], skip_special_tokens: bool
     return text
 
 
-def decode_batch(runtime: "TextRuntime", rows: list[list[int]], skip_special_tokens: bool) -> list[str]:
+def decode_batch(
+    runtime: "TextRuntime", rows: list[list[int]], skip_special_tokens: bool
+) -> list[str]:
     """Return the text of each row, the same as `AutoTokenizer.batch_decode`."""
     with errors_of(runtime.path):
         texts = runtime.tokenizer.decode_batch(rows, skip_special_tokens=skip_special_tokens)
@@ -102,7 +121,7 @@ def join(runtime: "TextRuntime", tokens: Sequence[str]) -> str:
     return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
 
-# ----------------------------------------------------------------------------------------------------------------- the texts
+# ---------------------------------------------------------------------------------------- the texts
 
 
 def require(runtime: "TextRuntime", task: str, *heads: str) -> None:
@@ -131,7 +150,10 @@ def check_text(text: object, name: str) -> str:
 def check_string(text: object, name: str) -> str:
     """Return `text`, which must be a string; it may be blank. `name` is for errors."""
     if isinstance(text, dict) or (isinstance(text, list | tuple) and len(text) == 2):
-        raise ValueError(f"{name} is the pair {reprlib.repr(text)}, expected one text, which is what this head takes")
+        raise ValueError(
+            f"{name} is the pair {reprlib.repr(text)}, expected one text, which is what this "
+            f"head takes"
+        )
     if not isinstance(text, str):
         raise ValueError(f"{name} is {reprlib.repr(text)}, expected a string")
     check_unicode(text, name)
@@ -158,7 +180,10 @@ def strings(texts: object) -> list[str]:
 def texts_or_pairs(texts: object) -> list[str | Pair]:
     """`texts`, each a string, or a pair in one of the forms of `pair_of`. They may be blank."""
     given = named(listed(texts, "strings or pairs"))
-    return [check_string(text, name) if isinstance(text, str) else pair_of(text, name) for text, name in given]
+    return [
+        check_string(text, name) if isinstance(text, str) else pair_of(text, name)
+        for text, name in given
+    ]
 
 
 def pairs_only(texts: object) -> list[Pair]:
@@ -175,11 +200,15 @@ def pair_of(given: object, name: str) -> Pair:
     parts: Any = given
     if isinstance(given, dict):
         if given.keys() != {"text", "text_pair"}:
-            raise ValueError(f"{name} has the keys {reprlib.repr(list(given))}, expected 'text' and 'text_pair'")
+            raise ValueError(
+                f"{name} has the keys {reprlib.repr(list(given))}, expected 'text' and 'text_pair'"
+            )
         parts = given["text"], given["text_pair"]
     if not isinstance(parts, list | tuple) or len(parts) != 2:
         raise ValueError(f"{name} is {reprlib.repr(given)}, expected two texts, (text, text_pair)")
-    return check_string(parts[0], f"the first part of {name}"), check_string(parts[1], f"the second part of {name}")
+    return check_string(parts[0], f"the first part of {name}"), check_string(
+        parts[1], f"the second part of {name}"
+    )
 
 
 def check_one_of(name: str, value: object, known: Iterable[object]) -> None:
@@ -189,17 +218,24 @@ def check_one_of(name: str, value: object, known: Iterable[object]) -> None:
 
 
 def check_count(name: str, value: object, least: int = 1, most: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or value < least
+        or (most is not None and value > most)
+    ):
         upper = "" if most is None else f" and at most {most}"
-        raise UsageError(f"{name} must be a whole number of at least {least}{upper}, got {value!r:.60}", name)
+        raise UsageError(
+            f"{name} must be a whole number of at least {least}{upper}, got {value!r:.60}", name
+        )
 
 
-# ------------------------------------------------------------------------------------------------------------------ the rows
+# ----------------------------------------------------------------------------------------- the rows
 
 
 class Cut(NamedTuple):
-    """That texts of more than `longest` tokens are cut: of which part of a pair, what windows of one text share, and at which
-    `side`, by default the tokenizer's."""
+    """That texts of more than `longest` tokens are cut: of which part of a pair, what windows of
+    one text share, and at which `side`, by default the tokenizer's."""
 
     longest: int
     strategy: str = "longest_first"
@@ -214,14 +250,19 @@ class Row(NamedTuple):
     type_ids: list[int]
 
 
-def rows_of(runtime: "TextRuntime", texts: Sequence[str | Pair], cut: Cut | None = None) -> list[Encoding]:
-    """What the tokenizer makes of each, with special tokens; with a `cut` the first window, which knows those that follow."""
+def rows_of(
+    runtime: "TextRuntime", texts: Sequence[str | Pair], cut: Cut | None = None
+) -> list[Encoding]:
+    """What the tokenizer makes of each, with special tokens; with a `cut` the first window, which
+    knows those that follow."""
     tokenizer = runtime.tokenizer
     with runtime.lock, errors_of(runtime.path):
         if cut is None:
             return tokenizer.encode_batch(list(texts))
         side = cut.side or runtime.tokenizer_settings.truncation_side
-        tokenizer.enable_truncation(cut.longest, strategy=cut.strategy, stride=cut.stride, direction=side)
+        tokenizer.enable_truncation(
+            cut.longest, strategy=cut.strategy, stride=cut.stride, direction=side
+        )
         try:
             return tokenizer.encode_batch(list(texts))
         finally:
@@ -231,19 +272,26 @@ def rows_of(runtime: "TextRuntime", texts: Sequence[str | Pair], cut: Cut | None
 def run(
     runtime: "TextRuntime", rows: Sequence[Encoding | Row], names: Sequence[str] | None = None
 ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """The number of each row, and what the graph returns for it by name: of each of its tokens (S, ...), or of all (...). Rows
-    of similar length run together, and come in that order. `names` are what errors call them.
+    """The number of each row, and what the graph returns for it by name: of each of its tokens (S,
+    ...), or of all (...). Rows of similar length run together, and come in that order. `names` are
+    what errors call them.
 
     Raises:
-        ValueError: for a row of more tokens than the model has positions, or of none, before the first runs; and as
-            `Runtime.outputs`.
+        ValueError: for a row of more tokens than the model has positions, or of none, before the
+            first runs; and as `Runtime.outputs`.
     """
     model = runtime.runtime
     all_ids = [row.ids for row in rows]
     for place, ids_of_row in enumerate(all_ids):
-        check_row(ids_of_row, names[place] if names else f"text {place} of {len(rows)}", model.config)
+        check_row(
+            ids_of_row, names[place] if names else f"text {place} of {len(rows)}", model.config
+        )
     ids, mask = pad_sequences(all_ids, model.config.get("pad_token_id"))
-    types = pad_sequences([row.type_ids for row in rows], 0)[0] if runtime.tokenizer_settings.has_types else None
+    types = (
+        pad_sequences([row.type_ids for row in rows], 0)[0]
+        if runtime.tokenizer_settings.has_types
+        else None
+    )
     [spec] = model.specs.values()
     per_token = {tensor.name for tensor in spec.outputs if tensor.shape[1:2] == ("source_length",)}
     for chosen, length in bucket_by_length(mask, MAX_TOKENS * model.threads):
@@ -254,7 +302,13 @@ def run(
         for place, index in enumerate(chosen.tolist()):
             own = {name: values[place] for name, values in outputs.items()}
             size = len(all_ids[index])
-            yield index, {name: values[:size] if name in per_token else values for name, values in own.items()}
+            yield (
+                index,
+                {
+                    name: values[:size] if name in per_token else values
+                    for name, values in own.items()
+                },
+            )
 
 
 def check_row(ids: list[int], name: str, config: dict) -> None:
@@ -287,6 +341,11 @@ def labels_of(runtime: "TextRuntime") -> list[str]:
     """
     names = runtime.runtime.config["id2label"]
     if missing := [number for number in range(len(names)) if str(number) not in names]:
-        found = f"{runtime.runtime.artifact.directory / 'config.json'} has in id2label the labels {reprlib.repr(list(names))}"
-        raise ValueError(f"{found}, expected each number from 0 to {len(names) - 1}: {missing[0]} is missing")
+        found = (
+            f"{runtime.runtime.artifact.directory / 'config.json'} has in id2label the labels "
+            f"{reprlib.repr(list(names))}"
+        )
+        raise ValueError(
+            f"{found}, expected each number from 0 to {len(names) - 1}: {missing[0]} is missing"
+        )
     return [str(names[str(number)]) for number in range(len(names))]

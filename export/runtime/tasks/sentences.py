@@ -1,11 +1,14 @@
-"""Sentence boundaries: the abbreviations and rules that sentencex has for a language, and rules for every language.
+"""Sentence boundaries: the abbreviations and rules that sentencex has for a language, and rules for
+every language.
 
 1. A line break ends a sentence.
-2. A sentence ends at a mark of `ENDS`, with the closing quotes or brackets behind it, before white space and anything but a
-   lower-case letter. A mark of `WIDE_ENDS`, of Chinese and Japanese, needs no white space.
-3. A full stop after a single letter ("J. Smith", "z. B."), after a number of one or two digits ("am 3. Mai", "1. The
-   first") or after one of `ABBREVIATIONS` does not end a sentence.
-4. Nor does a full stop where sentencex sees no boundary: it knows the abbreviations of the text's language.
+2. A sentence ends at a mark of `ENDS`, with the closing quotes or brackets behind it, before white
+   space and anything but a lower-case letter. A mark of `WIDE_ENDS`, of Chinese and Japanese, needs
+   no white space.
+3. A full stop after a single letter ("J. Smith", "z. B."), after a number of one or two digits ("am
+   3. Mai", "1. The first") or after one of `ABBREVIATIONS` does not end a sentence.
+4. Nor does a full stop where sentencex sees no boundary: it knows the abbreviations of the text's
+   language.
 """
 
 import re
@@ -14,23 +17,28 @@ from itertools import accumulate
 
 import sentencex
 
-ENDS = ".!?…‼⁇⁈⁉։؟۔।॥።፧៕။"  # with those of Armenian, Arabic, Urdu, Hindi, Amharic, Khmer and Burmese
+# with those of Armenian, Arabic, Urdu, Hindi, Amharic, Khmer and Burmese
+ENDS = ".!?…‼⁇⁈⁉։؟۔।॥።፧៕။"
 WIDE_ENDS = "。！？｡"
 CLOSING = "\"'”’»›)]}」』）】》〉"
-# Abbreviations that precede a name or a number, or stand within a sentence: of any language, without the last full stop.
+# Abbreviations that precede a name or a number, or stand within a sentence: of any language,
+# without the last full stop.
 ABBREVIATIONS = re.findall(
     r"\S+",
-    "mr mrs ms dr prof st sr jr rev hon gen col capt lt sgt no nos vs cf fig figs vol vols pp ed eds dept approx e.g i.e u.s"
+    "mr mrs ms dr prof st sr jr rev hon gen col capt lt sgt no nos vs cf fig figs vol vols pp ed "
+    "eds dept approx e.g i.e u.s"
     " u.k hr fr nr bspw bzw ca evtl ggf abb hrsg tel z.b d.h u.a mme mlle sra srta",
 )
 LINE_BREAKS = re.compile(r"([\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+)")
 # Each run of marks is tried once, from its start: a megabyte of them would take hours otherwise.
 BOUNDARY = re.compile(
-    rf"(?:(?<![{re.escape(ENDS)}])[{re.escape(ENDS)}]++[{re.escape(CLOSING)}]*+(?=\s)|[{WIDE_ENDS}]+[{re.escape(CLOSING)}]*)"
+    rf"(?:(?<![{re.escape(ENDS)}])[{re.escape(ENDS)}]++[{re.escape(CLOSING)}]*+(?=\s)"
+    rf"|[{WIDE_ENDS}]+[{re.escape(CLOSING)}]*)"
     r"(?P<space>\s*)(?=\S)"
 )
 WORD_BEFORE = re.compile(r"[^\s\"'“‘„«‹(\[{]*$")
-LONGEST_WORD = max(map(len, ABBREVIATIONS)) + 1  # that is looked at: a longer one is no abbreviation, nor is what ends it
+# that is looked at: a longer one is no abbreviation, nor is what ends it
+LONGEST_WORD = max(map(len, ABBREVIATIONS)) + 1
 
 
 # sentencex fails on a full stop after a letter and white space of several bytes.
@@ -39,9 +47,11 @@ DEFAULT_LANGUAGE = "en"
 
 
 def sentences_and_spaces(text: str, language: str = DEFAULT_LANGUAGE) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of `text` in order, and whether each is a sentence or the white space around sentences.
+    """Yield the parts of `text` in order, and whether each is a sentence or the white space around
+    sentences.
 
-    `language` is a code of ISO 639-1, also with script or region. Other languages are split like English.
+    `language` is a code of ISO 639-1, also with script or region. Other languages are split like
+    English.
     """
     for number, part in enumerate(LINE_BREAKS.split(text)):
         if number % 2:
@@ -56,7 +66,9 @@ def sentences_and_spaces(text: str, language: str = DEFAULT_LANGUAGE) -> Iterato
 
 def sentences_of_line(line: str, language: str) -> Iterator[tuple[str, bool]]:
     """Yield the parts of a line without white space around it, like `sentences_and_spaces`."""
-    boundaries = language_boundaries(line, language) if ". " in WHITE_SPACE.sub(" ", line) else set()
+    boundaries = (
+        language_boundaries(line, language) if ". " in WHITE_SPACE.sub(" ", line) else set()
+    )
     start = 0
     for match in BOUNDARY.finditer(line):
         if is_end(line, start, match, boundaries):
@@ -73,7 +85,8 @@ def language_boundaries(line: str, language: str) -> set[int]:
 
 
 def is_end(line: str, start: int, match: re.Match, boundaries: set[int]) -> bool:
-    """Return whether the mark of `match` ends the sentence that begins at `start`, by rules 2 to 4."""
+    """Return whether the mark of `match` ends the sentence that begins at `start`, by rules 2 to
+    4."""
     mark = line[match.start()]
     if mark in WIDE_ENDS:
         return True

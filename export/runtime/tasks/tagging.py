@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ..text import TextRuntime
 
 HEAD = "ForTokenClassification"
-# How the tokens of a word come to one label: (tokens of the word, labels) -> the scores of all labels.
+# How the tokens of a word come to one label: (tokens of the word, labels) -> the scores of all
+# labels.
 WORD_SCORES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "first": lambda scores: scores[0],
     "average": lambda scores: scores.mean(axis=0),
@@ -41,22 +42,27 @@ def tag(
     ignore_labels: Sequence[str] = ("O",),
     stride: int | None = None,
 ) -> list[list[dict[str, Any]]]:
-    """The labelled tokens of each text, `{"entity": str, "score": float, "index": int, "word": str, "start": int, "end": int}`;
-    or, aggregated, its entities, `{"entity_group": str, "score": float, "word": str, "start": int, "end": int}`, as the
-    pipeline "token-classification" gives them. `start` and `end` are places in the text, `index` is one among its tokens.
+    """The labelled tokens of each text, `{"entity": str, "score": float, "index": int, "word": str,
+    "start": int, "end": int}`; or, aggregated, its entities, `{"entity_group": str, "score": float,
+    "word": str, "start": int, "end": int}`, as the pipeline "token-classification" gives them.
+    `start` and `end` are places in the text, `index` is one among its tokens.
 
     Args:
-        texts: strings; what is longer than the tokenizer's `model_max_length` is cut, as there, or read with `stride`.
-        aggregation_strategy: `"none"` gives tokens; `"simple"` joins neighbours of one label (`B-` begins another entity);
-            `"first"`, `"average"` and `"max"` first give each word one label: that of its first token, of the mean of its
-            tokens' scores, or of its surest token.
+        texts: strings; what is longer than the tokenizer's `model_max_length` is cut, as there, or
+            read with `stride`.
+        aggregation_strategy: `"none"` gives tokens; `"simple"` joins neighbours of one label (`B-`
+            begins another entity); `"first"`, `"average"` and `"max"` first give each word one
+            label: that of its first token, of the mean of its tokens' scores, or of its surest
+            token.
         ignore_labels: what is left out.
         stride: long texts are read in windows that share so many tokens; for entities.
 
     Raises:
-        UsageError: for another strategy, a stride for `"none"`, and one that is no less than `model_max_length`.
-        ValueError: for an export without a token classification head, a text that is a pair, has no tokens or more tokens
-            than the model has positions, and a label without a name in the config.
+        UsageError: for another strategy, a stride for `"none"`, and one that is no less than
+            `model_max_length`.
+        ValueError: for an export without a token classification head, a text that is a pair, has no
+            tokens or more tokens than the model has positions, and a label without a name in the
+            config.
     """
     require(runtime, "tag", HEAD)
     check_one_of("aggregation_strategy", aggregation_strategy, STRATEGIES)
@@ -69,7 +75,9 @@ def tag(
         rows += more
         sources += [source] * len(more)
     found: list[list[dict[str, Any]]] = [[] for _ in rows]
-    for index, outputs in run(runtime, rows, [f"text {source} of {len(texts)}" for source in sources]):
+    for index, outputs in run(
+        runtime, rows, [f"text {source} of {len(texts)}" for source in sources]
+    ):
         tokens = tokens_of(runtime, texts[sources[index]], rows[index], softmax(outputs["logits"]))
         found[index] = [
             entity
@@ -79,22 +87,34 @@ def tag(
     results: list[list[dict[str, Any]]] = [[] for _ in texts]
     for source, entities in zip(sources, found):
         results[source] += entities
-    return [without_overlaps(each) if sources.count(source) > 1 else each for source, each in enumerate(results)]
+    return [
+        without_overlaps(each) if sources.count(source) > 1 else each
+        for source, each in enumerate(results)
+    ]
 
 
 def cut_of(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut | None:
     """How long texts are cut, or read in windows."""
     longest = runtime.tokenizer_settings.longest
     if stride is not None:
-        room = None if longest is None else longest - runtime.tokenizer.num_special_tokens_to_add(False)
+        room = (
+            None
+            if longest is None
+            else longest - runtime.tokenizer.num_special_tokens_to_add(False)
+        )
         check_count("stride", stride, least=0, most=None if room is None else room - 1)
         if strategy == "none":
-            raise UsageError("a stride is for entities, expected another aggregation_strategy than 'none'")
+            raise UsageError(
+                "a stride is for entities, expected another aggregation_strategy than 'none'"
+            )
     return None if longest is None else Cut(longest, stride=stride or 0)
 
 
-def tokens_of(runtime: "TextRuntime", text: str, row: Encoding, scores: np.ndarray) -> list[dict[str, Any]]:
-    """Each token that is not a special one, with its scores (labels,) and whether it continues a word."""
+def tokens_of(
+    runtime: "TextRuntime", text: str, row: Encoding, scores: np.ndarray
+) -> list[dict[str, Any]]:
+    """Each token that is not a special one, with its scores (labels,) and whether it continues a
+    word."""
     knows_words = bool(getattr(runtime.tokenizer.model, "continuing_subword_prefix", None))
     unknown = runtime.tokenizer_settings.special_tokens["unk_token"]
     tokens = []
@@ -103,18 +123,34 @@ def tokens_of(runtime: "TextRuntime", text: str, row: Encoding, scores: np.ndarr
         if is_special:
             continue
         word = runtime.tokenizer.id_to_token(token_id) or ""
-        # Where the tokenizer does not mark what continues a word, that is what no space stands before, as there.
-        is_subword = len(word) != end - start if knows_words else start > 0 and " " not in text[start - 1 : start + 1]
+        # Where the tokenizer does not mark what continues a word, that is what no space stands
+        # before, as there.
+        is_subword = (
+            len(word) != end - start
+            if knows_words
+            else start > 0 and " " not in text[start - 1 : start + 1]
+        )
         if token_id == unknown:
             word, is_subword = text[start:end], False
-        token = {"word": word, "scores": own, "start": start, "end": end, "index": index, "is_subword": is_subword}
+        token = {
+            "word": word,
+            "scores": own,
+            "start": start,
+            "end": end,
+            "index": index,
+            "is_subword": is_subword,
+        }
         tokens.append(token)
     return tokens
 
 
-def aggregated(runtime: "TextRuntime", tokens: list[dict], labels: list[str], strategy: str) -> list[dict[str, Any]]:
+def aggregated(
+    runtime: "TextRuntime", tokens: list[dict], labels: list[str], strategy: str
+) -> list[dict[str, Any]]:
     if strategy in WORD_SCORES:
-        return grouped(runtime, [whole_word(runtime, word, labels, strategy) for word in words_of(tokens)])
+        return grouped(
+            runtime, [whole_word(runtime, word, labels, strategy) for word in words_of(tokens)]
+        )
     entities = [
         {
             **labelled(token["scores"], labels),
@@ -143,7 +179,9 @@ def words_of(tokens: list[dict]) -> list[list[dict]]:
     return words
 
 
-def whole_word(runtime: "TextRuntime", tokens: list[dict], labels: list[str], strategy: str) -> dict[str, Any]:
+def whole_word(
+    runtime: "TextRuntime", tokens: list[dict], labels: list[str], strategy: str
+) -> dict[str, Any]:
     found = labelled(WORD_SCORES[strategy](np.stack([token["scores"] for token in tokens])), labels)
     word = join(runtime, [token["word"] for token in tokens])
     return {**found, "word": word, "start": tokens[0]["start"], "end": tokens[-1]["end"]}
@@ -181,6 +219,9 @@ def without_overlaps(entities: list[dict]) -> list[dict[str, Any]]:
     for entity in sorted(entities, key=lambda entity: entity["start"]):
         if not kept or not kept[-1]["start"] <= entity["start"] < kept[-1]["end"]:
             kept.append(entity)
-        elif (entity["end"] - entity["start"], entity["score"]) > (kept[-1]["end"] - kept[-1]["start"], kept[-1]["score"]):
+        elif (entity["end"] - entity["start"], entity["score"]) > (
+            kept[-1]["end"] - kept[-1]["start"],
+            kept[-1]["score"],
+        ):
             kept[-1] = entity
     return kept

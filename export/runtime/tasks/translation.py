@@ -30,25 +30,28 @@ def translate(
     copy_letterless: bool = True,
     **options: Any,
 ) -> list[str]:
-    """The translation of each text, which may be as long as you like: its sentences are translated one by one, and joined by
-    what stands between them, so that line breaks and paragraphs stay. Where a model has words for the language, such as
-    `>>deu<<`, that in front of the text holds for all of its sentences.
+    """The translation of each text, which may be as long as you like: its sentences are translated
+    one by one, and joined by what stands between them, so that line breaks and paragraphs stay.
+    Where a model has words for the language, such as `>>deu<<`, that in front of the text holds for
+    all of its sentences.
 
-    A translation that reaches the most tokens is cut, with a warning. For a sentence that is 512, or the model's number of
-    positions if that is less, where neither `options` nor the export set another.
+    A translation that reaches the most tokens is cut, with a warning. For a sentence that is 512,
+    or the model's number of positions if that is less, where neither `options` nor the export set
+    another.
 
     Args:
         texts: strings.
-        split: by the rules of `vanilla_transformer_export.runtime.tasks.sentences`, in the language of the text; without, each
-            text is one sentence.
+        split: by the rules of `vanilla_transformer_export.runtime.tasks.sentences`, in the language
+            of the text; without, each text is one sentence.
         src_lang, tgt_lang: as `generate`: one for all, or a list of one for each of `texts`.
-        copy_letterless: copy sentences without a letter, such as `12:30`, `***` or an emoji, instead of translating them.
+        copy_letterless: copy sentences without a letter, such as `12:30`, `***` or an emoji,
+            instead of translating them.
         options: as `Runtime.generate`, but one translation for each text.
 
     Raises:
         UsageError: for options that do not go with one translation of each text, and as `generate`.
-        ValueError: for an export that is no encoder-decoder, a text that is empty, a sentence of more tokens than the model has
-            positions, and as `generate`.
+        ValueError: for an export that is no encoder-decoder, a text that is empty, a sentence of
+            more tokens than the model has positions, and as `generate`.
     """
     options = one_for_each(option_fields.check(options))
     plan = plan_of(runtime, texts, Splitting(split, copy_letterless), src_lang, tgt_lang, options)
@@ -58,7 +61,8 @@ def translate(
 class Splitting(NamedTuple):
     """The options of `translate` that decide which parts of a text the model translates.
 
-    `language` is the code of the language whose abbreviations end no sentence, by default that of the text.
+    `language` is the code of the language whose abbreviations end no sentence, by default that of
+    the text.
     """
 
     split: bool = True
@@ -72,7 +76,8 @@ class Splitting(NamedTuple):
                 raise UsageError(f"{name} must be True or False, got {value!r:.60}")
 
     def in_language(self, runtime: "TextRuntime", src_lang: str | None) -> "Splitting":
-        """Return these options with the language of a text in `src_lang`, unless a language is set."""
+        """Return these options with the language of a text in `src_lang`, unless a language is
+        set."""
         return self._replace(language=self.language or runtime.sentence_languages.get(src_lang))
 
 
@@ -86,8 +91,9 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is generated for a number of texts: of each text its `parts`; all `sentences` that are translated, in order; and
-    of each of these the tokens in `rows`, the options of its language in `targets`, and at most `limit` new tokens."""
+    """What is generated for a number of texts: of each text its `parts`; all `sentences` that are
+    translated, in order; and of each of these the tokens in `rows`, the options of its language in
+    `targets`, and at most `limit` new tokens."""
 
     parts: list[list[Part]]
     sentences: list[str]
@@ -99,7 +105,12 @@ class Plan:
         """The translation of each text, of those of all sentences."""
         rest = iter(translated)
         return [
-            joined([(next(rest) if part.is_translated else part.text, part.is_sentence) for part in parts])
+            joined(
+                [
+                    (next(rest) if part.is_translated else part.text, part.is_sentence)
+                    for part in parts
+                ]
+            )
             for parts in self.parts
         ]
 
@@ -118,18 +129,29 @@ def plan_of(
     texts = single_texts(texts)
     targets = check_arguments(runtime, texts, src_lang, tgt_lang, options)
     languages = src_lang if isinstance(src_lang, list | tuple) else [src_lang] * len(texts)
-    parts = [parts_of(runtime, text, splitting.in_language(runtime, name)) for text, name in zip(texts, languages)]
-    found = [(text, part.text) for text, own in enumerate(parts) for part in own if part.is_translated]
+    parts = [
+        parts_of(runtime, text, splitting.in_language(runtime, name))
+        for text, name in zip(texts, languages)
+    ]
+    found = [
+        (text, part.text) for text, own in enumerate(parts) for part in own if part.is_translated
+    ]
     sentences = [part for _, part in found]
     places = [text for text, _ in found]
     rows = runtime.rows(sentences, of_each(src_lang, places)) if sentences else []
     for row, (text, part) in zip(rows, found):
         check_row(row, f"text {text} of {len(texts)}, {part!r:.60}", runtime.runtime.config)
-    return Plan(parts, sentences, rows, [targets[place] for place in places], most_tokens(runtime, options))
+    return Plan(
+        parts, sentences, rows, [targets[place] for place in places], most_tokens(runtime, options)
+    )
 
 
 def check_arguments(
-    runtime: "TextRuntime", texts: list[str], src_lang: Choice, tgt_lang: Choice, options: dict[str, Any]
+    runtime: "TextRuntime",
+    texts: list[str],
+    src_lang: Choice,
+    tgt_lang: Choice,
+    options: dict[str, Any],
 ) -> list[dict[str, Any]]:
     """Return the options of the target language of each text.
 
@@ -145,17 +167,25 @@ def check_arguments(
 
 def one_for_each(options: dict[str, Any]) -> dict[str, Any]:
     if (found := options.get("num_return_sequences")) not in (None, 1):
-        raise UsageError(f"num_return_sequences is {found}, expected 1: translate gives one translation of each text")
+        raise UsageError(
+            f"num_return_sequences is {found}, expected 1: translate gives one translation of "
+            f"each text"
+        )
     return {**options, "num_return_sequences": 1}
 
 
 def of_each(language: Choice, places: list[int]) -> Choice:
     """That of each sentence, of the texts at `places`."""
-    return language if language is None or isinstance(language, str) else [language[place] for place in places]
+    return (
+        language
+        if language is None or isinstance(language, str)
+        else [language[place] for place in places]
+    )
 
 
 def parts_of(runtime: "TextRuntime", text: str, splitting: Splitting) -> list[Part]:
-    """Return the sentences of `text` and the white space between them. Translated sentences begin with the language's word."""
+    """Return the sentences of `text` and the white space between them. Translated sentences begin
+    with the language's word."""
     word = LANGUAGE_WORD.match(text) if runtime.languages.words else None
     rest = text[word.end() :].lstrip() if word else text
     if not (splitting.split and rest):
@@ -168,7 +198,8 @@ def parts_of(runtime: "TextRuntime", text: str, splitting: Splitting) -> list[Pa
 
 
 def sentence_part(sentence: str, prefix: str, splitting: Splitting) -> Part:
-    """Return the part for `sentence`. A translated sentence begins with `prefix`, a copied one does not."""
+    """Return the part for `sentence`. A translated sentence begins with `prefix`, a copied one does
+    not."""
     is_translated = not splitting.copy_letterless or has_letters(sentence)
     return Part(prefix + sentence if is_translated else sentence, True, is_translated)
 
@@ -182,16 +213,26 @@ def translations(runtime: "TextRuntime", plan: Plan, options: dict[str, Any]) ->
     """Of each sentence; those of similar length run together."""
     limit = plan.limit
     found = [""] * len(plan.rows)
-    size = runtime.runtime.rows_together(len(plan.rows), BATCH_SIZE, {**options, "max_new_tokens": limit})
+    size = runtime.runtime.rows_together(
+        len(plan.rows), BATCH_SIZE, {**options, "max_new_tokens": limit}
+    )
     for chosen in batches(plan.rows, size):
         own = [plan.rows[place] for place in chosen]
         languages = [plan.targets[place] for place in chosen]
-        tokens, _ = runtime.generate_tokens(own, [[]] * len(own), languages, **{**options, "max_new_tokens": limit})
+        tokens, _ = runtime.generate_tokens(
+            own, [[]] * len(own), languages, **{**options, "max_new_tokens": limit}
+        )
         for place, text, row in zip(chosen, runtime.decode(tokens), tokens, strict=True):
             found[place] = text
             if is_cut(runtime, row, limit, options):
-                seen = f"the translation of {plan.sentences[place]!r:.60} was cut after {limit} tokens"
-                warnings.warn(f"{seen}, expected an end token: give a larger max_new_tokens", UserWarning, stacklevel=3)
+                seen = (
+                    f"the translation of {plan.sentences[place]!r:.60} was cut after {limit} tokens"
+                )
+                warnings.warn(
+                    f"{seen}, expected an end token: give a larger max_new_tokens",
+                    UserWarning,
+                    stacklevel=3,
+                )
     return found
 
 
@@ -201,19 +242,28 @@ def most_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
     if given.get("max_new_tokens") is not None:
         return given["max_new_tokens"]
     longest = given.get("max_length")
-    return min(MOST_TOKENS, runtime.runtime.config["max_position_embeddings"]) if longest is None else longest - 1
+    return (
+        min(MOST_TOKENS, runtime.runtime.config["max_position_embeddings"])
+        if longest is None
+        else longest - 1
+    )
 
 
 def is_cut(runtime: "TextRuntime", tokens: list[int], limit: int, options: dict[str, Any]) -> bool:
     """Whether no end token came by itself before the limit."""
-    ends = as_list(special_token("eos_token_id", options, runtime.runtime.defaults, runtime.runtime.config))
-    is_forced = special_token("forced_eos_token_id", options, runtime.runtime.defaults, {}) is not None
+    ends = as_list(
+        special_token("eos_token_id", options, runtime.runtime.defaults, runtime.runtime.config)
+    )
+    is_forced = (
+        special_token("forced_eos_token_id", options, runtime.runtime.defaults, {}) is not None
+    )
     free = tokens[: limit - 1] if is_forced else tokens
     return len(tokens) >= limit and not set(free) & set(ends)
 
 
 def joined(parts: list[tuple[str, bool]]) -> str:
-    """The text of `parts`, with a space between two sentences that had none, as in Chinese, unless the first ends as there."""
+    """The text of `parts`, with a space between two sentences that had none, as in Chinese, unless
+    the first ends as there."""
     text = ""
     is_open = False  # a sentence came last
     for part, is_sentence in parts:

@@ -1,4 +1,5 @@
-"""The cpu target: onnxruntime's own attention operators, with caches written in place, and integer products."""
+"""The cpu target: onnxruntime's own attention operators, with caches written in place, and integer
+products."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING
@@ -41,7 +42,10 @@ class Cpu:
         fields = {}
         if config.sliding_window is not None and not is_decoder:
             fields["sliding_window"] = "None"
-        if config.model_type not in ("vanilla-encoder", "vanilla-vision") and config.value_head_dim != config.head_dim:
+        if (
+            config.model_type not in ("vanilla-encoder", "vanilla-vision")
+            and config.value_head_dim != config.head_dim
+        ):
             fields["value_head_dim"] = f"head_dim, {config.head_dim}"
         if is_decoder and config.head_dim % 8:
             fields["head_dim"] = "a multiple of 8"
@@ -50,7 +54,9 @@ class Cpu:
     def activations(self, model: "PreTrainedModel | None", dtype: str | None) -> str:
         return "fp32"
 
-    def graph_specs(self, config: dict, architecture: str, dtype: str, activations: str) -> dict[str, GraphSpec]:
+    def graph_specs(
+        self, config: dict, architecture: str, dtype: str, activations: str
+    ) -> dict[str, GraphSpec]:
         check_activations(activations, ("fp32",))
         return graph_specs(config, architecture)
 

@@ -1,4 +1,5 @@
-"""Generating with the cpu target's graphs, whose caches have a fixed size and are written in place."""
+"""Generating with the cpu target's graphs, whose caches have a fixed size and are written in
+place."""
 
 import functools
 from dataclasses import dataclass
@@ -21,8 +22,11 @@ from ...runtime.inputs import move_padding
 from ...runtime.session import Session
 from ..spec import GraphSpec, TensorSpec, shape_of
 
-LOOKUP_TOKENS = 32  # of a step: the logits of each number of them are kept, and no more than `INITIAL_ROOM` have room
-KEY_GROUP = 4  # onnxruntime's product of one query adds the values of four keys at once, of the last three in another order
+# of a step: the logits of each number of them are kept, and no more than `INITIAL_ROOM` have room
+LOOKUP_TOKENS = 32
+# onnxruntime's product of one query adds the values of four keys at once, of the last three in
+# another order
+KEY_GROUP = 4
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class CpuDecoders:
         """Opened when it is first needed: it has the weights once more."""
         return self.export.make_session("lookup", {})
 
-    def lookup_graph(self, request: GenerationRequest, source: dict[str, onnxruntime.OrtValue]) -> "LookupGraph | None":
+    def lookup_graph(
+        self, request: GenerationRequest, source: dict[str, onnxruntime.OrtValue]
+    ) -> "LookupGraph | None":
         """What checks the candidates of `request`, if it asks for them."""
         if request.options.prompt_lookup_num_tokens is None:
             return None
@@ -56,13 +62,18 @@ class CpuDecoders:
         if window is not None:
             capacity = min(capacity, window + INITIAL_ROOM)
         rows = len(request.input_ids) * request.options.rows_per_input
-        check_memory(request, self.export.config["vocab_size"], position_bytes(spec) * rows * capacity)
+        check_memory(
+            request, self.export.config["vocab_size"], position_bytes(spec) * rows * capacity
+        )
         session = self.export.sessions["decoder"]
         if request.source is None:
             lookup = self.lookup_graph(request, {})
             return CpuDecoder(session, spec, len(request.input_ids), capacity, window, lookup)
         ids, mask = request.source
-        arrays = {name: pad_keys(states, 2) for name, states in cross_states(self.export.encode(ids, mask)).items()}
+        arrays = {
+            name: pad_keys(states, 2)
+            for name, states in cross_states(self.export.encode(ids, mask)).items()
+        }
         arrays["encoder_attention_mask"] = pad_keys(mask, 1)
         source = {name: to_ortvalue(array) for name, array in arrays.items()}
         lookup = self.lookup_graph(request, source)
@@ -75,23 +86,31 @@ class CpuDecoders:
 
 
 def pad_keys(array: np.ndarray, axis: int) -> np.ndarray:
-    """Return `array` with zeros up to a multiple of `KEY_GROUP` along `axis`, the axis of the source's tokens."""
+    """Return `array` with zeros up to a multiple of `KEY_GROUP` along `axis`, the axis of the
+    source's tokens."""
     shape = list(array.shape)
     shape[axis] = -shape[axis] % KEY_GROUP
     return np.concatenate([array, np.zeros(shape, array.dtype)], axis) if shape[axis] else array
 
 
 def bounding_window(config: dict) -> int | None:
-    """How many tokens a token of a decoder sees, itself among them, if caches may lose what is before. Graphs with biases count
-    distances from positions to places in the cache, so that nothing may move."""
-    return None if config["position_embedding_type"] in RELATIVE_POSITIONS else config.get("sliding_window")
+    """How many tokens a token of a decoder sees, itself among them, if caches may lose what is
+    before. Graphs with biases count distances from positions to places in the cache, so that
+    nothing may move."""
+    return (
+        None
+        if config["position_embedding_type"] in RELATIVE_POSITIONS
+        else config.get("sliding_window")
+    )
 
 
 class CpuDecoder:
-    """The `Decoder` of prompts of a decoder, each at its own length; at first there is room for `capacity` tokens of each.
+    """The `Decoder` of prompts of a decoder, each at its own length; at first there is room for
+    `capacity` tokens of each.
 
-    With a `window`, tokens that no next one sees leave the caches when these are full; `dropped` (rows,) counts them. So caches
-    have places for `window` and `INITIAL_ROOM` tokens at most, however long a text is.
+    With a `window`, tokens that no next one sees leave the caches when these are full; `dropped`
+    (rows,) counts them. So caches have places for `window` and `INITIAL_ROOM` tokens at most,
+    however long a text is.
     """
 
     all_logits = False
@@ -126,11 +145,17 @@ class CpuDecoder:
             return self.prefill_parts(ids, mask.sum(axis=1))
         self.lengths = mask.sum(axis=1)
         prompt = self.bind(rows, length, self.bound.caches)
-        logits = prompt.run(input_ids=ids, position_ids=np.arange(length), last_position=self.lengths - 1, total_length=length)
+        logits = prompt.run(
+            input_ids=ids,
+            position_ids=np.arange(length),
+            last_position=self.lengths - 1,
+            total_length=length,
+        )
         return logits[:, None].copy()
 
     def prefill_parts(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """As `prefill`, of prompts that are longer than the caches: row by row, as several tokens continue one row only."""
+        """As `prefill`, of prompts that are longer than the caches: row by row, as several tokens
+        continue one row only."""
         logits, alone = [], []
         for row, length in enumerate(lengths):
             decoder = CpuDecoder(self.session, self.spec, 1, self.capacity, self.window)
@@ -144,7 +169,8 @@ class CpuDecoder:
         return np.stack(logits)
 
     def append(self, tokens: np.ndarray) -> np.ndarray:
-        """The logits (rows, V) after `tokens` (rows, T), which continue the rows; T is 1 unless there is one row."""
+        """The logits (rows, V) after `tokens` (rows, T), which continue the rows; T is 1 unless
+        there is one row."""
         count = tokens.shape[1]
         self.reserve(count)
         places = self.lengths[:, None] + np.arange(count)
@@ -182,7 +208,9 @@ class CpuDecoder:
         """Of what a row has, its next token sees the last `window - 1`."""
         if self.window is None or self.capacity < self.window + INITIAL_ROOM:
             doubled = 2 * self.capacity
-            self.capacity = doubled if self.window is None else min(doubled, self.window + INITIAL_ROOM)
+            self.capacity = (
+                doubled if self.window is None else min(doubled, self.window + INITIAL_ROOM)
+            )
             self.expand(1)
             return
         seen = self.window - 1
@@ -216,13 +244,21 @@ class CpuDecoder:
 
 
 class CpuSeq2SeqDecoder:
-    """The `Decoder` of a seq2seq model; at first there is room for `capacity` tokens. Nothing moves: a table says whose key and
-    value each beam reads at each position. `source` is what the encoder returned, and its mask."""
+    """The `Decoder` of a seq2seq model; at first there is room for `capacity` tokens. Nothing
+    moves: a table says whose key and value each beam reads at each position. `source` is what the
+    encoder returned, and its mask."""
 
     all_logits = False
     max_step_tokens = 1
 
-    def __init__(self, session: Session, spec: GraphSpec, source: dict[str, onnxruntime.OrtValue], rows: int, capacity: int):
+    def __init__(
+        self,
+        session: Session,
+        spec: GraphSpec,
+        source: dict[str, onnxruntime.OrtValue],
+        rows: int,
+        capacity: int,
+    ):
         self.session = session
         self.spec = spec
         self.capacity = capacity
@@ -232,7 +268,12 @@ class CpuSeq2SeqDecoder:
         self.bind(beams=1)
 
     def bind(self, beams: int) -> None:
-        sizes = {"rows": self.rows * beams, "batch_size": self.rows, "num_beams": beams, "max_length": self.capacity}
+        sizes = {
+            "rows": self.rows * beams,
+            "batch_size": self.rows,
+            "num_beams": beams,
+            "max_length": self.capacity,
+        }
         self.bound = BoundGraph(self.session, self.spec, sizes, {}, self.source)
         self.writers = self.bound.inputs["cache_indirection"]
         self.writers[:] = np.arange(beams)[:, None]
@@ -274,15 +315,18 @@ class CpuSeq2SeqDecoder:
     def fill(self, old: dict, expand_size: int) -> None:
         """The caches with what is used of the `old`, every row `expand_size` times in a row."""
         for name, (cache, _) in self.bound.caches.items():
-            cache[:, :, : self.length] = np.repeat(old[name][0][:, :, : self.length], expand_size, axis=0)
+            cache[:, :, : self.length] = np.repeat(
+                old[name][0][:, :, : self.length], expand_size, axis=0
+            )
 
     def close(self) -> None:
         """As `Decoder`; nothing outlives it."""
 
 
 class LookupDecoder:
-    """The `CandidateDecoder` of a seq2seq model, of one row; at first there is room for `capacity` tokens. All steps are of one
-    graph: two sessions have weights of their own, which take turns in the processor's caches."""
+    """The `CandidateDecoder` of a seq2seq model, of one row; at first there is room for `capacity`
+    tokens. All steps are of one graph: two sessions have weights of their own, which take turns in
+    the processor's caches."""
 
     all_logits = True
     max_step_tokens = LOOKUP_TOKENS
@@ -324,8 +368,8 @@ class LookupDecoder:
 
 
 class LookupGraph:
-    """The graph which reads several tokens of one row, over the caches of that row's decoder and its `source`. It is bound once
-    for each number of tokens, until the caches are others."""
+    """The graph which reads several tokens of one row, over the caches of that row's decoder and
+    its `source`. It is bound once for each number of tokens, until the caches are others."""
 
     def __init__(self, session: Session, spec: GraphSpec, source: dict[str, onnxruntime.OrtValue]):
         self.session = session
@@ -337,11 +381,13 @@ class LookupGraph:
     def empty_caches(self, capacity: int) -> dict:
         sizes = {"rows": 1, "batch_size": 1, "max_length": capacity}
         past = [tensor for tensor in self.spec.inputs if tensor.name.startswith("past_key_values")]
-        return {tensor.name: zeros(tensor, sizes) for tensor in past if tensor.name not in self.source}
+        return {
+            tensor.name: zeros(tensor, sizes) for tensor in past if tensor.name not in self.source
+        }
 
     def run(self, caches: dict, tokens: np.ndarray, place: int, position: int) -> np.ndarray:
-        """The logits (1, T, V) after each of `tokens` (1, T), which stand in `caches` from `place` on and have positions from
-        `position` on."""
+        """The logits (1, T, V) after each of `tokens` (1, T), which stand in `caches` from `place`
+        on and have positions from `position` on."""
         if caches is not self.caches:
             self.caches, self.bound = caches, {}
         count = tokens.shape[1]
@@ -350,14 +396,24 @@ class LookupGraph:
             self.bound[count] = BoundGraph(self.session, self.spec, sizes, caches, self.source)
         positions = np.arange(position, position + count)
         end = place + count
-        return self.bound[count].run(input_ids=tokens, position_ids=positions, last_position=end - 1, total_length=end)
+        return self.bound[count].run(
+            input_ids=tokens, position_ids=positions, last_position=end - 1, total_length=end
+        )
 
 
 class BoundGraph:
-    """A decoder graph with all its inputs and outputs bound once, to `inputs` and `caches` by name, so that a step allocates
-    nothing. `caches` are taken over from another one, or made; each is an array and its `OrtValue`."""
+    """A decoder graph with all its inputs and outputs bound once, to `inputs` and `caches` by name,
+    so that a step allocates nothing. `caches` are taken over from another one, or made; each is an
+    array and its `OrtValue`."""
 
-    def __init__(self, session: Session, spec: GraphSpec, sizes: dict[str, int], caches: dict, source: dict | None = None):
+    def __init__(
+        self,
+        session: Session,
+        spec: GraphSpec,
+        sizes: dict[str, int],
+        caches: dict,
+        source: dict | None = None,
+    ):
         source = source or {}
         self.session = session
         self.binding = session.io_binding()
@@ -376,10 +432,13 @@ class BoundGraph:
         self.logits, bound = zeros(spec.outputs[0], sizes)
         self.binding.bind_ortvalue_output("logits", bound)
         for tensor in spec.outputs[1:]:
-            self.binding.bind_ortvalue_output(tensor.name, self.caches[next_input_name(tensor.name)][1])
+            self.binding.bind_ortvalue_output(
+                tensor.name, self.caches[next_input_name(tensor.name)][1]
+            )
 
     def run(self, **values: np.ndarray | int) -> np.ndarray:
-        """The logits (rows, V) with `values` put into the inputs; the array is the same at each call."""
+        """The logits (rows, V) with `values` put into the inputs; the array is the same at each
+        call."""
         for name, array in values.items():
             self.inputs[name][...] = array
         self.session.run_bound(self.binding)

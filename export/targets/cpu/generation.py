@@ -11,8 +11,8 @@ from ...graphs.ops import Ops
 class CpuSeq2SeqStep:
     """The `Step` of an encoder-decoder, with caches that grow.
 
-    A loop gives no operator its own input to write to, so room for later tokens would be copied at each step.
-    `MultiHeadAttention` copies only the tokens so far.
+    A loop gives no operator its own input to write to, so room for later tokens would be copied at
+    each step. `MultiHeadAttention` copies only the tokens so far.
     """
 
     num_masks = 0
@@ -26,15 +26,26 @@ class CpuSeq2SeqStep:
         """Compute the keys and values of the source."""
         self.inputs = inputs
         outputs = append(inputs.ops, self.graphs["encoder"], inputs.tokens)
-        self.cross = {name.replace("present", "past_key_values"): value for name, value in outputs.items()}
+        self.cross = {
+            name.replace("present", "past_key_values"): value for name, value in outputs.items()
+        }
         return self.caches.empty(inputs, per_beam=True)
 
-    def advance(self, ops: Ops, tokens: Value, states: list[Value], place: Value) -> tuple[Value, list[Value]]:
+    def advance(
+        self, ops: Ops, tokens: Value, states: list[Value], place: Value
+    ) -> tuple[Value, list[Value]]:
         """Beams of one input read the same source."""
         length = ops.cast(ops("Reshape", place, [1]), "int32")
-        bindings = {"input_ids": tokens, "past_length": length, "encoder_attention_mask": self.inputs.mask, **self.cross}
+        bindings = {
+            "input_ids": tokens,
+            "past_length": length,
+            "encoder_attention_mask": self.inputs.mask,
+            **self.cross,
+        }
         bindings |= self.caches.bind(states)
-        outputs = append_step(self.inputs, ops, self.graphs["decoder"], bindings, {tokens, length, *states})
+        outputs = append_step(
+            self.inputs, ops, self.graphs["decoder"], bindings, {tokens, length, *states}
+        )
         return outputs["logits"], self.caches.present(outputs)
 
 
@@ -49,7 +60,8 @@ def grow_caches(graph: ir.Graph) -> None:
             for index, operand in enumerate([query, key, value, None, None, bias, *past]):
                 node.replace_input_with(index, operand)
     inputs = {value.name: value for value in graph.inputs}
-    writers = inputs["cache_indirection"]  # whose first axis is that of the mask, which is all that may still be read of it
+    # whose first axis is that of the mask, which is all that may still be read of it
+    writers = inputs["cache_indirection"]
     writers.replace_all_uses_with(inputs["encoder_attention_mask"])
     graph.inputs.remove(writers)
     graph.inputs.remove(inputs["num_beams"])
@@ -65,15 +77,22 @@ class CpuDecoderStep:
         self.caches = OwnCaches(self.graph)
 
     def begin(self, inputs: Inputs) -> list[Value]:
-        """Read each prompt without its last token. A prompt of one token is read, and overwritten by the first step."""
+        """Read each prompt without its last token. A prompt of one token is read, and overwritten
+        by the first step."""
         self.inputs = inputs
         ops = inputs.ops
         length = ops("Max", ops("Sub", ops.size(inputs.ids, 1), 1), 1)
         places = ops.range(length)
         bindings = {
-            "input_ids": ops("Slice", padded_on_the_right(ops, inputs.ids, inputs.lengths), [0], length, [1]),
-            "position_ids": ops("Expand", inputs.known(ops, places), ops("Concat", inputs.batch, length, axis=0)),
-            "last_position": ops.cast(ops("Reshape", ops("Max", ops("Sub", inputs.lengths, 2), 0), [-1]), "int32"),
+            "input_ids": ops(
+                "Slice", padded_on_the_right(ops, inputs.ids, inputs.lengths), [0], length, [1]
+            ),
+            "position_ids": ops(
+                "Expand", inputs.known(ops, places), ops("Concat", inputs.batch, length, axis=0)
+            ),
+            "last_position": ops.cast(
+                ops("Reshape", ops("Max", ops("Sub", inputs.lengths, 2), 0), [-1]), "int32"
+            ),
             "total_length": ops.cast(length, "int32"),
             **self.caches.bind(self.caches.empty(inputs, per_beam=False)),
         }
@@ -82,7 +101,9 @@ class CpuDecoderStep:
         self.last = inputs.repeated(ops("Sub", inputs.lengths, 1))
         return [inputs.repeated(cache) for cache in self.caches.present(outputs)]
 
-    def advance(self, ops: Ops, tokens: Value, states: list[Value], place: Value) -> tuple[Value, list[Value]]:
+    def advance(
+        self, ops: Ops, tokens: Value, states: list[Value], place: Value
+    ) -> tuple[Value, list[Value]]:
         """Each row's token goes behind the tokens that the row has."""
         last = ops("Add", self.last, place)
         bindings = {
@@ -97,7 +118,8 @@ class CpuDecoderStep:
 
 
 def padded_on_the_right(ops: Ops, ids: Value, lengths: Value) -> Value:
-    """Move the padding of `ids` (B, S) behind the tokens, of which each row has `lengths` (B, 1)."""
+    """Move the padding of `ids` (B, S) behind the tokens, of which each row has `lengths` (B,
+    1)."""
     size = ops("Shape", ids, start=1)
     places = ops("Add", ops.range(size), ops("Sub", size, lengths))
     return ops("GatherElements", ids, ops("Mod", places, size), axis=1)

@@ -1,4 +1,5 @@
-"""The cpu target's graphs: onnxruntime's attention, with caches that have room and are written in place.
+"""The cpu target's graphs: onnxruntime's attention, with caches that have room and are written in
+place.
 
 `WRITE` names the function of each graph. Layers, positions and heads are those of all targets.
 """
@@ -8,7 +9,15 @@ from functools import partial
 
 from onnx_ir import Value
 
-from ...graphs.context import Caches, GraphContext, Precision, TargetGraphs, Values, WriteGraph, flat
+from ...graphs.context import (
+    Caches,
+    GraphContext,
+    Precision,
+    TargetGraphs,
+    Values,
+    WriteGraph,
+    flat,
+)
 from ...graphs.layers import STANDARD, decoder_states, fused_rms_norm, logits
 from ...graphs.onnxruntime_attention import (
     beam_attention,
@@ -28,7 +37,8 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
     """Write a decoder that returns the logits after the last token of each row."""
     states, present = row_states(g, inputs)
     last = g.op.cast(inputs["last_position"], "int64")
-    last = g.op("Min", last, g.op("Sub", g.op.size(inputs["input_ids"], 1), 1))  # a later step has one token
+    # a later step has one token
+    last = g.op("Min", last, g.op("Sub", g.op.size(inputs["input_ids"], 1), 1))
     return [logits(g, state_at(g, states, last)), *present]
 
 
@@ -45,7 +55,8 @@ def step(g: GraphContext, inputs: Values) -> list[Value]:
 
 
 def row_states(g: GraphContext, inputs: Values) -> tuple[Value, list[Value]]:
-    """Return the states of rows that differ in length, and their caches. Sources have caches in steps only."""
+    """Return the states of rows that differ in length, and their caches. Sources have caches in
+    steps only."""
     caches, source = Caches(inputs), Caches(inputs, is_source=True)
     attentions = [grouped_attention(g, inputs, caches)]
     if "last_source_position" in inputs:

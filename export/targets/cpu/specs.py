@@ -1,17 +1,21 @@
-"""The inputs and outputs of the cpu target's decoder graphs. Graphs that read whole sequences are in `sequences`.
+"""The inputs and outputs of the cpu target's decoder graphs. Graphs that read whole sequences are
+in `sequences`.
 
-They write caches of fixed size in place (`past_key_values` and `present` are one buffer of `max_length` positions) and return
-the logits of each row's last token that is not padding only.
+They write caches of fixed size in place (`past_key_values` and `present` are one buffer of
+`max_length` positions) and return the logits of each row's last token that is not padding only.
 
-A decoder reads `last_position` (each row's last token that is not padding, its place in the cache) and `total_length` (the
-longest row, new tokens included). The rows of a seq2seq decoder are the beams of each input in order, all `past_length` tokens
-long; `cache_indirection` says for each beam which one's key and value it reads at each position.
+A decoder reads `last_position` (each row's last token that is not padding, its place in the cache)
+and `total_length` (the longest row, new tokens included). The rows of a seq2seq decoder are the
+beams of each input in order, all `past_length` tokens long; `cache_indirection` says for each beam
+which one's key and value it reads at each position.
 
-A seq2seq model has a third graph, the `step` of one token, whose rows differ in length as those of a decoder, and have each a
-source of its own in a cache of `max_source` positions: rows can join and leave between two steps. `last_source_position` is
-that of the last token of each row's source, `total_source_length` the length of the longest source.
+A seq2seq model has a third graph, the `step` of one token, whose rows differ in length as those of
+a decoder, and have each a source of its own in a cache of `max_source` positions: rows can join and
+leave between two steps. `last_source_position` is that of the last token of each row's source,
+`total_source_length` the length of the longest source.
 
-The graph `lookup` reads several tokens of one row at once, over the caches of the decoder, and returns the logits after each.
+The graph `lookup` reads several tokens of one row at once, over the caches of the decoder, and
+returns the logits after each.
 """
 
 import dataclasses
@@ -27,15 +31,24 @@ LOOKUP_FILE = "onnx/decoder_lookup_model.onnx"
 def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
     specs = sequence_specs(config, architecture) or decoder_specs(config)
     step = step_role(config, architecture)
-    return specs | ({"step": step_spec(config)} if step == "step" else {}) | ({"lookup": lookup_spec(config)} if step else {})
+    return (
+        specs
+        | ({"step": step_spec(config)} if step == "step" else {})
+        | ({"lookup": lookup_spec(config)} if step else {})
+    )
 
 
 def step_role(config: dict, architecture: str) -> str | None:
     """Return the role of the graph whose rows can join and leave between two steps.
 
-    It is `None` for a model that does not generate, and for heads that `GroupQueryAttention` cannot hold.
+    It is `None` for a model that does not generate, and for heads that `GroupQueryAttention` cannot
+    hold.
     """
-    if sequence_specs(config, architecture) or config["head_dim"] % 8 or config["value_head_dim"] != config["head_dim"]:
+    if (
+        sequence_specs(config, architecture)
+        or config["head_dim"] % 8
+        or config["value_head_dim"] != config["head_dim"]
+    ):
         return None
     return "decoder" if config["model_type"] == "vanilla-decoder" else "step"
 
@@ -66,7 +79,11 @@ def lookup_spec(config: dict) -> GraphSpec:
 
 def decoder_specs(config: dict) -> dict[str, GraphSpec]:
     logits = TensorSpec("logits", "float32", ("rows", config["vocab_size"]))
-    inputs = decoder_inputs("target_length") if config["model_type"] == "vanilla-decoder" else seq2seq_inputs()
+    inputs = (
+        decoder_inputs("target_length")
+        if config["model_type"] == "vanilla-decoder"
+        else seq2seq_inputs()
+    )
     return fixed_cache_specs(config, inputs, (logits,), ("rows", "max_length"))
 
 

@@ -1,5 +1,5 @@
-"""The cuda target: onnxruntime's own operators in half precision, with caches that stay on the device; a step is one CUDA
-graph, and so is one of beam search."""
+"""The cuda target: onnxruntime's own operators in half precision, with caches that stay on the
+device; a step is one CUDA graph, and so is one of beam search."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING
@@ -36,7 +36,8 @@ class Cuda:
         return {}
 
     def activations(self, model: "PreTrainedModel | None", dtype: str | None) -> str:
-        """That of the weights; for integers and by default float16, or bfloat16 where float16 overflows."""
+        """That of the weights; for integers and by default float16, or bfloat16 where float16
+        overflows."""
         if dtype in ("fp32", "bf16"):
             return dtype
         if model is None:
@@ -48,7 +49,9 @@ class Cuda:
             raise ValueError(f"{problem}, and float16 holds {FLOAT16_MAX:.0f}: use --dtype bf16")
         return "bf16" if problem else "fp16"
 
-    def graph_specs(self, config: dict, architecture: str, dtype: str, activations: str) -> dict[str, GraphSpec]:
+    def graph_specs(
+        self, config: dict, architecture: str, dtype: str, activations: str
+    ) -> dict[str, GraphSpec]:
         check_activations(activations, CACHE_DTYPES)
         return graph_specs(config, architecture, activations)
 

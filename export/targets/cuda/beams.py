@@ -1,8 +1,10 @@
-"""One step of beam search as a graph: what `search.BeamSearch` does after each step, without the host.
+"""One step of beam search as a graph: what `search.BeamSearch` does after each step, without the
+host.
 
-B inputs have K beams. A hypothesis is the slots of its history, `visible` (B, K, slots) before `first_slot` (B,), and a last
-token. `tokens` (B, 1, slots, 1) has the token of each slot; new ones go from `first_slot` on. `length` counts the new tokens.
-Outputs may lie where inputs were read from, as in `graphs.step_outputs`.
+B inputs have K beams. A hypothesis is the slots of its history, `visible` (B, K, slots) before
+`first_slot` (B,), and a last token. `tokens` (B, 1, slots, 1) has the token of each slot; new ones
+go from `first_slot` on. `length` counts the new tokens. Outputs may lie where inputs were read
+from, as in `graphs.step_outputs`.
 """
 
 import numpy as np
@@ -26,7 +28,9 @@ def beam_search(g: GraphContext, inputs: Values) -> list[Value]:
     ones = op.cast(op("GreaterOrEqual", input_ids, 0), "int64")
     is_new = slots_from(op, inputs, first_slot, ones)
     next_visible = op("Or", gather(op, histories, kept), is_new)
-    next_tokens = op("TensorScatter", inputs["tokens"], op("Unsqueeze", input_ids, [1, 3]), first_slot, axis=-2)
+    next_tokens = op(
+        "TensorScatter", inputs["tokens"], op("Unsqueeze", input_ids, [1, 3]), first_slot, axis=-2
+    )
 
     finished = finished_hypotheses(op, inputs, candidates, last, histories, ends)
     can_improve = improvable(op, inputs, next_scores, finished)
@@ -37,18 +41,26 @@ def beam_search(g: GraphContext, inputs: Values) -> list[Value]:
 
 
 def best_candidates(op: Ops, inputs: Values) -> tuple[Value, Value, Value]:
-    """Return the scores of the best continuations of all beams, their last tokens and the histories before these."""
+    """Return the scores of the best continuations of all beams, their last tokens and the histories
+    before these."""
     count = op("Shape", inputs["is_best"])
     log_p, best = op.outputs(2, "TopK", op("LogSoftmax", inputs["logits"], axis=-1), count, axis=-1)
     sums = op("Add", log_p, op("Unsqueeze", inputs["scores"], [-1]))
     candidates, indices = op.outputs(2, "TopK", op("Reshape", sums, [0, -1]), count, axis=-1)
     last = op("GatherElements", op("Reshape", best, [0, -1]), indices, axis=1)
     is_history = op("Less", inputs["slot_numbers"], op("Unsqueeze", inputs["first_slot"], [1, 2]))
-    return candidates, last, gather(op, op("And", inputs["visible"], is_history), op("Div", indices, count))
+    return (
+        candidates,
+        last,
+        gather(op, op("And", inputs["visible"], is_history), op("Div", indices, count)),
+    )
 
 
-def finished_hypotheses(op: Ops, inputs: Values, candidates: Value, last: Value, histories: Value, ends: Value) -> list[Value]:
-    """Return scores, histories, last tokens and lengths of the best finished hypotheses, those that end here among them."""
+def finished_hypotheses(
+    op: Ops, inputs: Values, candidates: Value, last: Value, histories: Value, ends: Value
+) -> list[Value]:
+    """Return scores, histories, last tokens and lengths of the best finished hypotheses, those that
+    end here among them."""
     beams, length = op.size(inputs["scores"], 1), inputs["length"]
     is_finished = op("And", op("And", ends, inputs["is_best"]), inputs["can_improve"])
     scores = op("Div", candidates, op("Pow", op.cast(length, "float32"), inputs["length_penalty"]))
@@ -56,13 +68,21 @@ def finished_hypotheses(op: Ops, inputs: Values, candidates: Value, last: Value,
     scores = op("Concat", inputs["finished_scores"], scores, axis=1)
     finished_scores, indices = op.outputs(2, "TopK", scores, beams, axis=-1)
     visible = gather(op, op("Concat", inputs["finished_visible"], histories, axis=1), indices)
-    tokens = op("GatherElements", op("Concat", inputs["finished_tokens"], last, axis=1), indices, axis=1)
-    lengths = op("Concat", inputs["finished_lengths"], op("Mul", op.cast(is_finished, "int64"), length), axis=1)
+    tokens = op(
+        "GatherElements", op("Concat", inputs["finished_tokens"], last, axis=1), indices, axis=1
+    )
+    lengths = op(
+        "Concat",
+        inputs["finished_lengths"],
+        op("Mul", op.cast(is_finished, "int64"), length),
+        axis=1,
+    )
     return [finished_scores, visible, tokens, op("GatherElements", lengths, indices, axis=1)]
 
 
 def improvable(op: Ops, inputs: Values, scores: Value, finished: list[Value]) -> Value:
-    """Return whether the best unfinished hypothesis may still beat the worst finished one, (B, 1)."""
+    """Return whether the best unfinished hypothesis may still beat the worst finished one, (B,
+    1)."""
     penalty = inputs["length_penalty"]
     finished_scores, _, _, finished_lengths = finished
     never_stops = op("And", inputs["never_stops_early"], op("Greater", penalty, np.float32(0)))
@@ -77,7 +97,8 @@ def improvable(op: Ops, inputs: Values, scores: Value, finished: list[Value]) ->
 
 
 def slots_from(op: Ops, inputs: Values, first: Value, ones: Value) -> Value:
-    """Return flags (B, T, slots) of the slots of T tokens, the first of each row in `first` (B,); `ones` are (B, T)."""
+    """Return flags (B, T, slots) of the slots of T tokens, the first of each row in `first` (B,);
+    `ones` are (B, T)."""
     slots = op("Sub", op("Add", op("Unsqueeze", first, [1]), op("CumSum", ones, 1)), 1)
     return op("Equal", inputs["slot_numbers"], op("Unsqueeze", slots, [-1]))
 

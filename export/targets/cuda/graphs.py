@@ -9,7 +9,16 @@ import numpy as np
 from onnx_ir import Value
 
 from ...graphs.attention import fused_attention
-from ...graphs.context import Caches, Dialect, GraphContext, Precision, TargetGraphs, Values, WriteGraph, flat
+from ...graphs.context import (
+    Caches,
+    Dialect,
+    GraphContext,
+    Precision,
+    TargetGraphs,
+    Values,
+    WriteGraph,
+    flat,
+)
 from ...graphs.layers import STANDARD, decoder_states, fused_rms_norm, linear, logits
 from ...graphs.onnxruntime_attention import cross_attention, slot_attention
 from ...graphs.positions import angles, in_dtype, masked, position_bias
@@ -17,9 +26,14 @@ from ...graphs.precisions import FLOAT, WEIGHT_ONLY, columns
 from ...graphs.sequences import sequence_outputs, source_encoder
 from .beams import beam_search, gather, slots_from
 
-MASK_VALUE = -30000.0  # added to the scores of slots that are not read: half of what float16 holds, so no sum overflows
-MAX_SPLIT_OUTPUTS = 32  # with more, the provider's `Split` copies sizes from the host, which cannot be replayed
-FUSED_GELUS = {"gelu": "BiasGelu", **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "FastGelu")}
+# added to the scores of slots that are not read: half of what float16 holds, so no sum overflows
+MASK_VALUE = -30000.0
+# with more, the provider's `Split` copies sizes from the host, which cannot be replayed
+MAX_SPLIT_OUTPUTS = 32
+FUSED_GELUS = {
+    "gelu": "BiasGelu",
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "FastGelu"),
+}
 
 
 def packed_linear_each(g: GraphContext, x: Value, *names: str) -> list[Value]:
@@ -42,7 +56,9 @@ def split_linear(g: GraphContext, x: Value, names: list[str]) -> list[Value]:
     return g.op.outputs(len(names), "Split", linear(g, x, *names), axis=-1, num_outputs=len(names))
 
 
-def fused_add_and_norm(g: GraphContext, x: Value, inner: Value, last: str, after: str | None) -> tuple[Value, Value]:
+def fused_add_and_norm(
+    g: GraphContext, x: Value, inner: Value, last: str, after: str | None
+) -> tuple[Value, Value]:
     """Write a bias, a sum and a norm as one operator."""
     if after is None:
         return STANDARD.add_and_norm(g, x, inner, last, after)
@@ -51,7 +67,9 @@ def fused_add_and_norm(g: GraphContext, x: Value, inner: Value, last: str, after
     shift = [] if is_rms else [g.weight(f"{after}.bias")]
     operands = [product, x, g.weight(f"{after}.weight"), *shift, g.bias(last)]
     op_type = "SkipSimplifiedLayerNormalization" if is_rms else "SkipLayerNormalization"
-    normed, *statistics, total = g.op.outputs(4, op_type, *operands, domain="com.microsoft", epsilon=g.config.layer_norm_eps)
+    normed, *statistics, total = g.op.outputs(
+        4, op_type, *operands, domain="com.microsoft", epsilon=g.config.layer_norm_eps
+    )
     for value in statistics:
         value.name = ""  # not computed
     return total, normed
@@ -68,11 +86,14 @@ def fused_activated_linear(g: GraphContext, x: Value, name: str, act: str) -> Va
 def fused_rotate(g: GraphContext, states: Value, positions: Value) -> Value:
     """Write rotary positions as one operator."""
     factors = g.op.once(("rotary", positions), lambda: rotary_factors(g, states, positions))
-    return g.op("RotaryEmbedding", states, *factors, num_heads=g.config.num_attention_heads, interleaved=1)
+    return g.op(
+        "RotaryEmbedding", states, *factors, num_heads=g.config.num_attention_heads, interleaved=1
+    )
 
 
 def rotary_factors(g: GraphContext, states: Value, positions: Value) -> list[Value]:
-    """Return the cosines and sines, (B, T, d / 2). Positions that the graph computes may be those of one row, (1, T)."""
+    """Return the cosines and sines, (B, T, d / 2). Positions that the graph computes may be those
+    of one row, (1, T)."""
     if positions.producer() is not None:
         positions = g.op("Expand", positions, g.op("Shape", states, end=2))
     turned = angles(g, positions, g.config.head_dim, g.config.rope_theta, signs=[1])
@@ -85,7 +106,13 @@ def last_index(g: GraphContext, indices: Value) -> Value:
 
 
 DIALECT = Dialect(
-    fused_rms_norm, packed_linear_each, fused_activated_linear, fused_add_and_norm, fused_rotate, last_index, MASK_VALUE
+    fused_rms_norm,
+    packed_linear_each,
+    fused_activated_linear,
+    fused_add_and_norm,
+    fused_rotate,
+    last_index,
+    MASK_VALUE,
 )
 
 
@@ -95,7 +122,9 @@ def in_float32(g: GraphContext, value: Value) -> Value:
 
 def sequence(g: GraphContext, inputs: Values) -> list[Value]:
     pixels = {name: in_dtype(g, value) for name, value in inputs.items() if name == "pixel_values"}
-    return [in_float32(g, value) for value in sequence_outputs(g, {**inputs, **pixels}, fused_attention)]
+    return [
+        in_float32(g, value) for value in sequence_outputs(g, {**inputs, **pixels}, fused_attention)
+    ]
 
 
 def decoder(g: GraphContext, inputs: Values) -> list[Value]:
@@ -110,7 +139,8 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
 
 
 def slot_bias(g: GraphContext, visible: Value) -> Value:
-    """Return what is added to the scores, (B, 1 or H, T, slots). The slots of a token's history are in its order."""
+    """Return what is added to the scores, (B, 1 or H, T, slots). The slots of a token's history are
+    in its order."""
     op = g.op
     is_visible = op("Unsqueeze", visible, [1])
     if not g.config.has_relative_positions:
@@ -120,9 +150,11 @@ def slot_bias(g: GraphContext, visible: Value) -> Value:
 
 
 def step_outputs(g: GraphContext, inputs: Values, states: Value) -> list[Value]:
-    """Return the logits after some of the tokens, and the next step's inputs if their most likely tokens follow.
+    """Return the logits after some of the tokens, and the next step's inputs if their most likely
+    tokens follow.
 
-    Outputs may lie where inputs were read from: each follows from the most likely tokens, so it is written after all reading.
+    Outputs may lie where inputs were read from: each follows from the most likely tokens, so it is
+    written after all reading.
     """
     op, first_slot, logits_of = g.op, inputs["first_slot"], inputs["logits_of"]
     computed = in_float32(g, logits(g, gather(op, states, logits_of)))
@@ -146,7 +178,11 @@ WRITE: dict[str, WriteGraph] = {
     "seq2seq beams": beam_search,
 }
 FLOATS = ("fp32", "fp16", "bf16")
-PRECISIONS: dict[str, Precision] = {**dict.fromkeys(FLOATS, FLOAT), "int8": WEIGHT_ONLY[8], "int4": WEIGHT_ONLY[4]}
+PRECISIONS: dict[str, Precision] = {
+    **dict.fromkeys(FLOATS, FLOAT),
+    "int8": WEIGHT_ONLY[8],
+    "int4": WEIGHT_ONLY[4],
+}
 
 
 def target_graphs(dtype: str) -> TargetGraphs:

@@ -14,14 +14,16 @@ FLOAT16_MAX = torch.finfo(torch.float16).max
 
 @torch.no_grad()
 def overflow(model: PreTrainedModel) -> str | None:
-    """Where `model`, in float32, makes a number of random tokens or images that float16 cannot hold; `None` if nowhere. Looked
-    at are what each module returns and the scores of attention, before the softmax."""
+    """Where `model`, in float32, makes a number of random tokens or images that float16 cannot
+    hold; `None` if nowhere. Looked at are what each module returns and the scores of attention,
+    before the softmax."""
     problems = []
 
     def check(name, states):
         if isinstance(states, torch.Tensor) and states.is_floating_point():
             largest = states.abs().max().item()
-            if not largest <= FLOAT16_MAX / 2:  # as far from it again, for tokens that were not tried
+            # as far from it again, for tokens that were not tried
+            if not largest <= FLOAT16_MAX / 2:
                 problems.append(f"{name or 'the model'} reaches {largest:.3g}")
 
     def scores(module, query, key, value, mask, scaling, **kwargs):
@@ -29,7 +31,10 @@ def overflow(model: PreTrainedModel) -> str | None:
         return eager_attention_forward(module, query, key, value, mask, scaling, **kwargs)
 
     names = {module: name for name, module in model.named_modules()}
-    hooks = [module.register_forward_hook(lambda module, inputs, output: check(names[module], output)) for module in names]
+    hooks = [
+        module.register_forward_hook(lambda module, inputs, output: check(names[module], output))
+        for module in names
+    ]
     ALL_ATTENTION_FUNCTIONS.register("measured", scores)
     implementation = model.config._attn_implementation
     model.set_attn_implementation("measured")
@@ -44,8 +49,14 @@ def random_inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     name, config = type(model).__name__, model.config
     if name in READS_IMAGES:
-        return {"pixel_values": torch.randn(4, config.num_channels, *pair(config.image_size), generator=generator)}
-    ids = torch.randint(config.vocab_size, (4, min(64, config.max_position_embeddings)), generator=generator)
+        return {
+            "pixel_values": torch.randn(
+                4, config.num_channels, *pair(config.image_size), generator=generator
+            )
+        }
+    ids = torch.randint(
+        config.vocab_size, (4, min(64, config.max_position_embeddings)), generator=generator
+    )
     ids = ids[:, None].expand(-1, 2, -1) if name == READS_CHOICES else ids
     if name == READS_AT_END:  # which reads the state at an end token
         ids[:, -1] = as_list(config.eos_token_id)[0]

@@ -1,9 +1,11 @@
-"""The inputs and outputs of the cuda target's graphs. Graphs that read whole sequences are in `sequences`.
+"""The inputs and outputs of the cuda target's graphs. Graphs that read whole sequences are in
+`sequences`.
 
-There is one cache for each input, not for each beam: `past_key_values` have `slots`, `first_slot` is where the keys and values
-of the first of `count` new tokens go, `visible` says which slots each token reads, and `tokens` has the token of each slot.
-`logits_of` says after which of the new tokens logits are wanted. `next_input_ids` and so on are what the next step takes, if
-the likeliest token follows each of these. Caches have the type that is computed in. `beam_search.onnx` takes the logits
+There is one cache for each input, not for each beam: `past_key_values` have `slots`, `first_slot`
+is where the keys and values of the first of `count` new tokens go, `visible` says which slots each
+token reads, and `tokens` has the token of each slot. `logits_of` says after which of the new tokens
+logits are wanted. `next_input_ids` and so on are what the next step takes, if the likeliest token
+follows each of these. Caches have the type that is computed in. `beam_search.onnx` takes the logits
 instead, and chooses `num_beams` of `candidates`.
 """
 

@@ -1,4 +1,5 @@
-"""The portable target: standard operators, with caches that grow; any ONNX runtime runs its graphs."""
+"""The portable target: standard operators, with caches that grow; any ONNX runtime runs its
+graphs."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING
@@ -34,8 +35,13 @@ class Portable:
         return PortableSeq2SeqStep(graphs) if "encoder" in graphs else PortableDecoderStep(graphs)
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
-        """TensorRT compiles what reads whole sequences, in fp32. A decoder would be compiled for each size of its caches."""
-        return ("cpu", "cuda", "tensorrt") if "encoder" in roles and dtype == "fp32" else ("cpu", "cuda")
+        """TensorRT compiles what reads whole sequences, in fp32. A decoder would be compiled for
+        each size of its caches."""
+        return (
+            ("cpu", "cuda", "tensorrt")
+            if "encoder" in roles and dtype == "fp32"
+            else ("cpu", "cuda")
+        )
 
     def unsupported_fields(self, config: "Config") -> dict[str, str]:
         return {}
@@ -43,7 +49,9 @@ class Portable:
     def activations(self, model: "PreTrainedModel | None", dtype: str | None) -> str:
         return "fp32"
 
-    def graph_specs(self, config: dict, architecture: str, dtype: str, activations: str) -> dict[str, GraphSpec]:
+    def graph_specs(
+        self, config: dict, architecture: str, dtype: str, activations: str
+    ) -> dict[str, GraphSpec]:
         check_activations(activations, ("fp32",))
         return graph_specs(config, architecture, dtype)
 

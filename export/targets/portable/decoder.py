@@ -42,7 +42,8 @@ class PortableDecoders:
 
 
 class PortableDecoder:
-    """The `Decoder` of `rows` prompts. `feeds` are what the graph takes at each step beside tokens and caches."""
+    """The `Decoder` of `rows` prompts. `feeds` are what the graph takes at each step beside tokens
+    and caches."""
 
     all_logits = True
     max_step_tokens = None
@@ -52,14 +53,20 @@ class PortableDecoder:
         self.session = export.sessions["decoder"]
         self.outputs = [tensor.name for tensor in spec.outputs]
         self.feeds = feeds
-        self.window = None  # how many tokens a token sees, itself among them, if the caches may lose what is before
-        if "attention_mask" in {tensor.name for tensor in spec.inputs}:  # the other decoders count positions by their caches
+        # how many tokens a token sees, itself among them, if the caches may lose what is before
+        self.window = None
+        # the other decoders count positions by their caches
+        if "attention_mask" in {tensor.name for tensor in spec.inputs}:
             self.window = export.config.get("sliding_window")
             self.feeds["attention_mask"] = np.zeros((rows, 0), np.int64)
-            self.dropped = np.zeros((rows, 1), np.int64)  # tokens of each row that are in the caches no more
+            # tokens of each row that are in the caches no more
+            self.dropped = np.zeros((rows, 1), np.int64)
         # Every cache starts with length 0.
         self.past = {
-            tensor.name: np.zeros((rows, *(0 if isinstance(size, str) else size for size in tensor.shape[1:])), np.float32)
+            tensor.name: np.zeros(
+                (rows, *(0 if isinstance(size, str) else size for size in tensor.shape[1:])),
+                np.float32,
+            )
             for tensor in spec.inputs
             if tensor.name.startswith("past_key_values")
         }
@@ -78,10 +85,13 @@ class PortableDecoder:
         return self.run(tokens, np.ones_like(tokens), tokens.shape[1] - 1)
 
     def run(self, tokens: np.ndarray, mask: np.ndarray, to_crop: int = 0) -> np.ndarray:
-        """The logits of new tokens (rows, T), whose `mask` is 0 for padding; the last `to_crop` of them may be taken back."""
+        """The logits of new tokens (rows, T), whose `mask` is 0 for padding; the last `to_crop` of
+        them may be taken back."""
         feeds = {**self.feeds, **self.past, "input_ids": tokens}
         if "attention_mask" in self.feeds:
-            mask = self.feeds["attention_mask"] = np.concatenate([self.feeds["attention_mask"], mask], axis=1)
+            mask = self.feeds["attention_mask"] = np.concatenate(
+                [self.feeds["attention_mask"], mask], axis=1
+            )
             positions = self.dropped + np.maximum(mask.cumsum(axis=1) - 1, 0)
             feeds |= {"attention_mask": mask, "position_ids": positions[:, -tokens.shape[1] :]}
         logits, *present = self.session.run(self.outputs, feeds)
@@ -92,7 +102,8 @@ class PortableDecoder:
         return logits
 
     def drop(self, surplus: int) -> None:
-        """The first tokens of the caches, if `surplus` is above 0: those that the next one does not see."""
+        """The first tokens of the caches, if `surplus` is above 0: those that the next one does not
+        see."""
         if surplus > 0:
             mask = self.feeds["attention_mask"]
             self.feeds["attention_mask"] = mask[:, surplus:]

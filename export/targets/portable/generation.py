@@ -10,7 +10,8 @@ from ...graphs.ops import Ops
 
 
 class PortableSeq2SeqStep:
-    """The `Step` of an encoder-decoder, with caches that grow, and keys and values of the source that are computed once."""
+    """The `Step` of an encoder-decoder, with caches that grow, and keys and values of the source
+    that are computed once."""
 
     num_masks = 0
 
@@ -25,10 +26,16 @@ class PortableSeq2SeqStep:
         self.mask = inputs.repeated(inputs.mask)
         return self.caches.empty(inputs, per_beam=True)
 
-    def advance(self, ops: Ops, tokens: Value, states: list[Value], place: Value) -> tuple[Value, list[Value]]:
+    def advance(
+        self, ops: Ops, tokens: Value, states: list[Value], place: Value
+    ) -> tuple[Value, list[Value]]:
         """The caches of the source are empty, so that all of it is projected, before the loop."""
         decoder = self.graphs["decoder"]
-        bindings = {"input_ids": tokens, "encoder_hidden_states": self.source, "encoder_attention_mask": self.mask}
+        bindings = {
+            "input_ids": tokens,
+            "encoder_hidden_states": self.source,
+            "encoder_attention_mask": self.mask,
+        }
         bindings |= self.caches.bind(states)
         for value in decoder.graph.inputs:
             if value.name not in bindings:
@@ -49,24 +56,39 @@ class PortableDecoderStep:
     def begin(self, inputs: Inputs) -> list[Value]:
         """Read each prompt without its last token, after one token of padding.
 
-        The padding keeps a prompt of one token from being empty: a size of 0 has another meaning to `Reshape`.
+        The padding keeps a prompt of one token from being empty: a size of 0 has another meaning to
+        `Reshape`.
         """
         self.inputs = inputs
         ops = inputs.ops
         none = ops.filled([inputs.batch, 1], np.int64(0))
-        ids, mask = (ops("Concat", none, ops("Slice", value, [0], [-1], [1]), axis=1) for value in (inputs.ids, inputs.mask))
+        ids, mask = (
+            ops("Concat", none, ops("Slice", value, [0], [-1], [1]), axis=1)
+            for value in (inputs.ids, inputs.mask)
+        )
         positions = inputs.known(ops, ops("Max", ops("Sub", ops("CumSum", mask, 1), 1), 0))
         bindings = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-        outputs = append(ops, self.graph.clone(), bindings | self.caches.bind(self.caches.empty(inputs, per_beam=False)))
+        outputs = append(
+            ops,
+            self.graph.clone(),
+            bindings | self.caches.bind(self.caches.empty(inputs, per_beam=False)),
+        )
         self.last = inputs.repeated(ops("Sub", inputs.lengths, 1))
         self.one = ops.filled([inputs.rows, 1], np.int64(1))
         return [inputs.repeated(value) for value in (mask, *self.caches.present(outputs))]
 
-    def advance(self, ops: Ops, tokens: Value, states: list[Value], place: Value) -> tuple[Value, list[Value]]:
+    def advance(
+        self, ops: Ops, tokens: Value, states: list[Value], place: Value
+    ) -> tuple[Value, list[Value]]:
         """The mask is the first state."""
         before, *caches = states
         mask = ops("Concat", before, self.one, axis=1)
         positions = self.inputs.known(ops, ops("Add", self.last, place))
-        bindings = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions, **self.caches.bind(caches)}
+        bindings = {
+            "input_ids": tokens,
+            "attention_mask": mask,
+            "position_ids": positions,
+            **self.caches.bind(caches),
+        }
         outputs = append_step(self.inputs, ops, self.graph, bindings, bindings.values())
         return ops("Gather", outputs["logits"], -1, axis=1), [mask, *self.caches.present(outputs)]

@@ -7,8 +7,22 @@ from functools import partial
 
 from onnx_ir import Value
 
-from ...graphs.attention import encoder_attention, growing_attention, grown, source_attention, source_heads
-from ...graphs.context import Caches, GraphContext, Precision, TargetGraphs, Values, WriteGraph, flat
+from ...graphs.attention import (
+    encoder_attention,
+    growing_attention,
+    grown,
+    source_attention,
+    source_heads,
+)
+from ...graphs.context import (
+    Caches,
+    GraphContext,
+    Precision,
+    TargetGraphs,
+    Values,
+    WriteGraph,
+    flat,
+)
 from ...graphs.layers import STANDARD, decoder_states, logits
 from ...graphs.positions import causal_bias, offsets, source_bias, token_positions
 from ...graphs.precisions import STANDARD_INT8, TIED_FLOAT
@@ -16,7 +30,8 @@ from ...graphs.sequences import encoder_states, sequence_outputs
 
 
 def source_encoder(g: GraphContext, inputs: Values) -> list[Value]:
-    """Write the encoder of a seq2seq model. Its decoder makes keys and values of the output, (B, S, D)."""
+    """Write the encoder of a seq2seq model. Its decoder makes keys and values of the output, (B, S,
+    D)."""
     return [encoder_states(g, inputs, encoder_attention)]
 
 
@@ -30,17 +45,23 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
 
 
 def seq2seq_decoder(g: GraphContext, inputs: Values) -> list[Value]:
-    """Write a decoder whose caches grow. Those of the source grow once, by the states that they do not cover yet."""
+    """Write a decoder whose caches grow. Those of the source grow once, by the states that they do
+    not cover yet."""
     op, ids, source = g.op, inputs["input_ids"], inputs["encoder_hidden_states"]
     caches, past_source = Caches(inputs), Caches(inputs, is_source=True).past
     before = op.size(caches.past[0][0], 2)
     positions = token_positions(g, ids, None, before)
-    self_attn = growing_attention(g, positions, causal_bias(g, offsets(g, ids, before), None), caches)
+    self_attn = growing_attention(
+        g, positions, causal_bias(g, offsets(g, ids, before), None), caches
+    )
     rest = op("Slice", source, op.size(past_source[0][0], 2), op.size(source, 1), [1])
     hidden = source_bias(g, inputs["encoder_attention_mask"])
     sources = [grown(g, *layer) for layer in zip(past_source, source_heads(g, rest))]
     states = decoder_states(g, ids, positions, self_attn, source_attention(g, sources, hidden))
-    return [logits(g, states), *flat([pair for layer in zip(caches.present, sources) for pair in layer])]
+    return [
+        logits(g, states),
+        *flat([pair for layer in zip(caches.present, sources) for pair in layer]),
+    ]
 
 
 WRITE: dict[str, WriteGraph] = {

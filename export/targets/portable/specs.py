@@ -2,14 +2,16 @@
 
 | variant | file | takes | returns |
 |---|---|---|---|
-| decoder | onnx/model.onnx | the tokens that are not in the cache yet, and the cache | `logits`, the longer cache |
+| decoder | onnx/model.onnx | tokens that the cache lacks, the cache | `logits`, the longer cache |
 | seq2seq | onnx/encoder_model.onnx | tokens | `last_hidden_state` |
 | | onnx/decoder_model_merged.onnx | as the decoder, and the encoder's output | as the decoder |
 
-One decoder graph serves the first step (a cache of length 0) and every later one. A cache is a key (B, H, past, d_k) and
-a value (B, H, past, d_v) per layer, `past_key_values.0.key` in and `present.0.key` out; a seq2seq decoder has the pairs
-`past_key_values.0.decoder.key` and `past_key_values.0.encoder.key`. The encoder's pair grows once: the positions of
-`encoder_hidden_states` from `past_source_length` on are projected and appended, so from the second step on none are.
+One decoder graph serves the first step (a cache of length 0) and every later one. A cache is a key
+(B, H, past, d_k) and a value (B, H, past, d_v) per layer, `past_key_values.0.key` in and
+`present.0.key` out; a seq2seq decoder has the pairs `past_key_values.0.decoder.key` and
+`past_key_values.0.encoder.key`. The encoder's pair grows once: the positions of
+`encoder_hidden_states` from `past_source_length` on are projected and appended, so from the second
+step on none are.
 
 Files are named after the precision of their weights, as on the Hub: `onnx/model_int8.onnx`.
 """
@@ -25,7 +27,10 @@ def graph_specs(config: dict, architecture: str, dtype: str) -> dict[str, GraphS
     specs = sequence_specs(config, architecture) or decoder_specs(config)
     if dtype == "fp32":
         return specs
-    return {role: replace(spec, file=spec.file.replace(".onnx", f"_{dtype}.onnx")) for role, spec in specs.items()}
+    return {
+        role: replace(spec, file=spec.file.replace(".onnx", f"_{dtype}.onnx"))
+        for role, spec in specs.items()
+    }
 
 
 def decoder_specs(config: dict) -> dict[str, GraphSpec]:
@@ -35,7 +40,9 @@ def decoder_specs(config: dict) -> dict[str, GraphSpec]:
         mask = TensorSpec("attention_mask", "int64", ("batch_size", length))
         inputs = (ids, mask, replace(ids, name="position_ids"))
         return {"decoder": decoder_spec(FILE, inputs, config, {"": "past_length"}, {"": length})}
-    states = TensorSpec("encoder_hidden_states", "float32", ("batch_size", "source_length", config["hidden_size"]))
+    states = TensorSpec(
+        "encoder_hidden_states", "float32", ("batch_size", "source_length", config["hidden_size"])
+    )
     before = {"decoder.": "past_length", "encoder.": "past_source_length"}
     after = {"decoder.": length, "encoder.": "source_length"}
     return {
@@ -45,9 +52,16 @@ def decoder_specs(config: dict) -> dict[str, GraphSpec]:
 
 
 def decoder_spec(
-    file: str, inputs: tuple[TensorSpec, ...], config: dict, before: dict[str, str], after: dict[str, str]
+    file: str,
+    inputs: tuple[TensorSpec, ...],
+    config: dict,
+    before: dict[str, str],
+    after: dict[str, str],
 ) -> GraphSpec:
-    """Return the spec of a decoder; `before` and `after` have the lengths of the caches of each attention."""
+    """Return the spec of a decoder; `before` and `after` have the lengths of the caches of each
+    attention."""
     logits = TensorSpec("logits", "float32", ("batch_size", "target_length", config["vocab_size"]))
     past = cache_specs(config, "past_key_values", "batch_size", before)
-    return GraphSpec(file, (*inputs, *past), (logits, *cache_specs(config, "present", "batch_size", after)))
+    return GraphSpec(
+        file, (*inputs, *past), (logits, *cache_specs(config, "present", "batch_size", after))
+    )

@@ -1,4 +1,5 @@
-"""What the clients are compared with: the shipped models, and what they say of ids that are put together by hand."""
+"""What the clients are compared with: the shipped models, and what they say of ids that are put
+together by hand."""
 
 from pathlib import Path
 
@@ -27,7 +28,9 @@ class Decoder:
     def log_probability(self, context: list[int], rest: list[int]) -> float:
         """Of `rest` behind `context`."""
         logits = self.model(torch.tensor([context + rest])).logits[0].double().log_softmax(-1)
-        return sum(logits[len(context) - 1 + place, token].item() for place, token in enumerate(rest))
+        return sum(
+            logits[len(context) - 1 + place, token].item() for place, token in enumerate(rest)
+        )
 
     @torch.no_grad()
     def greedy(self, text: str, count: int) -> str:

@@ -15,5 +15,8 @@ def test_each_character_gets_what_the_log_probability_loses_without_it(decoder):
     assert found.input_tokens == list(text)
     ids, rest = decoder.ids(text), decoder.ids(target)
     whole = decoder.log_probability(ids, rest)
-    without = [decoder.log_probability([*ids[:place], baseline, *ids[place + 1 :]], rest) for place in range(len(ids))]
+    without = [
+        decoder.log_probability([*ids[:place], baseline, *ids[place + 1 :]], rest)
+        for place in range(len(ids))
+    ]
     assert found.seq_attr.tolist() == pytest.approx([whole - one for one in without], abs=1e-4)

@@ -31,7 +31,8 @@ def model_of(name):
     model_class = getattr(vanilla_transformer, name)
     model = model_class(model_class.config_class(**SIZES, num_hidden_layers=2)).eval()
     for parameter in model.parameters():
-        parameter.data += 0.2 * torch.randn_like(parameter)  # at first layers hardly change what they read
+        # at first layers hardly change what they read
+        parameter.data += 0.2 * torch.randn_like(parameter)
     return model
 
 
@@ -48,7 +49,9 @@ def states(model, name):
 
 def adapted(name, method, **settings):
     """With adapters whose values are no zeros, which they are at first."""
-    model = peft.get_peft_model(model_of(name), getattr(peft, method)(task_type=MODELS[name], **settings))
+    model = peft.get_peft_model(
+        model_of(name), getattr(peft, method)(task_type=MODELS[name], **settings)
+    )
     for parameter_name, parameter in model.named_parameters():
         if "lora_" in parameter_name or "ia3_" in parameter_name:
             torch.nn.init.normal_(parameter, mean=float("ia3_" in parameter_name), std=0.2)
@@ -60,10 +63,14 @@ def adapted(name, method, **settings):
 def test_without_target_modules(name, method, tmp_path):
     model = adapted(name, method)
     changed = {
-        key.split(".lora_")[0].split(".ia3_")[0] for key, _ in model.named_parameters() if ".lora_" in key or ".ia3_" in key
+        key.split(".lora_")[0].split(".ia3_")[0]
+        for key, _ in model.named_parameters()
+        if ".lora_" in key or ".ia3_" in key
     }
     assert {key.rpartition(".")[2] for key in changed} == TARGETS[method]
-    assert len(changed) == sum(key.rpartition(".")[2] in TARGETS[method] for key, _ in model_of(name).named_modules())
+    assert len(changed) == sum(
+        key.rpartition(".")[2] in TARGETS[method] for key, _ in model_of(name).named_modules()
+    )
     found = states(model, name)
     assert not torch.allclose(found, states(model_of(name), name), atol=1e-3)
     model.save_pretrained(tmp_path)
@@ -77,7 +84,9 @@ def test_without_target_modules(name, method, tmp_path):
 def test_adapters_learn_and_generate(name, method):
     model = adapted(name, method).train()
     inputs = {key: value for key, value in given(name).items() if key != "decoder_input_ids"}
-    optimizer = torch.optim.Adam([value for value in model.parameters() if value.requires_grad], lr=0.05)
+    optimizer = torch.optim.Adam(
+        [value for value in model.parameters() if value.requires_grad], lr=0.05
+    )
     losses = []
     for _ in range(40):
         losses.append(model(**inputs, labels=inputs["input_ids"]).loss)
@@ -90,7 +99,9 @@ def test_adapters_learn_and_generate(name, method):
 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_prefix_tuning_of_what_has_a_cache(name):
-    model = peft.get_peft_model(model_of(name), peft.PrefixTuningConfig(task_type=MODELS[name], num_virtual_tokens=3))
+    model = peft.get_peft_model(
+        model_of(name), peft.PrefixTuningConfig(task_type=MODELS[name], num_virtual_tokens=3)
+    )
     assert not torch.allclose(states(model, name), states(model_of(name), name), atol=1e-6)
     ids = given(name)["input_ids"]
     model.generate(input_ids=ids, max_new_tokens=3)
@@ -99,14 +110,20 @@ def test_prefix_tuning_of_what_has_a_cache(name):
 @pytest.mark.parametrize("name", ENCODERS)
 def test_prefix_tuning_of_an_encoder_is_refused_with_a_reason(name):
     """By PEFT where it looks at what a model takes; else by ours."""
-    model = peft.get_peft_model(model_of(name), peft.PrefixTuningConfig(task_type=MODELS[name], num_virtual_tokens=3))
-    with pytest.raises(ValueError, match="does not support past key values|an encoder keeps no keys and values"):
+    model = peft.get_peft_model(
+        model_of(name), peft.PrefixTuningConfig(task_type=MODELS[name], num_virtual_tokens=3)
+    )
+    with pytest.raises(
+        ValueError, match="does not support past key values|an encoder keeps no keys and values"
+    ):
         model(**given(name))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_prompt_tuning(name):
-    model = peft.get_peft_model(model_of(name), peft.PromptTuningConfig(task_type=MODELS[name], num_virtual_tokens=3))
+    model = peft.get_peft_model(
+        model_of(name), peft.PromptTuningConfig(task_type=MODELS[name], num_virtual_tokens=3)
+    )
     assert torch.isfinite(states(model, name)).all()
 
 
@@ -119,13 +136,16 @@ import {first}
 import {second}
 from peft import LoraConfig, get_peft_model
 from vanilla_transformer import VanillaEncoderConfig, VanillaEncoderModel
-config = VanillaEncoderConfig(vocab_size=40, hidden_size=16, intermediate_size=24, num_attention_heads=2, num_hidden_layers=1)
+sizes = dict(vocab_size=40, hidden_size=16, intermediate_size=24)
+config = VanillaEncoderConfig(**sizes, num_attention_heads=2, num_hidden_layers=1)
 get_peft_model(VanillaEncoderModel(config), LoraConfig(target_modules="all-linear"))
 try:
     get_peft_model(VanillaEncoderModel(config), LoraConfig())
 except ValueError as error:
     print(error)
 """
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300
+    )
     assert process.returncode == 0, process.stderr
     assert ("Please specify `target_modules`" in process.stdout) == (first == "vanilla_transformer")

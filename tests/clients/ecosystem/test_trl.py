@@ -6,7 +6,14 @@ from trl import SFTConfig, SFTTrainer
 
 def test_a_prompt_and_its_completion_are_their_characters_and_one_end_token(decoder, tmp_path):
     rows = Dataset.from_list([{"prompt": "ROMEO:", "completion": " I am"}] * 2)
-    settings = dict(max_steps=1, per_device_train_batch_size=2, report_to="none", save_strategy="no", use_cpu=True, bf16=False)
+    settings = dict(
+        max_steps=1,
+        per_device_train_batch_size=2,
+        report_to="none",
+        save_strategy="no",
+        use_cpu=True,
+        bf16=False,
+    )
     trainer = SFTTrainer(
         model=decoder.path,
         processing_class=decoder.tokenizer,

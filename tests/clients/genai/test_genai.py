@@ -1,4 +1,5 @@
-"""onnxruntime-genai runs exported decoders: torch's tokens, and the ids and texts of our tokenizer where it reads that."""
+"""onnxruntime-genai runs exported decoders: torch's tokens, and the ids and texts of our tokenizer
+where it reads that."""
 
 import functools
 from pathlib import Path
@@ -17,15 +18,35 @@ from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export import Runtime, export
 
 CARD = Path(__file__).parents[3] / "model_cards/vanilla-decoder-tiny-shakespeare"
-LINES = ["the film wins and the cast shines, but the plot bores.", "naïve cafés; Äpfel, 1234 oder 3.5", "don't we'll"] * 4
-TEXTS = ["the film", "  two  spaces ", "Äpfel, naïve café 東京 🙂", "don't we'll 1234 3.5", "tab\tand\nline\n\n end ", "A.B,C"]
-SIZES = dict(hidden_size=24, intermediate_size=32, num_attention_heads=2, num_hidden_layers=2, max_position_embeddings=40)
+LINES = [
+    "the film wins and the cast shines, but the plot bores.",
+    "naïve cafés; Äpfel, 1234 oder 3.5",
+    "don't we'll",
+] * 4
+TEXTS = [
+    "the film",
+    "  two  spaces ",
+    "Äpfel, naïve café 東京 🙂",
+    "don't we'll 1234 3.5",
+    "tab\tand\nline\n\n end ",
+    "A.B,C",
+]
+SIZES = dict(
+    hidden_size=24,
+    intermediate_size=32,
+    num_attention_heads=2,
+    num_hidden_layers=2,
+    max_position_embeddings=40,
+)
 WIDTHS = dict(head_dim=10, value_head_dim=10)
 # name: fields of the config, what the generation config says
 MODELS = {
     "learned": (dict(position_embedding_type="learned"), {}),
     "rotary": (dict(position_embedding_type="rotary", **WIDTHS), dict(repetition_penalty=1.5)),
-    "relative": (dict(position_embedding_type="relative", pad_token_id=None), dict(eos_token_id=[2, 7])),
+    "relative": (
+        dict(position_embedding_type="relative", pad_token_id=None),
+        dict(eos_token_id=[2, 7]),
+    ),
 }
 
 
@@ -39,8 +60,17 @@ def exported(tmp_path_factory):
         checkpoint = CARD if name == "card" else root / name
         if name == "gpt2":
             transformers.set_seed(0)
-            sizes = dict(vocab_size=300, n_embd=24, n_head=2, n_layer=2, n_positions=40, initializer_range=0.3)
-            gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=2, eos_token_id=2))
+            sizes = dict(
+                vocab_size=300,
+                n_embd=24,
+                n_head=2,
+                n_layer=2,
+                n_positions=40,
+                initializer_range=0.3,
+            )
+            gpt2 = transformers.GPT2LMHeadModel(
+                transformers.GPT2Config(**sizes, bos_token_id=2, eos_token_id=2)
+            )
             gpt2.save_pretrained(root / "source")
             train_tokenizer(LINES, 300, "byte-bpe").save_pretrained(root / "source")
             convert(root / "source", checkpoint)
@@ -56,7 +86,9 @@ def save(name, path):
     fields, generation = MODELS[name]
     transformers.set_seed(0)
     tokenizer = train_tokenizer(LINES, 300, "byte-bpe")
-    model = vanilla.VanillaDecoderForCausalLM(vanilla.VanillaDecoderConfig(vocab_size=300, **SIZES, **fields))
+    model = vanilla.VanillaDecoderForCausalLM(
+        vanilla.VanillaDecoderConfig(vocab_size=300, **SIZES, **fields)
+    )
     for parameter in model.parameters():
         parameter.data += 0.2 * torch.randn_like(parameter)
     model.generation_config.update(**generation)
@@ -80,7 +112,9 @@ def test_greedy_tokens_are_torch_s(exported, name):
     checkpoint, directory = exported(name)
     model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
     for prompt in ([5], [9, 12, 30, 8], [11, 6, 44, 13, 27, 5, 60]):
-        expected = model.generate(torch.tensor([prompt]), do_sample=False, max_length=30, max_new_tokens=None)[0].tolist()
+        expected = model.generate(
+            torch.tensor([prompt]), do_sample=False, max_length=30, max_new_tokens=None
+        )[0].tolist()
         assert generated(directory, [prompt], 30) == [expected]
 
 
@@ -88,7 +122,8 @@ def test_greedy_tokens_are_torch_s(exported, name):
 def test_a_ragged_batch_gives_what_each_row_gives_alone(exported, name):
     _, directory = exported(name)
     rows = [[5, 9], [12, 30, 8, 6, 44]]
-    padded = [row + [0] * (5 - len(row)) for row in rows]  # on the left genai takes padding for tokens
+    # on the left genai takes padding for tokens
+    padded = [row + [0] * (5 - len(row)) for row in rows]
     found = generated(directory, padded, 20)
     for row, prompt, whole in zip(rows, padded, found, strict=True):
         new = whole[len(prompt) :]
@@ -106,7 +141,10 @@ def test_int8_gives_the_tokens_of_our_own_runtime(exported, tmp_path):
 @pytest.mark.parametrize("name", ["learned", "gpt2"])
 def test_its_tokenizer_gives_the_same_ids_and_texts_where_the_manifest_says_so(exported, name):
     _, directory = exported(name)
-    theirs, ours = genai.Tokenizer(genai.Model(str(directory))), Tokenizer.from_file(str(directory / "tokenizer.json"))
+    theirs, ours = (
+        genai.Tokenizer(genai.Model(str(directory))),
+        Tokenizer.from_file(str(directory / "tokenizer.json")),
+    )
     for text in TEXTS:
         ids = ours.encode(text, add_special_tokens=False).ids
         assert theirs.encode(text).tolist() == ids

@@ -34,18 +34,24 @@ LINES = [
     "a boy wants naïve cafés; Äpfel sind 1234 oder 3.5.",
     "this text is about sport, or about politics.",
 ] * 4
-WIDTHS = dict(hidden_size=24, intermediate_size=32, num_attention_heads=2, head_dim=10, value_head_dim=14)  # of no fixed ratio
+# of no fixed ratio
+WIDTHS = dict(
+    hidden_size=24, intermediate_size=32, num_attention_heads=2, head_dim=10, value_head_dim=14
+)
 
 
 def labels(*names: str) -> dict:
-    return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
+    return {
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
 
 
 NLI, NAMES = labels("contradiction", "neutral", "entailment"), labels("O", "B-PER", "I-PER")
 # Keys and values as wide as each other, and together wider than the residual stream.
 T5 = dict(
-    position_embedding_type="relative", norm_type="rms_norm", norm_first=True, gated=True, hidden_act="gelu_new",
-    linear_bias=False, head_dim=16, value_head_dim=16,
+    position_embedding_type="relative", norm_type="rms_norm", norm_first=True, gated=True,
+    hidden_act="gelu_new", linear_bias=False, head_dim=16, value_head_dim=16,
 )  # fmt: skip
 # name: (class, kind of tokenizer, fields of the config)
 HEADS = {
@@ -53,13 +59,21 @@ HEADS = {
     "mask": ("VanillaEncoderForMaskedLM", "byte-bpe", dict(position_embedding_type="learned")),
     "labels": ("VanillaEncoderForSequenceClassification", "word", dict(type_vocab_size=2, **NAMES)),
     "nli": ("VanillaEncoderForSequenceClassification", "bpe", dict(type_vocab_size=2, **NLI)),
-    "names": ("VanillaEncoderForTokenClassification", "word", dict(position_embedding_type="rotary", **NAMES)),
+    "names": (
+        "VanillaEncoderForTokenClassification",
+        "word",
+        dict(position_embedding_type="rotary", **NAMES),
+    ),
     "answers": ("VanillaEncoderForQuestionAnswering", "word", dict(type_vocab_size=2)),
     "decoder": ("VanillaDecoderForCausalLM", "byte-bpe", dict(position_embedding_type="relative")),
-    "characters": ("VanillaDecoderForCausalLM", "character", dict(position_embedding_type="learned")),
+    "characters": (
+        "VanillaDecoderForCausalLM", "character", dict(position_embedding_type="learned")
+    ),
     "decoder-features": ("VanillaDecoderModel", "bpe", {}),
     "decoder-labels": ("VanillaDecoderForSequenceClassification", "bpe", NAMES),
-    "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", "bpe", dict(position_embedding_type="rotary")),
+    "seq2seq": (
+        "VanillaSeq2SeqForConditionalGeneration", "bpe", dict(position_embedding_type="rotary")
+    ),
     "t5": ("VanillaSeq2SeqForConditionalGeneration", "bpe", T5),
     "m2m": (
         "VanillaSeq2SeqForConditionalGeneration", "bpe",
@@ -67,7 +81,9 @@ HEADS = {
     ),
     "mpnet": (
         "VanillaEncoderModel", "bpe",
-        dict(position_embedding_type="learned_relative", position_ids_from="ids", embedding_norm=True),
+        dict(
+            position_embedding_type="learned_relative", position_ids_from="ids", embedding_norm=True
+        ),
     ),
 }  # fmt: skip
 VOCABULARY = {"bpe": 100, "byte-bpe": 300, "word": 44, "character": None}
@@ -78,10 +94,20 @@ def head(name: str, path: Path) -> None:
     architecture, kind, fields = HEADS[name]
     transformers.set_seed(0)
     model_class = getattr(vanilla, architecture)
-    variant = next(name for name in ("encoder", "decoder", "seq2seq") if name in architecture.lower())
-    tokenizer = train_tokenizer(LINES, VOCABULARY[kind], kind, variant, token_types=fields.get("type_vocab_size", 0) > 1)
-    depth = dict(encoder_layers=1, decoder_layers=2) if "Seq2Seq" in architecture else dict(num_hidden_layers=2)
-    model = model_class(model_class.config_class(vocab_size=len(tokenizer), **WIDTHS | depth | fields))
+    variant = next(
+        name for name in ("encoder", "decoder", "seq2seq") if name in architecture.lower()
+    )
+    tokenizer = train_tokenizer(
+        LINES, VOCABULARY[kind], kind, variant, token_types=fields.get("type_vocab_size", 0) > 1
+    )
+    depth = (
+        dict(encoder_layers=1, decoder_layers=2)
+        if "Seq2Seq" in architecture
+        else dict(num_hidden_layers=2)
+    )
+    model = model_class(
+        model_class.config_class(vocab_size=len(tokenizer), **WIDTHS | depth | fields)
+    )
     for parameter in model.parameters():
         parameter.data += 0.2 * torch.randn_like(parameter)
     model.save_pretrained(path)
@@ -94,13 +120,17 @@ def bert(path: Path) -> None:
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer.train_from_iterator(LINES, trainers.WordPieceTrainer(vocab_size=90, special_tokens=special))
+    tokenizer.train_from_iterator(
+        LINES, trainers.WordPieceTrainer(vocab_size=90, special_tokens=special)
+    )
     path.mkdir()
     vocabulary = tokenizer.get_vocab()
     (path / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.get)))
     transformers.BertTokenizer.from_pretrained(path).save_pretrained(path)
     sizes = dict(hidden_size=24, intermediate_size=32, num_attention_heads=2, num_hidden_layers=1)
-    model = BertForSequenceClassification(BertConfig(vocab_size=len(vocabulary), initializer_range=0.3, **sizes, **NLI))
+    model = BertForSequenceClassification(
+        BertConfig(vocab_size=len(vocabulary), initializer_range=0.3, **sizes, **NLI)
+    )
     model.save_pretrained(path)
 
 
@@ -108,29 +138,65 @@ def opt(path: Path) -> None:
     """A converted OPT: its tokenizer puts </s> in front of each prompt."""
     transformers.set_seed(0)
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     special = ["<s>", "<pad>", "</s>", "<unk>"]
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=sorted(alphabet))
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=sorted(alphabet)
+    )
     tokenizer.train_from_iterator(LINES, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="</s> $A", special_tokens=[("</s>", 2)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="</s> $A", special_tokens=[("</s>", 2)]
+    )
     path.mkdir()
     tokens = dict(bos_token="</s>", eos_token="</s>", unk_token="</s>", pad_token="<pad>")
     GPT2Tokenizer(tokenizer_object=tokenizer, add_bos_token=True, **tokens).save_pretrained(path)
-    sizes = dict(hidden_size=24, word_embed_proj_dim=24, ffn_dim=32, num_attention_heads=2, num_hidden_layers=2)
-    model = OPTForCausalLM(OPTConfig(vocab_size=300, init_std=0.3, max_position_embeddings=64, **sizes))
+    sizes = dict(
+        hidden_size=24,
+        word_embed_proj_dim=24,
+        ffn_dim=32,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+    )
+    model = OPTForCausalLM(
+        OPTConfig(vocab_size=300, init_std=0.3, max_position_embeddings=64, **sizes)
+    )
     model.save_pretrained(path)
 
 
 def vit(path: Path) -> None:
     """A converted ViT, with the image processor that its kind has."""
     transformers.set_seed(0)
-    sizes = dict(hidden_size=24, intermediate_size=32, num_attention_heads=2, num_hidden_layers=2, image_size=32, patch_size=8)
-    model = ViTForImageClassification(ViTConfig(**sizes, initializer_range=0.3, **labels("cat", "dog", "bird")))
+    sizes = dict(
+        hidden_size=24,
+        intermediate_size=32,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        image_size=32,
+        patch_size=8,
+    )
+    model = ViTForImageClassification(
+        ViTConfig(**sizes, initializer_range=0.3, **labels("cat", "dog", "bird"))
+    )
     model.save_pretrained(path)
-    content = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}, "do_resize": True}
-    content |= {"do_rescale": True, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2}
-    (path / "preprocessor_config.json").write_text(json.dumps(content | {"rescale_factor": 1 / 255}))
+    content = {
+        "image_processor_type": "ViTImageProcessor",
+        "size": {"height": 32, "width": 32},
+        "do_resize": True,
+    }
+    content |= {
+        "do_rescale": True,
+        "do_normalize": True,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "resample": 2,
+    }
+    (path / "preprocessor_config.json").write_text(
+        json.dumps(content | {"rescale_factor": 1 / 255})
+    )
 
 
 FAMILIES = {"bert": bert, "opt": opt, "vit": vit}
@@ -144,7 +210,8 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def exported(root):
-    """The name of a head, of a converted family or of a card, and a precision -> its checkpoint, exported."""
+    """The name of a head, of a converted family or of a card, and a precision -> its checkpoint,
+    exported."""
 
     @functools.cache
     def make(name: str, dtype: str = "fp32") -> Path:
@@ -154,14 +221,21 @@ def exported(root):
         elif name in FAMILIES and not checkpoint.is_dir():
             FAMILIES[name](root / name)
             convert(root / name, checkpoint)
-        export(checkpoint, root / "exports" / (name if dtype == "fp32" else f"{name}-{dtype}"), cases=2, dtype=dtype)
+        export(
+            checkpoint,
+            root / "exports" / (name if dtype == "fp32" else f"{name}-{dtype}"),
+            cases=2,
+            dtype=dtype,
+        )
         return checkpoint
 
     return make
 
 
 def answer(command: list, jobs: list[dict]) -> list[dict]:
-    done = subprocess.run(command, input=json.dumps(jobs), cwd=HERE, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        command, input=json.dumps(jobs), cwd=HERE, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
@@ -175,8 +249,13 @@ def node(root):
 
 @pytest.fixture(scope="session")
 def browser(root):
-    """Runs jobs in a browser, over what a server here has; `browser.paths` are those that were asked for."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    """Runs jobs in a browser, over what a server here has; `browser.paths` are those that were
+    asked for."""
+    chromium = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     assert chromium, "expected Chromium"
 
     class Handler(SimpleHTTPRequestHandler):
@@ -189,7 +268,9 @@ def browser(root):
 
         def translate_path(self, path):
             found = super().translate_path(path)
-            return str(root / Path(found).relative_to(HERE)) if path.startswith("/exports/") else found
+            return (
+                str(root / Path(found).relative_to(HERE)) if path.startswith("/exports/") else found
+            )
 
         def log_message(self, form, *args):
             paths.append(self.path)
@@ -200,7 +281,10 @@ def browser(root):
     thread.start()
 
     def run(*jobs):
-        return answer(["node", "browser.mjs", chromium, f"http://127.0.0.1:{server.server_port}/page.html"], jobs)
+        return answer(
+            ["node", "browser.mjs", chromium, f"http://127.0.0.1:{server.server_port}/page.html"],
+            jobs,
+        )
 
     run.paths = paths
     yield run

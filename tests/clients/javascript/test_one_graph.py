@@ -19,7 +19,12 @@ TEXTS = ["A man sleeps.", "A woman is reading a book in the park."]
 
 
 class Handler(SimpleHTTPRequestHandler):
-    extensions_map = {".html": "text/html", ".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "application/wasm"}
+    extensions_map = {
+        ".html": "text/html",
+        ".mjs": "text/javascript",
+        ".js": "text/javascript",
+        ".wasm": "application/wasm",
+    }
 
     def log_message(self, *args):
         pass
@@ -43,18 +48,40 @@ def expected(tmp_path_factory):
 
 
 def test_node_gives_the_runtime_s_texts(folder, expected):
-    done = subprocess.run(["node", "node.mjs", "translator", *TEXTS], cwd=folder, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        ["node", "node.mjs", "translator", *TEXTS],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.stdout.splitlines() == expected, done.stderr[-2000:]
 
 
 def test_a_browser_gives_the_runtime_s_texts(folder, expected):
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    chromium = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     assert chromium, "expected Chromium"
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        command = ["node", "browser.mjs", chromium, f"http://127.0.0.1:{server.server_port}/page.html"]
-        done = subprocess.run(command, input=json.dumps([TEXTS]), cwd=HERE, capture_output=True, text=True, timeout=300)
+        command = [
+            "node",
+            "browser.mjs",
+            chromium,
+            f"http://127.0.0.1:{server.server_port}/page.html",
+        ]
+        done = subprocess.run(
+            command,
+            input=json.dumps([TEXTS]),
+            cwd=HERE,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
     finally:
         server.shutdown()
     assert done.returncode == 0, done.stderr[-2000:]

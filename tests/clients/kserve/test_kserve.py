@@ -1,4 +1,5 @@
-"""KServe's own classes read the manifest, and its client asks the server that the manifest starts. There is no cluster."""
+"""KServe's own classes read the manifest, and its client asks the server that the manifest starts.
+There is no cluster."""
 
 import asyncio
 import json
@@ -19,7 +20,10 @@ from kserve.inference_client import RESTConfig
 ROOT = Path(__file__).parents[3]
 PROGRAM = [os.environ["VANILLA_TRANSFORMER_PYTHON"], "-m", "vanilla_transformer_export"]
 GERMAN = "Ein Hund rennt über ein Feld."
-CARDS = {"translator": "vanilla-seq2seq-tiny-multi30k-en-de", "opinions": "vanilla-encoder-tiny-sst2"}
+CARDS = {
+    "translator": "vanilla-seq2seq-tiny-multi30k-en-de",
+    "opinions": "vanilla-encoder-tiny-sst2",
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,21 +39,31 @@ def container(manifest):
 
 
 def read(manifest):
-    for name, each in vars(kubernetes.client.models).items():  # KServe's own name them, but do not have them
+    # KServe's own name them, but do not have them
+    for name, each in vars(kubernetes.client.models).items():
         vars(kserve.models).setdefault(name, each)
-    return ApiClient().deserialize(SimpleNamespace(data=json.dumps(manifest)), V1beta1InferenceService)
+    return ApiClient().deserialize(
+        SimpleNamespace(data=json.dumps(manifest)), V1beta1InferenceService
+    )
 
 
 @pytest.fixture(scope="module")
 def url(container, tmp_path_factory):
-    """Of the server with the arguments and the variables of the container, and a second model; the port is a free one."""
+    """Of the server with the arguments and the variables of the container, and a second model; the
+    port is a free one."""
     root = tmp_path_factory.mktemp("kserve")
     for name, card in CARDS.items():
-        subprocess.run([*PROGRAM, "export", ROOT / "model_cards" / card, root / name], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [*PROGRAM, "export", ROOT / "model_cards" / card, root / name],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
     words = [word.replace("/mnt/models", str(root / "translator")) for word in container.args]
     variables = {each.name: each.value for each in container.env}
     command = [*PROGRAM, "serve", *words, str(root / "opinions"), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | variables)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | variables
+    )
     try:
         found = process.stdout.readline().split()[-1]
         assert "ready\n" in iter(process.stdout.readline, "")
@@ -69,7 +83,8 @@ def test_the_container_is_what_kserve_runs_as_a_predictor_of_protocol_v2(manifes
     assert (container.name, variables["PROTOCOL"]) == ("kserve-container", "v2")
     assert variables["VANILLA_TRANSFORMER_PORT"] == str(container.ports[0].container_port)
     assert "translator=/mnt/models" in container.args and "STORAGE_URI" in variables
-    assert read(manifest).spec.predictor.termination_grace_period_seconds > 31  # --grace and --drain
+    # --grace and --drain
+    assert read(manifest).spec.predictor.termination_grace_period_seconds > 31
 
 
 def test_its_probes_are_answered(url, container):

@@ -1,4 +1,5 @@
-"""lm-eval over HTTP: what it makes of the answers of `vanilla-transformer serve` is what torch says of the checkpoint."""
+"""lm-eval over HTTP: what it makes of the answers of `vanilla-transformer serve` is what torch says
+of the checkpoint."""
 
 import json
 import os
@@ -18,7 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 HERE = Path(__file__).parent
 CARD = str(HERE.parents[2] / "model_cards/vanilla-decoder-tiny-shakespeare")
-PYTHON = os.environ.get("VANILLA_TRANSFORMER_PYTHON", HERE.parents[2] / ".venv/bin/python")  # has the project
+# has the project
+PYTHON = os.environ.get("VANILLA_TRANSFORMER_PYTHON", HERE.parents[2] / ".venv/bin/python")
 COMMAND = [PYTHON, "-m", "vanilla_transformer_export"]
 DOCS = [json.loads(line) for line in (HERE / "endings.jsonl").read_text().splitlines()]
 
@@ -28,7 +30,9 @@ def url(tmp_path_factory):
     export = tmp_path_factory.mktemp("served") / "shakespeare"
     subprocess.run([*COMMAND, "export", CARD, export], check=True, stdout=subprocess.DEVNULL)
     command = [*COMMAND, "serve", export, "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as server:
         try:
             found = None
             for line in server.stdout:
@@ -71,25 +75,45 @@ def offline():
 
 def asked(url, **more):
     """What lm-eval's command makes of `--model local-completions`."""
-    options = dict(model="shakespeare", base_url=url, tokenizer=CARD, tokenizer_backend="huggingface", max_length=64)
+    options = dict(
+        model="shakespeare",
+        base_url=url,
+        tokenizer=CARD,
+        tokenizer_backend="huggingface",
+        max_length=64,
+    )
     return LocalCompletionsAPI(**options | more)
 
 
-@pytest.mark.parametrize("more", [dict(batch_size=1), dict(batch_size=3), dict(num_concurrent=4)], ids=str)
+@pytest.mark.parametrize(
+    "more", [dict(batch_size=1), dict(batch_size=3), dict(num_concurrent=4)], ids=str
+)
 def test_a_task_has_the_score_computed_offline(url, offline, more, tmp_path):
     task = yaml.safe_load((HERE / "endings.yaml").read_text())
     task["dataset_kwargs"]["data_files"]["test"] = str(HERE / "endings.jsonl")
     (tmp_path / "endings.yaml").write_text(yaml.safe_dump(task))
     manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
-    found = simple_evaluate(asked(url, **more), tasks=["endings"], task_manager=manager, log_samples=True, bootstrap_iters=0)
+    found = simple_evaluate(
+        asked(url, **more),
+        tasks=["endings"],
+        task_manager=manager,
+        log_samples=True,
+        bootstrap_iters=0,
+    )
     ids = offline.ids
-    likelihoods = [[offline.likelihood(ids(doc["line"]), ids(ending)) for ending in doc["endings"]] for doc in DOCS]
+    likelihoods = [
+        [offline.likelihood(ids(doc["line"]), ids(ending)) for ending in doc["endings"]]
+        for doc in DOCS
+    ]
     samples = sorted(found["samples"]["endings"], key=lambda sample: sample["doc_id"])
     for sample, expected in zip(samples, likelihoods, strict=True):
         assert [score for score, _ in sample["filtered_resps"]] == pytest.approx(expected, abs=1e-4)
     best = np.array([doc["best"] for doc in DOCS])
     expected = np.mean([np.argmax(scores) == each for scores, each in zip(likelihoods, best)])
-    per_letter = [np.array(scores) / [len(ending) for ending in doc["endings"]] for scores, doc in zip(likelihoods, DOCS)]
+    per_letter = [
+        np.array(scores) / [len(ending) for ending in doc["endings"]]
+        for scores, doc in zip(likelihoods, DOCS)
+    ]
     expected_norm = np.mean([np.argmax(scores) == each for scores, each in zip(per_letter, best)])
     result = found["results"]["endings"]
     assert (result["acc,none"], result["acc_norm,none"]) == (expected, expected_norm)
@@ -99,17 +123,28 @@ def test_a_task_has_the_score_computed_offline(url, offline, more, tmp_path):
 def test_what_is_greedy_is_known(url, offline):
     line = "ROMEO:\nI "
     ending = offline.greedy(line, 4)
-    asking = [Instance("loglikelihood", {}, (line, text), number) for number, text in enumerate((ending, "xxxx"))]
-    assert [is_greedy for _, is_greedy in asked(url).loglikelihood(asking, disable_tqdm=True)] == [True, False]
+    asking = [
+        Instance("loglikelihood", {}, (line, text), number)
+        for number, text in enumerate((ending, "xxxx"))
+    ]
+    assert [is_greedy for _, is_greedy in asked(url).loglikelihood(asking, disable_tqdm=True)] == [
+        True,
+        False,
+    ]
 
 
 def test_a_text_longer_than_the_model_s_positions_is_scored_in_windows(url, offline):
-    text = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n" * 2
+    text = (
+        "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n" * 2
+    )
     harness = asked(url)
-    [found] = harness.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0)], disable_tqdm=True)
+    [found] = harness.loglikelihood_rolling(
+        [Instance("loglikelihood_rolling", {}, (text,), 0)], disable_tqdm=True
+    )
     ids, size = offline.ids(text), harness.max_length - 1
     expected = offline.likelihood([harness.prefix_token_id], ids[:size])
-    for begin in range(size, len(ids), size):  # each window is full, the last one with tokens of the one before it
+    # each window is full, the last one with tokens of the one before it
+    for begin in range(size, len(ids), size):
         end = min(begin + size, len(ids))
         expected += offline.likelihood(ids[end - size - 1 : begin], ids[begin:end])
     assert len(ids) > 2 * size and found == pytest.approx(expected, abs=1e-3)
@@ -119,5 +154,7 @@ def test_what_is_generated_is_the_greedy_text(url, offline):
     for tokenized in (True, False):
         harness = asked(url, tokenized_requests=tokenized)
         options = {"until": ["~"], "max_gen_toks": 12, "do_sample": False}
-        [found] = harness.generate_until([Instance("generate_until", {}, ("ROMEO:", options), 0)], disable_tqdm=True)
+        [found] = harness.generate_until(
+            [Instance("generate_until", {}, ("ROMEO:", options), 0)], disable_tqdm=True
+        )
         assert found == offline.greedy("ROMEO:", 12)

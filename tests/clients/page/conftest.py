@@ -25,7 +25,10 @@ LINES = [
     "a boy wants naïve cafés; Äpfel sind 1234 oder 3.5.",
     "this text is about sport, or about politics.",
 ] * 4
-NAMES = {"id2label": dict(enumerate(["O", "B-PER", "B-LOC"])), "label2id": {"O": 0, "B-PER": 1, "B-LOC": 2}}
+NAMES = {
+    "id2label": dict(enumerate(["O", "B-PER", "B-LOC"])),
+    "label2id": {"O": 0, "B-PER": 1, "B-LOC": 2},
+}
 SHIPPED = {
     "translator-en-de": "vanilla-seq2seq-tiny-multi30k-en-de",
     "poet": "vanilla-decoder-tiny-shakespeare",
@@ -37,16 +40,30 @@ RANDOM = {
     "masks": ("VanillaEncoderForMaskedLM", dict(position_embedding_type="learned")),
     "vectors": ("VanillaEncoderModel", dict(norm_first=True)),
 }
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+)
 
 
 def random_checkpoint(name: str, path: Path) -> None:
     """With weights that are large enough for outputs that differ."""
     architecture, fields = RANDOM[name]
     transformers.set_seed(0)
-    tokenizer = train_tokenizer(LINES, 44, "word", "encoder", token_types=fields.get("type_vocab_size", 0) > 1)
+    tokenizer = train_tokenizer(
+        LINES, 44, "word", "encoder", token_types=fields.get("type_vocab_size", 0) > 1
+    )
     model_class = getattr(vanilla, architecture)
-    sizes = dict(vocab_size=len(tokenizer), hidden_size=24, intermediate_size=32, num_attention_heads=3, num_hidden_layers=2)
+    sizes = dict(
+        vocab_size=len(tokenizer),
+        hidden_size=24,
+        intermediate_size=32,
+        num_attention_heads=3,
+        num_hidden_layers=2,
+    )
     model = model_class(model_class.config_class(**sizes, **fields))
     for parameter in model.parameters():
         parameter.data += 0.2 * torch.randn_like(parameter)
@@ -70,9 +87,20 @@ class Server:
     """`vanilla-transformer serve` of some exports, in a process."""
 
     def __init__(self, exports, log: Path, *flags: str, **environment: str):
-        command = [sys.executable, "-m", "vanilla_transformer_export", "serve", *map(str, exports), "--port", "0", *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "vanilla_transformer_export",
+            "serve",
+            *map(str, exports),
+            "--port",
+            "0",
+            *flags,
+        ]
         with log.open("wb") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **environment})
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=out, env={**os.environ, **environment}
+            )
         limit = time.monotonic() + 120
         while "\nready" not in (said := log.read_text()):
             assert self.process.poll() is None and time.monotonic() < limit, said
@@ -80,7 +108,9 @@ class Server:
         self.url = next(word for word in said.split() if word.startswith("http://"))
 
     def post(self, path: str, **body):
-        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
@@ -96,14 +126,23 @@ def start_server():
 
 @pytest.fixture(scope="session")
 def server(exports, tmp_path_factory):
-    found = Server(exports.values(), tmp_path_factory.mktemp("server") / "log", "--languages", "translator-en-de:en-de")
+    found = Server(
+        exports.values(),
+        tmp_path_factory.mktemp("server") / "log",
+        "--languages",
+        "translator-en-de:en-de",
+    )
     yield found
     found.stop()
 
 
 @pytest.fixture(scope="session")
 def chromium():
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    path = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     assert path, "expected Chromium"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)

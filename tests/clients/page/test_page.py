@@ -1,4 +1,5 @@
-"""The page at `/` in a browser: what it shows for each head is what the server answers, on a phone and on a desk."""
+"""The page at `/` in a browser: what it shows for each head is what the server answers, on a phone
+and on a desk."""
 
 import pytest
 from playwright.sync_api import expect
@@ -20,7 +21,9 @@ TYPED = {
 
 @pytest.fixture(params=WIDTHS, ids=str)
 def page(request, chromium, server):
-    context = chromium.new_context(viewport=WIDTHS[request.param], color_scheme="dark" if request.param > 1000 else "light")
+    context = chromium.new_context(
+        viewport=WIDTHS[request.param], color_scheme="dark" if request.param > 1000 else "light"
+    )
     found = context.new_page()
     found.width, found.complaints, found.places = request.param, [], set()
     found.on("console", lambda message: found.complaints.append(message.text))
@@ -54,7 +57,9 @@ def send(page, model):
 
 def shown_bars(output):
     """[(label, the share that is shown)]"""
-    return [tuple(item.locator("> span").all_inner_texts()[:2]) for item in output.locator("li").all()]
+    return [
+        tuple(item.locator("> span").all_inner_texts()[:2]) for item in output.locator("li").all()
+    ]
 
 
 def percent(score):
@@ -63,8 +68,11 @@ def percent(score):
 
 def test_a_translation_is_what_the_server_answers(page, server):
     found = send(page, "translator-en-de")
-    # The page has no beams, the model has five: greedy search of the same text, from the page's own stream in pieces.
-    assert found.inner_text().startswith("Ein Hund") and found.inner_text().endswith(" Zwei Männer schlafen im Park.")
+    # The page has no beams, the model has five: greedy search of the same text, from the page's own
+    # stream in pieces.
+    assert found.inner_text().startswith("Ein Hund") and found.inner_text().endswith(
+        " Zwei Männer schlafen im Park."
+    )
     assert found.locator("p").get_attribute("lang") == "de"
 
 
@@ -73,17 +81,22 @@ def test_a_continuation_follows_its_beginning(page, server):
     page.get_by_role("spinbutton", name="New tokens at most").fill("9")
     page.get_by_role("button", name="Continue").click()
     answered(page)
-    expected = server.post("/models/poet/v1/completions", model="poet", prompt="ROMEO:\n", max_tokens=9, temperature=0)[
-        "choices"
-    ][0]["text"]
+    expected = server.post(
+        "/models/poet/v1/completions", model="poet", prompt="ROMEO:\n", max_tokens=9, temperature=0
+    )["choices"][0]["text"]
     assert found.text_content() == "ROMEO:\n" + expected
 
 
 def test_labels_have_bars(page, server):
-    expected = server.post("/models/opinions/predict/text-classification", inputs=TYPED["opinions"]["Text"])
+    expected = server.post(
+        "/models/opinions/predict/text-classification", inputs=TYPED["opinions"]["Text"]
+    )
     rows = expected[0] if isinstance(expected[0], list) else expected
     found = send(page, "opinions")
-    assert shown_bars(found)[0] == (rows[0]["label"], percent(rows[0]["score"])) and len(shown_bars(found)) == 2
+    assert (
+        shown_bars(found)[0] == (rows[0]["label"], percent(rows[0]["score"]))
+        and len(shown_bars(found)) == 2
+    )
     widths = [bar.bounding_box()["width"] for bar in found.locator(".bar > span").all()]
     assert widths[0] > widths[1]
 
@@ -91,12 +104,18 @@ def test_labels_have_bars(page, server):
 def test_entities_are_marked_where_they_stand(page, server):
     text = TYPED["names"]["Text"]
     parameters = {"aggregation_strategy": "simple"}
-    expected = server.post("/models/names/predict/token-classification", inputs=text, parameters=parameters)
+    expected = server.post(
+        "/models/names/predict/token-classification", inputs=text, parameters=parameters
+    )
     found = send(page, "names")
     marks = [
-        mark.evaluate("mark => [mark.firstChild.data, mark.lastChild.textContent]") for mark in found.locator("mark").all()
+        mark.evaluate("mark => [mark.firstChild.data, mark.lastChild.textContent]")
+        for mark in found.locator("mark").all()
     ]
-    assert marks == [[text[each["start"] : each["end"]], each["entity_group"]] for each in expected] and marks
+    assert (
+        marks == [[text[each["start"] : each["end"]], each["entity_group"]] for each in expected]
+        and marks
+    )
 
 
 def test_an_answer_is_highlighted(page, server):
@@ -128,7 +147,9 @@ def test_a_button_inserts_the_mask(page):
 
 def test_two_texts_are_compared(page, server):
     texts = list(TYPED["vectors"].values())
-    answer = server.post("/models/vectors/v1/embeddings", model="vectors", input=texts, encoding_format="float")
+    answer = server.post(
+        "/models/vectors/v1/embeddings", model="vectors", input=texts, encoding_format="float"
+    )
     one, other = (each["embedding"] for each in answer["data"])
     norms = sum(value * value for value in one) * sum(value * value for value in other)
     cosine = sum(first * second for first, second in zip(one, other)) / norms**0.5
@@ -141,8 +162,12 @@ def test_it_fits_the_screen_and_complains_of_nothing(page, model, shots):
     page.screenshot(path=shots / f"{model}-{page.width}.png", full_page=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= page.width
     assert page.complaints == [] and len(page.places) == 1  # nothing came from elsewhere
-    small = "elements => elements.filter(each => each.offsetParent && each.offsetHeight < 44).map(each => each.outerHTML)"
-    assert page.eval_on_selector_all("button, input, select, textarea", small) == []  # what fingers hit
+    small = (
+        "elements => elements.filter(each => each.offsetParent && each.offsetHeight < 44).map(each "
+        "=> each.outerHTML)"
+    )
+    # what fingers hit
+    assert page.eval_on_selector_all("button, input, select, textarea", small) == []
 
 
 def test_markup_in_a_text_stays_text(page):
@@ -150,7 +175,11 @@ def test_markup_in_a_text_stays_text(page):
     page.get_by_role("textbox", name="Text").fill("<img src=x onerror=alert(1)> the old <b>man</b>")
     page.keyboard.press("Control+Enter")
     found = answered(page)
-    assert found.locator("img, b").count() == 0 and "<b>" in found.text_content() and page.complaints == []
+    assert (
+        found.locator("img, b").count() == 0
+        and "<b>" in found.text_content()
+        and page.complaints == []
+    )
 
 
 def test_an_error_is_shown_in_words_and_goes_away(page):
@@ -174,13 +203,18 @@ def test_an_answer_appears_as_it_is_made_and_can_be_stopped(page):
                 const answer = await real(...given);
                 if (!String(given[0]).endsWith('page/stream')) return answer;
                 const reader = answer.body.getReader();
+                const { signal } = given[1];
+                const stopped = new Promise(
+                    (done, stop) => signal.addEventListener('abort', stop)
+                );
                 let count = 0;
                 const slow = new ReadableStream({
                     async pull(controller) {
-                        if (count++ === 1) await new Promise((done, stop) => given[1].signal.addEventListener('abort', stop));
+                        if (count++ === 1) await stopped;
                         const { value } = await reader.read();
-                        const end = value.findIndex((byte, place) => byte === 10 && value[place + 1] === 10) + 2;
-                        controller.enqueue(value.slice(0, end));  // one event: on a busy machine all may come together
+                        const ends = (byte, place) => byte === 10 && value[place + 1] === 10;
+                        // One event: on a busy machine all may come together.
+                        controller.enqueue(value.slice(0, value.findIndex(ends) + 2));
                     },
                 });
                 return new Response(slow);
@@ -200,7 +234,9 @@ def test_an_answer_appears_as_it_is_made_and_can_be_stopped(page):
 
 
 def test_a_token_is_asked_for(chromium, exports, start_server, tmp_path):
-    server = start_server([exports["translator-en-de"]], tmp_path / "log", VANILLA_TRANSFORMER_TOKEN="secret")
+    server = start_server(
+        [exports["translator-en-de"]], tmp_path / "log", VANILLA_TRANSFORMER_TOKEN="secret"
+    )
     page = chromium.new_page()
     page.goto(server.url)
     expect(page.get_by_role("alert")).to_contain_text("token")

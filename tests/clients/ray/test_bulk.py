@@ -36,7 +36,10 @@ FLAGS = ["--threads", "1", "--shard-lines", "16", "--max-new-tokens", "4"]
 @pytest.fixture(scope="module")
 def export(tmp_path_factory):
     root = tmp_path_factory.mktemp("exports")
-    subprocess.run([os.environ["VANILLA_TRANSFORMER_PYTHON"], Path(__file__).with_name("make.py"), root], check=True)
+    subprocess.run(
+        [os.environ["VANILLA_TRANSFORMER_PYTHON"], Path(__file__).with_name("make.py"), root],
+        check=True,
+    )
     return root / "translator"
 
 
@@ -53,7 +56,9 @@ def address():
 
 @pytest.fixture
 def bulk(export):
-    return Bulk(Predictions(open_runtime(export, 1), "translate", OPTIONS), "translation", shard_lines=16)
+    return Bulk(
+        Predictions(open_runtime(export, 1), "translate", OPTIONS), "translation", shard_lines=16
+    )
 
 
 def texts(count):
@@ -71,7 +76,15 @@ def contents(folder):
 
 def started(export, source, out, address):
     """The command, on the cluster."""
-    call = [*COMMAND, export, source, "--output", out, *FLAGS, *(["--ray", address] if address else [])]
+    call = [
+        *COMMAND,
+        export,
+        source,
+        "--output",
+        out,
+        *FLAGS,
+        *(["--ray", address] if address else []),
+    ]
     return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -124,16 +137,26 @@ def test_every_format_gives_the_same_bytes_as_without_a_cluster(bulk, address, t
     inputs = [write(tmp_path / "a.en", lines), tmp_path / "b.jsonl.gz", tmp_path / "c.parquet"]
     inputs[0].write_bytes(inputs[0].read_bytes() + b"\n caf\xe9\nA dog.")
     rows = [json.dumps({"id": number, "text": line}) for number, line in enumerate(lines)]
-    inputs[1].write_bytes(gzip.compress("\n".join([*rows[:50], "{", '{"id": 7}', *rows[50:]]).encode()))
-    pyarrow.parquet.write_table(pyarrow.table({"id": [*range(100)], "text": [*lines[1:], None]}), inputs[2], row_group_size=30)
+    inputs[1].write_bytes(
+        gzip.compress("\n".join([*rows[:50], "{", '{"id": 7}', *rows[50:]]).encode())
+    )
+    pyarrow.parquet.write_table(
+        pyarrow.table({"id": [*range(100)], "text": [*lines[1:], None]}),
+        inputs[2],
+        row_group_size=30,
+    )
     expected = bulk.run(inputs, tmp_path / "here")
     found = bulk.run(inputs, tmp_path / "there", ray=address)
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
-    assert [*found["files"].values()] == [*expected["files"].values()] and found["bad"] == expected["bad"] == 4
+    assert [*found["files"].values()] == [*expected["files"].values()] and found["bad"] == expected[
+        "bad"
+    ] == 4
     assert not ray.is_initialized()
 
 
-def test_a_killed_worker_is_replaced_and_its_shard_is_made_again(export, source, expected, address, tmp_path):
+def test_a_killed_worker_is_replaced_and_its_shard_is_made_again(
+    export, source, expected, address, tmp_path
+):
     process = started(export, source, tmp_path / "out", address)
     wait_for(lambda: shards(tmp_path / "out") > 2 and len(workers()) == 2, process)
     os.kill(workers()[0], signal.SIGKILL)
@@ -141,7 +164,9 @@ def test_a_killed_worker_is_replaced_and_its_shard_is_made_again(export, source,
     assert contents(tmp_path / "out") == expected
 
 
-def test_a_shard_whose_workers_always_die_is_an_error_that_says_what_is_kept(export, source, expected, address, tmp_path):
+def test_a_shard_whose_workers_always_die_is_an_error_that_says_what_is_kept(
+    export, source, expected, address, tmp_path
+):
     """Then the same call goes on, without a cluster."""
     process = started(export, source, tmp_path / "out", address)
     wait_for(lambda: shards(tmp_path / "out") > 2, process)
@@ -153,13 +178,18 @@ def test_a_shard_whose_workers_always_die_is_an_error_that_says_what_is_kept(exp
         time.sleep(0.002)
     _, said = process.communicate()
     assert process.returncode == 1 and "Traceback" not in said, said
-    assert "the Ray cluster could not compute a shard" in said and "the shards that are whole stay in" in said
+    assert (
+        "the Ray cluster could not compute a shard" in said
+        and "the shards that are whole stay in" in said
+    )
     assert shards(tmp_path / "out") > 2
     finished(started(export, source, tmp_path / "out", None))
     assert contents(tmp_path / "out") == expected
 
 
-def test_a_killed_driver_goes_on_and_a_damaged_shard_is_made_again(export, source, expected, address, tmp_path):
+def test_a_killed_driver_goes_on_and_a_damaged_shard_is_made_again(
+    export, source, expected, address, tmp_path
+):
     out = tmp_path / "out"
     for least in (3, 9):
         process = started(export, source, out, address)
@@ -177,7 +207,9 @@ def test_an_input_that_is_damaged_leaves_the_shards_before(bulk, address, tmp_pa
     content = gzip.compress("\n".join(texts(2000)).encode())
     source = tmp_path / "a.gz"
     source.write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match="a.gz is not a whole gzip file: .* the shards that are whole stay in"):
+    with pytest.raises(
+        ValueError, match="a.gz is not a whole gzip file: .* the shards that are whole stay in"
+    ):
         bulk.run([source], tmp_path / "out", ray=address)
     assert shards(tmp_path / "out") > 10
 
@@ -187,23 +219,39 @@ def test_an_export_that_a_node_lacks_is_named(export, address, tmp_path):
     bulk = Bulk(Predictions(open_runtime(copy, 1), "translate", OPTIONS), "translation")
     copy.rename(tmp_path / "elsewhere")
     source = write(tmp_path / "a", texts(1))
-    with pytest.raises(OSError, match=f"{copy} is not on the node .*, expected the export on every node"):
+    with pytest.raises(
+        OSError, match=f"{copy} is not on the node .*, expected the export on every node"
+    ):
         bulk.run([source], tmp_path / "out", ray=address)
     (tmp_path / "elsewhere").rename(copy)
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps({**manifest, "comment": "another"}))
-    with pytest.raises(ValueError, match=f"{copy} on the node .* has export '.*', expected '.*' as here"):
+    with pytest.raises(
+        ValueError, match=f"{copy} on the node .* has export '.*', expected '.*' as here"
+    ):
         bulk.run([source], tmp_path / "out", ray=address)
 
 
-def test_what_the_cluster_cannot_do_is_refused_before_anything_is_written(export, bulk, address, tmp_path):
+def test_what_the_cluster_cannot_do_is_refused_before_anything_is_written(
+    export, bulk, address, tmp_path
+):
     source = write(tmp_path / "a", texts(1))
     two = Bulk(Predictions(open_runtime(export, 2), "translate", OPTIONS), "translation")
     for run, where, kind, message in (
-        (bulk, "127.0.0.1:1", ConnectionError, "no Ray cluster answers at '127.0.0.1:1', expected auto, local or HOST:PORT"),
+        (
+            bulk,
+            "127.0.0.1:1",
+            ConnectionError,
+            "no Ray cluster answers at '127.0.0.1:1', expected auto, local or HOST:PORT",
+        ),
         (bulk, "somewhere", ConnectionError, "no Ray cluster answers at 'somewhere'"),
         (bulk, "ray://127.0.0.1:1", UsageError, "a node of the cluster makes this call"),
-        (two, address, UsageError, "threads is 2, expected at most 1: the processors of the largest node"),
+        (
+            two,
+            address,
+            UsageError,
+            "threads is 2, expected at most 1: the processors of the largest node",
+        ),
     ):
         with pytest.raises(kind, match=message):
             run.run([source], tmp_path / "out", ray=where)

@@ -1,4 +1,5 @@
-"""Replicas on a cluster of two nodes on one machine: they scale, stream, and one node is killed under load.
+"""Replicas on a cluster of two nodes on one machine: they scale, stream, and one node is killed
+under load.
 
 Needs about 2 GB of memory and two minutes."""
 
@@ -17,7 +18,8 @@ from pathlib import Path
 import pytest
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ["RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING"] = "0"  # as the one proxy would have its own node do all the work
+# as the one proxy would have its own node do all the work
+os.environ["RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING"] = "0"
 
 import ray
 from ray import serve
@@ -35,7 +37,10 @@ Load = collections.namedtuple("Load", "counts wrong stopping threads")
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory):
     root = tmp_path_factory.mktemp("exports")
-    subprocess.run([os.environ["VANILLA_TRANSFORMER_PYTHON"], Path(__file__).with_name("make.py"), root], check=True)
+    subprocess.run(
+        [os.environ["VANILLA_TRANSFORMER_PYTHON"], Path(__file__).with_name("make.py"), root],
+        check=True,
+    )
     return root
 
 
@@ -48,7 +53,9 @@ def translations(exports):
 def cluster(exports, tmp_path_factory):
     """A head with the proxy and a replica of its own, and a node with room for another."""
     paths = ",".join(str(exports / name) for name in ("translator", "poet"))
-    built = app({"exports": paths, "languages": "translator:en-de", "replicas": "1-2", "log_level": "error"})
+    built = app(
+        {"exports": paths, "languages": "translator:en-de", "replicas": "1-2", "log_level": "error"}
+    )
     cluster = Cluster(initialize_head=True, head_node_args={**SIZES, "include_dashboard": False})
     try:
         ray.init(address=cluster.address, log_to_driver=False)
@@ -72,7 +79,12 @@ def connected():
 
 def replicas():
     """How many run."""
-    return serve.status().applications["default"].deployments["exports"].replica_states.get("RUNNING", 0)
+    return (
+        serve.status()
+        .applications["default"]
+        .deployments["exports"]
+        .replica_states.get("RUNNING", 0)
+    )
 
 
 def wait_for(holds, seconds=PATIENCE):
@@ -84,8 +96,8 @@ def wait_for(holds, seconds=PATIENCE):
 
 
 def started(translations):
-    """Clients that each ask one thing after the other, on one connection: an answer that came twice would be that of the next
-    request. No two neighbours are equal."""
+    """Clients that each ask one thing after the other, on one connection: an answer that came twice
+    would be that of the next request. No two neighbours are equal."""
     load = Load(collections.Counter(), [], threading.Event(), [])
 
     def ask(first):
@@ -124,17 +136,37 @@ def test_the_example_serves_two_models_below_two_paths(exports, translations, tm
     """`serve run` of examples/serving/ray.yaml, with a free port and our exports."""
     text = (Path(__file__).parents[3] / "examples/serving/ray.yaml").read_text()
     config = tmp_path / "ray.yaml"
-    config.write_text(text.replace("0.0.0.0", "127.0.0.1").replace("8000", str(PORT)).replace("/exports/", f"{exports}/"))
+    config.write_text(
+        text.replace("0.0.0.0", "127.0.0.1")
+        .replace("8000", str(PORT))
+        .replace("/exports/", f"{exports}/")
+    )
     command = [Path(sys.executable).with_name("serve"), "run", config]
-    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(command, stdout=log, stderr=log) as process,
+    ):
         try:
-            wait_for(lambda: all(status(f"/{name}/health/ready") == 200 for name in ("translator", "poet")))
+            wait_for(
+                lambda: all(
+                    status(f"/{name}/health/ready") == 200 for name in ("translator", "poet")
+                )
+            )
             connection, (text, expected) = connected(), translations[0]
-            answer = post(connection, "/translator/translate", {"q": text, "source": "en", "target": "de"})
+            answer = post(
+                connection, "/translator/translate", {"q": text, "source": "en", "target": "de"}
+            )
             assert json.load(answer) == {"translatedText": expected}
-            answer = post(connection, "/poet/v1/completions", {"prompt": "The king", "max_tokens": 4})
+            answer = post(
+                connection, "/poet/v1/completions", {"prompt": "The king", "max_tokens": 4}
+            )
             assert answer.status == 200 and json.load(answer)["model"] == "poet"
-            assert post(connection, "/poet/translate", {"q": text, "source": "en", "target": "de"}).status == 400
+            assert (
+                post(
+                    connection, "/poet/translate", {"q": text, "source": "en", "target": "de"}
+                ).status
+                == 400
+            )
         finally:
             process.send_signal(signal.SIGINT)  # as Ctrl-C
             process.wait(PATIENCE)
@@ -154,7 +186,10 @@ def test_the_same_endpoints_answer_and_stream(cluster, translations):
     connection = connected()
     text, expected = translations[0]
     answer = post(connection, "/translate", {"q": text, "source": "en", "target": "de"})
-    assert json.load(answer) == {"translatedText": expected} and len(answer.headers.get_all("x-request-id")) == 1
+    assert (
+        json.load(answer) == {"translatedText": expected}
+        and len(answer.headers.get_all("x-request-id")) == 1
+    )
     answer = post(connection, "/v1/completions", {**STREAM, "max_tokens": 50})
     assert answer.status == 200, answer.read()
     times, lines = [], []
@@ -167,7 +202,9 @@ def test_the_same_endpoints_answer_and_stream(cluster, translations):
     assert wrong.status == 400 and "q is 5, expected" in json.load(wrong)["error"]
 
 
-def test_a_second_replica_starts_under_load_and_other_requests_are_answered_when_its_node_dies(cluster, translations):
+def test_a_second_replica_starts_under_load_and_other_requests_are_answered_when_its_node_dies(
+    cluster, translations
+):
     """Requests of the dead replica get 500. Streams may be cut, but do not end quietly."""
     node = cluster.add_node(**SIZES)
     load = started(translations)
@@ -182,5 +219,11 @@ def test_a_second_replica_starts_under_load_and_other_requests_are_answered_when
         thread.join(PATIENCE)
     assert not any(thread.is_alive() for thread in load.threads)
     print("answers", dict(load.counts))
-    assert load.wrong == [] and {200, "stream"} <= set(load.counts) <= {200, 500, "stream", "cut stream"}
-    assert load.counts[500] <= CLIENTS + STREAMS  # each client had one request at the dead replica at most
+    assert load.wrong == [] and {200, "stream"} <= set(load.counts) <= {
+        200,
+        500,
+        "stream",
+        "cut stream",
+    }
+    # each client had one request at the dead replica at most
+    assert load.counts[500] <= CLIENTS + STREAMS

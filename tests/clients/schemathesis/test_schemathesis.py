@@ -1,4 +1,5 @@
-"""schemathesis sends what the OpenAPI document of a server allows, and what it does not: no answer is the server's mistake.
+"""schemathesis sends what the OpenAPI document of a server allows, and what it does not: no answer
+is the server's mistake.
 
 SCHEMATHESIS_CASES is how many requests there are at least, 1,000 if it is not set.
 """
@@ -33,7 +34,9 @@ def url(tmp_path_factory):
     command = [sys.executable, "-m", "vanilla_transformer_export", "serve", *exports, "--port", "0"]
     log = root / "log"
     with log.open("wb") as out:
-        process = subprocess.Popen([*command, "--languages", "translator-en-de:en-de"], stdout=out, stderr=out)
+        process = subprocess.Popen(
+            [*command, "--languages", "translator-en-de:en-de"], stdout=out, stderr=out
+        )
     limit = time.monotonic() + 120
     while "\nready" not in (said := log.read_text()):
         assert process.poll() is None and time.monotonic() < limit, said
@@ -46,15 +49,31 @@ def url(tmp_path_factory):
 
 def test_no_request_is_the_server_s_mistake(url, tmp_path):
     program = shutil.which("schemathesis", path=Path(sys.executable).parent)
-    limits = ["--checks", "not_a_server_error", "--phases", "coverage,fuzzing", "--suppress-health-check", "all"]
+    limits = [
+        "--checks",
+        "not_a_server_error",
+        "--phases",
+        "coverage,fuzzing",
+        "--suppress-health-check",
+        "all",
+    ]
     count, seed = 0, 0
     while count < CASES:
-        settings = ["--max-examples", str(min(200, 1 + CASES // 100)), "--seed", str(seed), "--request-timeout", "60"]
+        settings = [
+            "--max-examples",
+            str(min(200, 1 + CASES // 100)),
+            "--seed",
+            str(seed),
+            "--request-timeout",
+            "60",
+        ]
         done = subprocess.run(
             [program, "run", f"{url}/openapi.json", *limits, *settings, "--continue-on-failure"],
             capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "NO_COLOR": "1"},
         )  # fmt: skip
-        assert "Server error" not in done.stdout and "Network Error" not in done.stdout, done.stdout[-5000:]
+        assert "Server error" not in done.stdout and "Network Error" not in done.stdout, (
+            done.stdout[-5000:]
+        )
         found = re.search(r"([\d,]+) generated, ([\d,]+) passed", done.stdout)
         assert found and found[1] == found[2], done.stdout[-5000:]
         count, seed = count + int(found[1].replace(",", "")), seed + 1

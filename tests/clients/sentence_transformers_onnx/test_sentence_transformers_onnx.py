@@ -1,4 +1,5 @@
-"""sentence-transformers' ONNX backend loads an export as it is, and gives the mean of torch's states."""
+"""sentence-transformers' ONNX backend loads an export as it is, and gives the mean of torch's
+states."""
 
 import json
 import os
@@ -10,7 +11,8 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 HERE = Path(__file__).parent
-PYTHON = os.environ.get("VANILLA_TRANSFORMER_PYTHON", HERE.parents[2] / ".venv/bin/python")  # has the project
+# has the project
+PYTHON = os.environ.get("VANILLA_TRANSFORMER_PYTHON", HERE.parents[2] / ".venv/bin/python")
 
 
 @pytest.fixture(scope="module")
@@ -26,4 +28,6 @@ def test_embeddings_are_torch_s(made, kind, batch_size):
     texts, expected = json.loads((made / "expected.json").read_text())
     model = SentenceTransformer(str(made / kind), backend="onnx", device="cpu")
     assert model.get_backend() == "onnx"
-    np.testing.assert_allclose(model.encode(texts, batch_size=batch_size), expected[kind], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        model.encode(texts, batch_size=batch_size), expected[kind], rtol=1e-4, atol=1e-5
+    )

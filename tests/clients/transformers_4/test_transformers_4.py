@@ -1,4 +1,5 @@
-"""transformers 4 reads the tokenizers that we ship and that our commands write, and is told what our code needs."""
+"""transformers 4 reads the tokenizers that we ship and that our commands write, and is told what
+our code needs."""
 
 import json
 import subprocess
@@ -10,10 +11,17 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, pipeline
 
 ROOT = Path(__file__).parents[3]
 CARDS = sorted(path for path in (ROOT / "model_cards").iterdir() if path.is_dir())
-TEXTS = ["ROMEO: I am </s> here", "A man is running.", "What does w7 w9 stand for ?", " e\u0301 \u6f22 \u00a0\n", ""]
+TEXTS = [
+    "ROMEO: I am </s> here",
+    "A man is running.",
+    "What does w7 w9 stand for ?",
+    " e\u0301 \u6f22 \u00a0\n",
+    "",
+]
 PAIR = ["One film .", "Another one"]
-# In the environment of the project: checkpoints as transformers 5 saves them go through our commands, and it prints what
-# transformers 5 makes of the texts, for the cards and for what was written.
+# In the environment of the project: checkpoints as transformers 5 saves them go through our
+# commands, and it prints what transformers 5 makes of the texts, for the cards and for what was
+# written.
 WRITE = """
 import json, shutil, sys
 from pathlib import Path
@@ -34,20 +42,27 @@ def source(name, model, tokenizer):
     convert(out / name, out / f"{name}-ours")
     return [out / f"{name}-ours"]
 
-words = Tokenizer(models.WordLevel({"w0": 0, "</s>": 2, "<x>": 1, **{f"w{i}": i for i in range(3, 30)}}, unk_token="w0"))
+vocabulary = {"w0": 0, "</s>": 2, "<x>": 1, **{f"w{i}": i for i in range(3, 30)}}
+words = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
 words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-words.post_processor = processors.TemplateProcessing(single="</s> $A", pair="</s> $A $B", special_tokens=[("</s>", 2)])
-words = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", unk_token="w0", extra_special_tokens=["<x>"])
+words.post_processor = processors.TemplateProcessing(
+    single="</s> $A", pair="</s> $A $B", special_tokens=[("</s>", 2)]
+)
+words = PreTrainedTokenizerFast(
+    tokenizer_object=words, eos_token="</s>", unk_token="w0", extra_special_tokens=["<x>"]
+)
 small = dict(vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
 opt = transformers.OPTConfig(**small, ffn_dim=8, word_embed_proj_dim=8, max_position_embeddings=20)
 bert = transformers.BertConfig(**small, intermediate_size=8)
-names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "man", "is", "run", "##ning", "one", "film", "another", ".", "?"]
+names = "[PAD] [UNK] [CLS] [SEP] [MASK] a man is run ##ning one film another . ?".split()
 found = [Path(card) for card in cards]
 found += source("opt", transformers.OPTForCausalLM(opt), words)
-found += source("bert", transformers.BertModel(bert), BertTokenizer(vocab={name: i for i, name in enumerate(names)}))
+pieces = BertTokenizer(vocab={name: i for i, name in enumerate(names)})
+found += source("bert", transformers.BertModel(bert), pieces)
 shutil.copytree(cards[0], out / "saved")
 AutoTokenizer.from_pretrained(cards[0]).save_pretrained(out / "saved")
-assert json.loads((out / "saved" / "tokenizer_config.json").read_text())["tokenizer_class"] == "TokenizersBackend"
+settings = json.loads((out / "saved" / "tokenizer_config.json").read_text())
+assert settings["tokenizer_class"] == "TokenizersBackend"
 average([out / "saved", out / "saved"], out / "averaged")
 export(out / "saved", out / "exported", cases=1)
 found += [out / "averaged", out / "exported"]
@@ -66,8 +81,12 @@ print("FOUND " + json.dumps([transformers.__version__, {str(path): said(path) fo
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
     """For each directory, by transformers 5."""
-    given = json.dumps([list(map(str, CARDS)), TEXTS, PAIR, str(tmp_path_factory.mktemp("written"))])
-    done = subprocess.run([ROOT / ".venv/bin/python", "-c", WRITE, given], capture_output=True, text=True, cwd=ROOT)
+    given = json.dumps(
+        [list(map(str, CARDS)), TEXTS, PAIR, str(tmp_path_factory.mktemp("written"))]
+    )
+    done = subprocess.run(
+        [ROOT / ".venv/bin/python", "-c", WRITE, given], capture_output=True, text=True, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     version, found = json.loads(done.stdout.split("FOUND ")[1])
     assert version.startswith("5.") and transformers.__version__.startswith("4.57.")
@@ -79,7 +98,10 @@ def test_tokenizers_give_the_same_ids_and_texts_as_in_transformers_5(expected):
     for path, (encoded, decoded, special, longest) in expected.items():
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=True)
         assert [dict(tokenizer(text)) for text in TEXTS] + [dict(tokenizer(*PAIR))] == encoded, path
-        assert [tokenizer.decode(one["input_ids"], clean_up_tokenization_spaces=False) for one in encoded] == decoded, path
+        assert [
+            tokenizer.decode(one["input_ids"], clean_up_tokenization_spaces=False)
+            for one in encoded
+        ] == decoded, path
         assert set(special) == set(tokenizer.all_special_tokens), path
         assert tokenizer.model_max_length == longest, path
         assert any(one["input_ids"] for one in encoded)
@@ -87,8 +109,12 @@ def test_tokenizers_give_the_same_ids_and_texts_as_in_transformers_5(expected):
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda path: path.name)
 def test_our_code_says_which_transformers_it_needs(card):
-    auto_class = getattr(transformers, list(json.loads((card / "config.json").read_text())["auto_map"])[-1])
+    auto_class = getattr(
+        transformers, list(json.loads((card / "config.json").read_text())["auto_map"])[-1]
+    )
     loads = [AutoConfig.from_pretrained, AutoModel.from_pretrained, auto_class.from_pretrained]
     for load in [*loads, lambda path, **options: pipeline("feature-extraction", path, **options)]:
-        with pytest.raises(ImportError, match=f"needs transformers >= 5.23, found {transformers.__version__}"):
+        with pytest.raises(
+            ImportError, match=f"needs transformers >= 5.23, found {transformers.__version__}"
+        ):
             load(str(card), trust_remote_code=True)

@@ -1,6 +1,8 @@
-"""The tokenizer of a checkpoint of another family, with a tokenizer.json, which is all that an export's runtime reads.
+"""The tokenizer of a checkpoint of another family, with a tokenizer.json, which is all that an
+export's runtime reads.
 
-Most families have one, or transformers makes it from a SentencePiece model. Those that transformers runs in Python get one
+Most families have one, or transformers makes it from a SentencePiece model. Those that transformers
+runs in Python get one
 here: Marian, M2M100 and ByT5; and NLLB's gets its languages where nothing but the model is there.
 """
 
@@ -24,7 +26,8 @@ MODELS = ("spiece.model", "sentencepiece.bpe.model")  # of SentencePiece
 
 @dataclass(frozen=True)
 class FoundTokenizer:
-    """A checkpoint's tokenizer; what is saved beside its own files, by name; and what is to be known of it, in words."""
+    """A checkpoint's tokenizer; what is saved beside its own files, by name; and what is to be
+    known of it, in words."""
 
     tokenizer: PreTrainedTokenizerBase
     backends: dict[str, Tokenizer] = field(default_factory=dict)
@@ -32,18 +35,22 @@ class FoundTokenizer:
 
     def save(self, directory: Path, positions: int | None = None) -> None:
         """Writes its files; texts are at most as long as a table of `positions` if there is one."""
-        save_tokenizer(self.tokenizer, directory, positions and min(positions, self.tokenizer.model_max_length))
+        save_tokenizer(
+            self.tokenizer, directory, positions and min(positions, self.tokenizer.model_max_length)
+        )
         for name, backend in self.backends.items():
             backend.save(str(directory / name))
 
 
 def find_tokenizer(directory: Path) -> FoundTokenizer | None:
-    """That of the checkpoint in `directory`; `None` without files of one. Its notes are logged as warnings.
+    """That of the checkpoint in `directory`; `None` without files of one. Its notes are logged as
+    warnings.
 
     Raises:
         FileNotFoundError: for a file that is missing.
         ImportError: for a SentencePiece model without the packages that read it.
-        ValueError: for files that are damaged, or whose tokenizer cannot be made, see `marian` and `sentencepiece_model`.
+        ValueError: for files that are damaged, or whose tokenizer cannot be made, see `marian` and
+            `sentencepiece_model`.
     """
     check_tokenizer(directory)
     found = made_tokenizer(directory) if has_tokenizer(directory) else None
@@ -65,12 +72,15 @@ def made_tokenizer(directory: Path) -> FoundTokenizer:
         return FoundTokenizer(tokenizer, {TOKENIZER: byt5.make_backend(tokenizer)})
     if not tokenizer.is_fast:
         remedy = "exports of it take and give only token ids, unless you add a tokenizer.json"
-        return FoundTokenizer(tokenizer, notes=[f"no tokenizer.json can be made of a {kind}: {remedy}"])
+        return FoundTokenizer(
+            tokenizer, notes=[f"no tokenizer.json can be made of a {kind}: {remedy}"]
+        )
     return FoundTokenizer(tokenizer)
 
 
 def load(directory: Path) -> PreTrainedTokenizerBase:
-    """As `AutoTokenizer`; with errors that say which file is wrong, where transformers makes a tokenizer of a model."""
+    """As `AutoTokenizer`; with errors that say which file is wrong, where transformers makes a
+    tokenizer of a model."""
     models = [path for name in MODELS if (path := directory / name).is_file()]
     if not models or (directory / TOKENIZER).is_file():
         return load_tokenizer(directory)

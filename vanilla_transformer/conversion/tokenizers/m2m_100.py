@@ -1,4 +1,5 @@
-"""The tokenizer of M2M100: a SentencePiece model cuts the text, vocab.json has the ids, and languages come after those."""
+"""The tokenizer of M2M100: a SentencePiece model cuts the text, vocab.json has the ids, and
+languages come after those."""
 
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from .sentencepiece_model import make_tokenizer, read_sentencepiece, read_vocabu
 
 
 def make_backend(theirs: PreTrainedTokenizerBase, directory: Path) -> tuple[Tokenizer, list[str]]:
-    """That of `theirs`, an `M2M100Tokenizer`, for text in its source language; and what differs, in words.
+    """That of `theirs`, an `M2M100Tokenizer`, for text in its source language; and what differs, in
+    words.
 
     Raises:
         FileNotFoundError, ImportError, ValueError: as `read_sentencepiece` and `read_vocabulary`.
@@ -26,8 +28,13 @@ def make_backend(theirs: PreTrainedTokenizerBase, directory: Path) -> tuple[Toke
     language, end = theirs.get_lang_token(theirs.src_lang), theirs.eos_token
     ids = {token: theirs.convert_tokens_to_ids(token) for token in (language, end)}
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{language} $A {end}", pair=f"{language} $A $B {end}", special_tokens=list(ids.items())
+        single=f"{language} $A {end}",
+        pair=f"{language} $A $B {end}",
+        special_tokens=list(ids.items()),
     )
     few = ", ".join(missing[:5])
-    lacking = f"vocab.json lacks {len(missing)} of the pieces of sentencepiece.bpe.model, {few}: text is cut without them"
+    lacking = (
+        f"vocab.json lacks {len(missing)} of the pieces of sentencepiece.bpe.model, {few}: text "
+        "is cut without them"
+    )
     return tokenizer, [lacking] if missing else []

@@ -1,4 +1,5 @@
-"""The tokenizer of a Marian checkpoint (OPUS-MT): source.spm or target.spm cuts the text, one vocab.json has the ids."""
+"""The tokenizer of a Marian checkpoint (OPUS-MT): source.spm or target.spm cuts the text, one
+vocab.json has the ids."""
 
 from pathlib import Path
 
@@ -15,18 +16,25 @@ SPECIAL_TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>
 
 
 def make_tokenizer(directory: Path) -> tuple[PreTrainedTokenizerFast, list[str]]:
-    """That with the ids of `MarianTokenizer`, its decoding and its `text_target`; and what differs, in words.
+    """That with the ids of `MarianTokenizer`, its decoding and its `text_target`; and what differs,
+    in words.
 
     Raises:
-        FileNotFoundError, ImportError, ValueError: as `read_sentencepiece` and `read_vocabulary`; ValueError for separate
-            vocabularies, and models that are not unigram.
+        FileNotFoundError, ImportError, ValueError: as `read_sentencepiece` and `read_vocabulary`;
+            ValueError for separate vocabularies, and models that are not unigram.
     """
     path = directory / "tokenizer_config.json"
     settings = read_json(path) if path.is_file() else {}
     if settings.get("separate_vocabs") or (directory / "target_vocab.json").is_file():
-        raise ValueError(f"{directory} has separate_vocabs, one for each language, expected one vocab.json for both")
+        raise ValueError(
+            f"{directory} has separate_vocabs, one for each language, expected one vocab.json "
+            f"for both"
+        )
     given = {name: settings.get(name) or default for name, default in SPECIAL_TOKENS.items()}
-    tokens = {name: token["content"] if isinstance(token, dict) else token for name, token in given.items()}
+    tokens = {
+        name: token["content"] if isinstance(token, dict) else token
+        for name, token in given.items()
+    }
     vocabulary = read_vocabulary(directory / "vocab.json", tokens.values())
     source, missing = of_one_language(directory / "source.spm", vocabulary, **tokens)
     target, _ = of_one_language(directory / "target.spm", vocabulary, **tokens)
@@ -38,7 +46,10 @@ def make_tokenizer(directory: Path) -> tuple[PreTrainedTokenizerFast, list[str]]
         **tokens,
     )
     few = ", ".join(missing[:5])
-    lacking = f"vocab.json lacks {len(missing)} of the pieces of source.spm, {few}: text is cut without them"
+    lacking = (
+        f"vocab.json lacks {len(missing)} of the pieces of source.spm, {few}: text is cut "
+        f"without them"
+    )
     give_target(tokenizer, target)
     return tokenizer, [lacking] if missing else []
 
@@ -49,12 +60,17 @@ def of_one_language(
     special = [eos_token, unk_token, pad_token]
     languages = [piece for piece in vocabulary if is_language(piece)]
     model = read_sentencepiece(spm, ["unigram"])
-    tokenizer, missing = sentencepiece_model.make_tokenizer(model, vocabulary, unk_token, [*special, *languages])
+    tokenizer, missing = sentencepiece_model.make_tokenizer(
+        model, vocabulary, unk_token, [*special, *languages]
+    )
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {eos_token}", pair=f"$A $B {eos_token}", special_tokens=[(eos_token, vocabulary[eos_token])]
+        single=f"$A {eos_token}",
+        pair=f"$A $B {eos_token}",
+        special_tokens=[(eos_token, vocabulary[eos_token])],
     )
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in languages])  # not special: decoding keeps them
+    # not special: decoding keeps them
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in languages])
     return tokenizer, missing
 
 

@@ -1,4 +1,5 @@
-"""The tokenizer of NLLB where there is nothing but its SentencePiece model: transformers 5.23 then gives it no languages."""
+"""The tokenizer of NLLB where there is nothing but its SentencePiece model: transformers 5.23 then
+gives it no languages."""
 
 from pathlib import Path
 
@@ -12,7 +13,8 @@ MASK = AddedToken("<mask>", lstrip=True, special=True)
 
 
 def is_bare(directory: Path) -> bool:
-    """Whether `directory`, which has a SentencePiece model and no tokenizer.json, is of NLLB and lists no added tokens."""
+    """Whether `directory`, which has a SentencePiece model and no tokenizer.json, is of NLLB and
+    lists no added tokens."""
     if (directory / "vocab.json").is_file():  # of M2M100, whose model type NLLB has
         return False
     path = directory / "tokenizer_config.json"
@@ -20,7 +22,11 @@ def is_bare(directory: Path) -> bool:
     if "tokenizer_class" not in settings:
         return read_raw_config(directory)[0]["model_type"] == "m2m_100"
     is_nllb = str(settings["tokenizer_class"]).startswith("NllbTokenizer")
-    return is_nllb and not settings.keys() & {"added_tokens_decoder", "additional_special_tokens", "extra_special_tokens"}
+    return is_nllb and not settings.keys() & {
+        "added_tokens_decoder",
+        "additional_special_tokens",
+        "extra_special_tokens",
+    }
 
 
 def make_tokenizer(directory: Path) -> NllbTokenizer:

@@ -1,12 +1,17 @@
-"""SentencePiece models (Kudo and Richardson 2018), read and made into tokenizers of `tokenizers` whose ids a vocab.json has.
+"""SentencePiece models (Kudo and Richardson 2018), read and made into tokenizers of `tokenizers`
+whose ids a vocab.json has.
 
-SentencePiece cuts the text, and the string of each piece is looked up in vocab.json. In `tokenizers` one model does both:
+SentencePiece cuts the text, and the string of each piece is looked up in vocab.json. In
+`tokenizers` one model does both:
 
-- Unigram: the id of a piece is its row. A piece of vocab.json that the SentencePiece model lacks must not take part in the
-  cutting, and no low score keeps it out. Its row is put between two control characters, which the decoder takes away.
-- What the SentencePiece model does not know, a run of characters that no piece has, is one piece, and is looked up as well.
-  The normalizer puts the same two characters around each such run, so that it is one of those rows, or one unknown token.
-- A piece of the model that vocab.json lacks is the unknown token, which no row can say: it is left out, and counted.
+- Unigram: the id of a piece is its row. A piece of vocab.json that the SentencePiece model lacks
+  must not take part in the cutting, and no low score keeps it out. Its row is put between two
+  control characters, which the decoder takes away.
+- What the SentencePiece model does not know, a run of characters that no piece has, is one piece,
+  and is looked up as well. The normalizer puts the same two characters around each such run, so
+  that it is one of those rows, or one unknown token.
+- A piece of the model that vocab.json lacks is the unknown token, which no row can say: it is left
+  out, and counted.
 - BPE: a merge for each way to join two pieces to a third, in the order of the third ones' scores.
 """
 
@@ -35,8 +40,9 @@ def read_sentencepiece(path: Path, model_types: Collection[str] = ("unigram", "B
     Raises:
         FileNotFoundError: if there is none.
         ImportError: without the packages that read it, with the name of the extra that has them.
-        ValueError: for a file that is damaged or holds something else, a model of another type, one with bytes for unknown
-            characters, and one that treats spaces otherwise than SentencePiece by default.
+        ValueError: for a file that is damaged or holds something else, a model of another type, one
+            with bytes for unknown characters, and one that treats spaces otherwise than
+            SentencePiece by default.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected a SentencePiece model")
@@ -47,7 +53,9 @@ def read_sentencepiece(path: Path, model_types: Collection[str] = ("unigram", "B
     found["treat_whitespace_as_suffix"] = model.trainer_spec.treat_whitespace_as_suffix
     for name, value in found.items():
         if value != (expected := SPACES.get(name, False)):
-            raise ValueError(f"{path} treats spaces otherwise: {name} is {value}, expected {expected}")
+            raise ValueError(
+                f"{path} treats spaces otherwise: {name} is {value}, expected {expected}"
+            )
     if any(piece.type == BYTE for piece in model.pieces):
         raise ValueError(f"{path} has pieces that are bytes, byte_fallback is True, expected False")
     return model
@@ -59,26 +67,37 @@ def parse(path: Path) -> Any:
         from google.protobuf.message import DecodeError
         from sentencepiece import sentencepiece_model_pb2
     except ImportError as error:
-        raise ImportError(f"{path} is read by sentencepiece and protobuf, which are missing ({error}): {EXTRA}") from None
+        raise ImportError(
+            f"{path} is read by sentencepiece and protobuf, which are missing ({error}): {EXTRA}"
+        ) from None
     check_no_pointer(path)
     content = path.read_bytes()
     model = sentencepiece_model_pb2.ModelProto()
     try:
         model.ParseFromString(content)
-        is_whole = bool(model.pieces) and model.HasField("trainer_spec") and model.HasField("normalizer_spec")
+        is_whole = (
+            bool(model.pieces)
+            and model.HasField("trainer_spec")
+            and model.HasField("normalizer_spec")
+        )
     except DecodeError:
         is_whole = False
     if not is_whole:
-        raise ValueError(f"{path} is no whole SentencePiece model: expected pieces and two specs in its {len(content)} bytes")
+        raise ValueError(
+            f"{path} is no whole SentencePiece model: expected pieces and two specs in its "
+            f"{len(content)} bytes"
+        )
     return model
 
 
 def read_vocabulary(path: Path, tokens: Iterable[str]) -> dict[str, int]:
-    """The ids by piece of vocab.json, each from 0 on once; the special `tokens` are among the pieces.
+    """The ids by piece of vocab.json, each from 0 on once; the special `tokens` are among the
+    pieces.
 
     Raises:
         FileNotFoundError: if there is none.
-        ValueError: for a file that is damaged or holds something else, gaps and doubles, and special tokens that are missing.
+        ValueError: for a file that is damaged or holds something else, gaps and doubles, and
+            special tokens that are missing.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected the ids of all pieces")
@@ -87,22 +106,33 @@ def read_vocabulary(path: Path, tokens: Iterable[str]) -> dict[str, int]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {one_line(error)}") from None
     if not isinstance(pairs, tuple) or not pairs or not all(type(id) is int for _, id in pairs):
-        raise ValueError(f"{path} holds {shown(pairs)}, expected a JSON object with an id for each piece")
+        raise ValueError(
+            f"{path} holds {shown(pairs)}, expected a JSON object with an id for each piece"
+        )
     vocabulary = dict(pairs)
     ids = sorted(id for _, id in pairs)
     if len(vocabulary) < len(pairs) or ids != list(range(len(ids))):
-        found = f"{len(ids)} ids from {ids[0]} to {ids[-1]}, {len(set(ids))} different, of {len(vocabulary)} pieces"
-        raise ValueError(f"{path} has gaps or doubles: {found}, expected each from 0 to {len(ids) - 1} once")
+        found = (
+            f"{len(ids)} ids from {ids[0]} to {ids[-1]}, {len(set(ids))} different, of "
+            f"{len(vocabulary)} pieces"
+        )
+        raise ValueError(
+            f"{path} has gaps or doubles: {found}, expected each from 0 to {len(ids) - 1} once"
+        )
     if missing := [token for token in tokens if token not in vocabulary]:
-        raise ValueError(f"{path} lacks {', '.join(missing)}, expected the special tokens among its {len(ids)} pieces")
+        raise ValueError(
+            f"{path} lacks {', '.join(missing)}, expected the special tokens among its "
+            f"{len(ids)} pieces"
+        )
     return vocabulary
 
 
 def make_tokenizer(
     model: Any, vocabulary: dict[str, int], unknown: str, others: Collection[str]
 ) -> tuple[Tokenizer, list[str]]:
-    """Text -> the ids that `vocabulary` has for the pieces of `model`, without special tokens around them, and back; and the
-    pieces that are left out. `others` are tokens of `vocabulary` that are no pieces."""
+    """Text -> the ids that `vocabulary` has for the pieces of `model`, without special tokens
+    around them, and back; and the pieces that are left out. `others` are tokens of `vocabulary`
+    that are no pieces."""
     scores = piece_scores(model)
     if model.trainer_spec.model_type == 1:
         backend = unigram(scores, vocabulary, unknown, others)
@@ -112,38 +142,57 @@ def make_tokenizer(
     tokenizer.normalizer = normalizers.Sequence(list(normalization(model.normalizer_spec, scores)))
     is_split = model.trainer_spec.split_by_whitespace
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="always", split=is_split)
-    steps = [decoders.Replace(Regex(f"[{OPEN}{CLOSE}]"), ""), decoders.Replace("▁", " "), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*steps, decoders.Replace(Regex(r"^\s+|\s+$"), "")])  # `Strip` panics on no text
+    steps = [
+        decoders.Replace(Regex(f"[{OPEN}{CLOSE}]"), ""),
+        decoders.Replace("▁", " "),
+        decoders.Fuse(),
+    ]
+    # `Strip` panics on no text
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Replace(Regex(r"^\s+|\s+$"), "")])
     return tokenizer, sorted(scores.keys() - vocabulary.keys())
 
 
 def piece_scores(model: Any) -> dict[str, float]:
-    """Of the pieces that text is cut into. A user-defined one is always chosen where it stands, by the score that
-    SentencePiece gives it for its length."""
+    """Of the pieces that text is cut into. A user-defined one is always chosen where it stands, by
+    the score that SentencePiece gives it for its length."""
     normal = {piece.piece: piece.score for piece in model.pieces if piece.type == NORMAL}
     best = max(normal.values(), default=0.0)
-    own = {piece.piece: len(piece.piece) * best - 0.1 for piece in model.pieces if piece.type == USER_DEFINED}
+    own = {
+        piece.piece: len(piece.piece) * best - 0.1
+        for piece in model.pieces
+        if piece.type == USER_DEFINED
+    }
     return normal | own
 
 
-def unigram(scores: dict[str, float], vocabulary: dict[str, int], unknown: str, others: Collection[str]) -> Unigram:
+def unigram(
+    scores: dict[str, float], vocabulary: dict[str, int], unknown: str, others: Collection[str]
+) -> Unigram:
     low = min(scores.values())  # what an unknown piece scores follows from the lowest
     visible = scores.keys() | set(others)
     pieces = sorted(vocabulary, key=vocabulary.__getitem__)
-    rows = [(piece if piece in visible else f"{OPEN}{piece}{CLOSE}", scores.get(piece, low)) for piece in pieces]
+    rows = [
+        (piece if piece in visible else f"{OPEN}{piece}{CLOSE}", scores.get(piece, low))
+        for piece in pieces
+    ]
     return Unigram(rows, unk_id=vocabulary[unknown], byte_fallback=False)
 
 
 def bpe(scores: dict[str, float], vocabulary: dict[str, int], unknown: str) -> BPE:
     pieces = sorted(scores.keys() & vocabulary.keys(), key=lambda piece: -scores[piece])
     known = set(pieces)
-    pairs = ((piece[:length], piece[length:]) for piece in pieces for length in range(1, len(piece)))
+    pairs = (
+        (piece[:length], piece[length:]) for piece in pieces for length in range(1, len(piece))
+    )
     merges = [pair for pair in pairs if known.issuperset(pair)]
-    return BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=False)
+    return BPE(
+        vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=False
+    )
 
 
 def normalization(spec: Any, pieces: Iterable[str]) -> Iterator[normalizers.Normalizer]:
-    """The model's own, which strips and joins spaces too, and then the marks around each run of characters not in `pieces`."""
+    """The model's own, which strips and joins spaces too, and then the marks around each run of
+    characters not in `pieces`."""
     alphabet = {character for piece in pieces for character in piece} | {" ", "▁"}
     if spec.precompiled_charsmap:
         if "nfkc" in spec.name:
@@ -152,14 +201,17 @@ def normalization(spec: Any, pieces: Iterable[str]) -> Iterator[normalizers.Norm
     yield normalizers.Replace(Regex(f"[{OPEN}{CLOSE}]"), "")
     yield normalizers.Replace(Regex(" {2,}"), " ")
     yield normalizers.Replace(Regex("^ | $"), "")
-    known = "".join(f"\\{character}" if character in "\\]^-[" else character for character in sorted(alphabet))
+    known = "".join(
+        f"\\{character}" if character in "\\]^-[" else character for character in sorted(alphabet)
+    )
     yield normalizers.Replace(Regex(f"(?<![^{known}])(?=[^{known}])"), OPEN)
     yield normalizers.Replace(Regex(f"(?<=[^{known}])(?![^{known}])"), CLOSE)
 
 
 def compositions(alphabet: Iterable[str]) -> Iterator[normalizers.Normalizer]:
-    """Vowel signs of two characters, as in Telugu and Tamil, become one. `Precompiled` applies the model's table to
-    characters one by one where there are many bytes between two borders of graphemes, and misses them."""
+    """Vowel signs of two characters, as in Telugu and Tamil, become one. `Precompiled` applies the
+    model's table to characters one by one where there are many bytes between two borders of
+    graphemes, and misses them."""
     for character in sorted(alphabet):
         parts = unicodedata.decomposition(character).split()
         if len(parts) == 2 and not parts[0].startswith("<"):

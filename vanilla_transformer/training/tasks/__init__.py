@@ -1,4 +1,5 @@
-"""What a model is trained to do: one module for each task, which has what `task.Task` lists, and its name here."""
+"""What a model is trained to do: one module for each task, which has what `task.Task` lists, and
+its name here."""
 
 from importlib import import_module
 
@@ -14,4 +15,6 @@ NAMES = (  # the module of "causal-lm" is causal_lm.py
     "question-answering",
     "image-classification",
 )
-TASKS: dict[str, Task] = {name: import_module(f".{name.replace('-', '_')}", __name__) for name in NAMES}
+TASKS: dict[str, Task] = {
+    name: import_module(f".{name.replace('-', '_')}", __name__) for name in NAMES
+}

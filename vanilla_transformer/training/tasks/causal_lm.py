@@ -19,8 +19,9 @@ ABILITIES = Abilities(needs=("block_size",))
 CONFIG = VanillaDecoderConfig
 MODEL = VanillaDecoderForCausalLM
 PIPELINE = "text-generation"
-# A split is a file or several. Without one, the validation text is the last `validation_fraction` of the training text. An
-# example has `block_size` tokens. With `documents = "line"` each line is a text of its own, which no other one is read with.
+# A split is a file or several. Without one, the validation text is the last `validation_fraction`
+# of the training text. An example has `block_size` tokens. With `documents = "line"` each line is a
+# text of its own, which no other one is read with.
 DATA = data_keys(
     *("directory", *SPLITS, "block_size", "skip_bad_rows"),
     validation_fraction=KeyType(float, SHARE),
@@ -42,7 +43,9 @@ def read(data: dict, split: str) -> Rows | None:
     elif split == "train" and "validation" not in data:
         text = text[: training_length(text, data)]
     by_line = data.get("documents", "file") == "line"
-    return Dataset.from_dict({"text": [line for line in text.split("\n") if line] if by_line else [text]})
+    return Dataset.from_dict(
+        {"text": [line for line in text.split("\n") if line] if by_line else [text]}
+    )
 
 
 def text_of(data: dict, split: str, reports: bool) -> str:
@@ -86,10 +89,14 @@ def examples(rows: Rows, data: dict, split: str) -> Any:
         return Dataset.from_list(packed(rows["input_ids"], size))
     [ids] = rows["input_ids"]
     if len(ids) <= size:
-        raise ValueError(f"the {split} text has {len(ids)} tokens, expected more than block_size={size}")
+        raise ValueError(
+            f"the {split} text has {len(ids)} tokens, expected more than block_size={size}"
+        )
     if split == "train":
         return Windows(ids, size)
-    return Dataset.from_list([example([ids[start : start + size + 1]], size) for start in range(0, len(ids) - 1, size)])
+    return Dataset.from_list(
+        [example([ids[start : start + size + 1]], size) for start in range(0, len(ids) - 1, size)]
+    )
 
 
 class Windows:
@@ -104,11 +111,16 @@ class Windows:
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         following = self.ids[index + 1 : index + 1 + self.size]
-        return {"input_ids": self.ids[index : index + self.size], "labels": following, "shift_labels": following}
+        return {
+            "input_ids": self.ids[index : index + self.size],
+            "labels": following,
+            "shift_labels": following,
+        }
 
 
 def packed(documents: list[list[int]], size: int) -> list[dict]:
-    """Whole documents, one after the other, as long as `size` tokens hold them. What is longer goes on in another example."""
+    """Whole documents, one after the other, as long as `size` tokens hold them. What is longer goes
+    on in another example."""
     blocks = []
     room = 0
     for ids in documents:
@@ -123,18 +135,25 @@ def packed(documents: list[list[int]], size: int) -> list[dict]:
 
 
 def example(stretches: list[list[int]], size: int) -> dict[str, list[int]]:
-    """Each stretch without its last token, and without its first, and their positions from 0 on, by which attention knows
-    where another begins; then padding, from which nothing is predicted."""
+    """Each stretch without its last token, and without its first, and their positions from 0 on, by
+    which attention knows where another begins; then padding, from which nothing is predicted."""
     ids = [token for stretch in stretches for token in stretch[:-1]]
     following = [token for stretch in stretches for token in stretch[1:]]
     positions = [position for stretch in stretches for position in range(len(stretch) - 1)]
     padding = size - len(ids)
     following += [-100] * padding
     positions += range(len(stretches[-1]) - 1, len(stretches[-1]) - 1 + padding)
-    return {"input_ids": ids + [0] * padding, "labels": following, "shift_labels": following, "position_ids": positions}
+    return {
+        "input_ids": ids + [0] * padding,
+        "labels": following,
+        "shift_labels": following,
+        "position_ids": positions,
+    }
 
 
-def collator(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
+def collator(
+    tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
+) -> Callable[[list[dict]], dict]:
     return default_data_collator
 
 
@@ -143,7 +162,9 @@ def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
 
 
-def metrics(tokenizer: PreTrainedTokenizerFast, config: VanillaDecoderConfig, evaluation: dict, rows: Rows) -> Metrics:
+def metrics(
+    tokenizer: PreTrainedTokenizerFast, config: VanillaDecoderConfig, evaluation: dict, rows: Rows
+) -> Metrics:
     def mean(prediction: tuple) -> dict[str, Any]:
         """Of all predicted tokens, in nats, and its exponential."""
         losses, labels = prediction

@@ -1,5 +1,6 @@
-"""Which of some labels an image has. `data.dataset` is a directory DIR with images as DIR/SPLIT/LABEL/*.png (and other formats
-that Pillow reads), or a data set with a column of images and one of labels."""
+"""Which of some labels an image has. `data.dataset` is a directory DIR with images as
+DIR/SPLIT/LABEL/*.png (and other formats that Pillow reads), or a data set with a column of images
+and one of labels."""
 
 import io
 from collections.abc import Callable
@@ -25,8 +26,10 @@ PIPELINE = "image-classification"
 DATA = data_keys("dataset", "config", "columns")  # `columns` are those of images and labels
 EVALUATION = {}
 METRICS = ("accuracy",)
-COLUMNS = ("image", "label")  # what `datasets` calls those of a directory, and most data sets of the Hub do
-FEATURES = Features(image=Image(decode=False), label=Value("string"))  # images are decoded when they are seen
+# what `datasets` calls those of a directory, and most data sets of the Hub do
+COLUMNS = ("image", "label")
+# images are decoded when they are seen
+FEATURES = Features(image=Image(decode=False), label=Value("string"))
 
 augment = None
 
@@ -39,9 +42,14 @@ def read(data: dict, split: str) -> Rows | None:
     columns = data.get("columns", COLUMNS)
     for column in columns:
         if column not in rows.column_names:
-            raise ValueError(f"the data set has no column {column!r}, expected one of {sorted(rows.column_names)}")
+            raise ValueError(
+                f"the data set has no column {column!r}, expected one of "
+                f"{sorted(rows.column_names)}"
+            )
     label = rows.features[columns[1]]
-    rows = rows.select_columns(list(columns)).rename_columns(dict(zip(columns, COLUMNS, strict=True)))
+    rows = rows.select_columns(list(columns)).rename_columns(
+        dict(zip(columns, COLUMNS, strict=True))
+    )
     rows = rows.cast_column("image", FEATURES["image"])
     if isinstance(label, ClassLabel):
         return rows.map(lambda row: {"label": label.int2str(row["label"])}, features=FEATURES)
@@ -85,7 +93,9 @@ def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1)
 
 
-def metrics(processor: BaseImageProcessor, config: PreTrainedConfig, evaluation: dict, rows: Rows) -> Metrics:
+def metrics(
+    processor: BaseImageProcessor, config: PreTrainedConfig, evaluation: dict, rows: Rows
+) -> Metrics:
     def accuracy(prediction: tuple) -> dict[str, Any]:
         predictions, labels = prediction
         return {"accuracy": np.mean(predictions == labels)}

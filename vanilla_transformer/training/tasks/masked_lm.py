@@ -7,7 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import BatchEncoding, DataCollatorForTokenClassification, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    BatchEncoding,
+    DataCollatorForTokenClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForMaskedLM
@@ -20,9 +25,12 @@ ABILITIES = Abilities(sparse_labels=True)
 CONFIG = VanillaEncoderConfig
 MODEL = VanillaEncoderForMaskedLM
 PIPELINE = "fill-mask"
-# Each split is a file. If these are `labelled`, they are those of a sequence classification, whose labels are left out. With
-# `block_size` a training example is as many texts as so many tokens hold, which do not see each other.
-DATA = sequence_classification.DATA | data_keys(*SOURCES, "streaming", "block_size", labelled=KeyType(bool))
+# Each split is a file. If these are `labelled`, they are those of a sequence classification, whose
+# labels are left out. With `block_size` a training example is as many texts as so many tokens hold,
+# which do not see each other.
+DATA = sequence_classification.DATA | data_keys(
+    *SOURCES, "streaming", "block_size", labelled=KeyType(bool)
+)
 EVALUATION = {}
 METRICS = ("nll",)
 MASKED_SHARE = 0.15  # of all words
@@ -53,13 +61,18 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
 
 
 def word_numbers(encoded: BatchEncoding) -> list[list[int]]:
-    """The number of the word each token is of, -1 for special tokens; the words of a second sequence are counted on."""
+    """The number of the word each token is of, -1 for special tokens; the words of a second
+    sequence are counted on."""
     numbers = []
     for row in range(len(encoded["input_ids"])):
         words = encoded.word_ids(row)
         sides = encoded.sequence_ids(row)
-        first_count = 1 + max((word for word, side in zip(words, sides) if side == 0 and word is not None), default=-1)
-        numbers.append([-1 if word is None else word + first_count * side for word, side in zip(words, sides)])
+        first_count = 1 + max(
+            (word for word, side in zip(words, sides) if side == 0 and word is not None), default=-1
+        )
+        numbers.append(
+            [-1 if word is None else word + first_count * side for word, side in zip(words, sides)]
+        )
     return numbers
 
 
@@ -73,8 +86,8 @@ def examples(rows: Rows, data: dict, split: str) -> Any:
 
 
 def packed(rows: Dataset, size: int, bad: BadRows) -> list[dict]:
-    """Rows one after the other, as long as `size` tokens hold them, with the number of its row for each token; the words of a
-    row are counted on from those of the row before.
+    """Rows one after the other, as long as `size` tokens hold them, with the number of its row for
+    each token; the words of a row are counted on from those of the row before.
 
     Raises:
         ValueError: for a row that is longer, unless such `bad` rows are skipped.
@@ -99,13 +112,21 @@ def packed(rows: Dataset, size: int, bad: BadRows) -> list[dict]:
 
 
 def augment(row: dict, random: Random, tokenizer: PreTrainedTokenizerFast) -> dict:
-    """Whole words, each with probability `MASKED_SHARE`, at least one: 80% of their tokens become the mask token, 10% a random
-    one. Labels are the tokens of these words, -100 elsewhere."""
+    """Whole words, each with probability `MASKED_SHARE`, at least one: 80% of their tokens become
+    the mask token, 10% a random one. Labels are the tokens of these words, -100 elsewhere."""
     values = {word: random.random() for word in dict.fromkeys(row["labels"]) if word >= 0}
-    masked = {word for word, value in values.items() if value <= max(MASKED_SHARE, min(values.values()))}
+    masked = {
+        word for word, value in values.items() if value <= max(MASKED_SHARE, min(values.values()))
+    }
     pairs = list(zip(row["input_ids"], row["labels"], strict=True))
-    ids = [mask_token(token, tokenizer, random) if word in masked else token for token, word in pairs]
-    return {**row, "input_ids": ids, "labels": [token if word in masked else -100 for token, word in pairs]}
+    ids = [
+        mask_token(token, tokenizer, random) if word in masked else token for token, word in pairs
+    ]
+    return {
+        **row,
+        "input_ids": ids,
+        "labels": [token if word in masked else -100 for token, word in pairs],
+    }
 
 
 def mask_token(token: int, tokenizer: PreTrainedTokenizerFast, random: Random) -> int:
@@ -113,34 +134,50 @@ def mask_token(token: int, tokenizer: PreTrainedTokenizerFast, random: Random) -
     value = random.random()
     if value < UNCHANGED_SHARE:
         return token
-    return random.randrange(len(tokenizer)) if value < UNCHANGED_SHARE + RANDOM_SHARE else tokenizer.mask_token_id
+    return (
+        random.randrange(len(tokenizer))
+        if value < UNCHANGED_SHARE + RANDOM_SHARE
+        else tokenizer.mask_token_id
+    )
 
 
-def collator(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
+def collator(
+    tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
+) -> Callable[[list[dict]], dict]:
     pad = DataCollatorForTokenClassification(tokenizer)
 
     def collate(rows: list[dict]) -> dict[str, torch.Tensor]:
         documents = [torch.tensor(row["documents"]) for row in rows if "documents" in row]
-        batch = pad([{name: value for name, value in row.items() if name != "documents"} for row in rows])
+        batch = pad(
+            [{name: value for name, value in row.items() if name != "documents"} for row in rows]
+        )
         if not documents:
             return batch
         if (window := model.config.sliding_window) is not None:
-            raise ValueError(f"sliding_window is {window}, expected none with block_size: packed texts have no window")
+            raise ValueError(
+                f"sliding_window is {window}, expected none with block_size: packed texts have "
+                f"no window"
+            )
         return {**batch, **isolate_documents(documents)}
 
     return collate
 
 
 def isolate_documents(documents: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """By the numbers of the rows that the tokens of each example are of: a mask (B, 1, S, S) by which they see their own row,
-    and positions (B, S) from its start on. Padding sees padding."""
+    """By the numbers of the rows that the tokens of each example are of: a mask (B, 1, S, S) by
+    which they see their own row, and positions (B, S) from its start on. Padding sees padding."""
     numbers = torch.nn.utils.rnn.pad_sequence(documents, batch_first=True, padding_value=-1)
     same = numbers[:, :, None] == numbers[:, None]
     starts = same.int().argmax(-1)
-    return {"attention_mask": same[:, None], "position_ids": torch.arange(numbers.shape[1]) - starts}
+    return {
+        "attention_mask": same[:, None],
+        "position_ids": torch.arange(numbers.shape[1]) - starts,
+    }
 
 
-def metrics(tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows) -> Metrics:
+def metrics(
+    tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows
+) -> Metrics:
     def mean(prediction: tuple) -> dict[str, Any]:
         losses, labels = prediction
         return {"nll": losses[labels != -100].mean(dtype=np.float64)}

@@ -1,5 +1,5 @@
-"""Words that were masked, and whether the second of two sentences follows the first (Devlin et al. 2019, section 3.1). A file
-has one sentence a line, and an empty line between documents."""
+"""Words that were masked, and whether the second of two sentences follows the first (Devlin et al.
+2019, section 3.1). A file has one sentence a line, and an empty line between documents."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +36,9 @@ def read(data: dict, split: str) -> Rows | None:
         return None
     encoding = data.get("encoding", "UTF-8")
     bad = BadRows(data, split)
-    every = [document for path in paths_of(data, split) for document in documents(path, encoding, bad)]
+    every = [
+        document for path in paths_of(data, split) for document in documents(path, encoding, bad)
+    ]
     bad.report(sum(map(len, every)))
     if len(every) < 2 or max(map(len, every)) < 2:
         longest = max(map(len, every), default=0)
@@ -57,7 +59,8 @@ def documents(path: Path, encoding: str, bad: BadRows) -> list[list[str]]:
 
 
 def pairs(documents: list[list[str]]) -> Iterator[dict]:
-    """Each sentence with the one after it or, half of the time, with any one of another document; always the same ones."""
+    """Each sentence with the one after it or, half of the time, with any one of another document;
+    always the same ones."""
     rng = random.Random(0)
     for place, document in enumerate(documents):
         for first, second in zip(document, document[1:]):
@@ -77,7 +80,11 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-    cut = {"truncation": "longest_first", "max_length": data["max_length"]} if "max_length" in data else {}
+    cut = (
+        {"truncation": "longest_first", "max_length": data["max_length"]}
+        if "max_length" in data
+        else {}
+    )
     encoded = tokenizer(columns["first"], columns["second"], return_token_type_ids=True, **cut)
     return {
         "input_ids": encoded["input_ids"],
@@ -100,7 +107,9 @@ def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return masked_lm.reduce(prediction, labels[0]), relationship.argmax(dim=-1)
 
 
-def metrics(tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows) -> Metrics:
+def metrics(
+    tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows
+) -> Metrics:
     of_words = masked_lm.metrics(tokenizer, config, evaluation, rows)
 
     def mean(prediction: tuple) -> dict[str, Any]:

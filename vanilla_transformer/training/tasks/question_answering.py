@@ -1,6 +1,7 @@
-"""The span of a context that answers a question (Devlin et al. 2019, section 4.2). Files are JSON in the form of SQuAD 1.1
-(Rajpurkar et al. 2016). A context too long for `max_length` is read in windows, each after the question, that share `stride`
-tokens; where a window does not have the answer, the first token stands for that."""
+"""The span of a context that answers a question (Devlin et al. 2019, section 4.2). Files are JSON
+in the form of SQuAD 1.1 (Rajpurkar et al. 2016). A context too long for `max_length` is read in
+windows, each after the question, that share `stride` tokens; where a window does not have the
+answer, the first token stands for that."""
 
 import json
 import re
@@ -29,8 +30,10 @@ PIPELINE = "question-answering"
 DATA = data_keys(*SOURCES, *SPLITS, "max_length", stride=KeyType(int))
 EVALUATION = {"max_answer_length": COUNTED}  # tokens of an answer that is looked for, 30 by default
 METRICS = ("exact_match", "f1")
-NAMES = ("id", "question", "context", "answers")  # of a data set; answers are {"text": [...], "answer_start": [...]}
-SCORED = ("id", "context", "answers", "offsets")  # columns of examples that only the metrics look at
+# of a data set; answers are {"text": [...], "answer_start": [...]}
+NAMES = ("id", "question", "context", "answers")
+# columns of examples that only the metrics look at
+SCORED = ("id", "context", "answers", "offsets")
 
 augment = None
 
@@ -43,20 +46,29 @@ def read(data: dict, split: str) -> Rows | None:
         return rows.select(kept) if bad.count else rows
     if split in data:
         rows = [row for path in paths_of(data, split) for row in questions(path)]
-        return Dataset.from_list([rows[place] for place in places_of(rows, fault, BadRows(data, split))])
+        return Dataset.from_list(
+            [rows[place] for place in places_of(rows, fault, BadRows(data, split))]
+        )
     return None
 
 
 def questions(path: Path) -> list[dict]:
     """Raises ValueError for a file of another form, or without questions."""
     try:
-        paragraphs = [paragraph for article in json.loads(read_text(path))["data"] for paragraph in article["paragraphs"]]
+        paragraphs = [
+            paragraph
+            for article in json.loads(read_text(path))["data"]
+            for paragraph in article["paragraphs"]
+        ]
         found = [
             {
                 "id": one["id"],
                 "question": one["question"],
                 "context": paragraph["context"],
-                "answers": {name: [answer[name] for answer in one["answers"]] for name in ("text", "answer_start")},
+                "answers": {
+                    name: [answer[name] for answer in one["answers"]]
+                    for name in ("text", "answer_start")
+                },
             }
             for paragraph in paragraphs
             for one in paragraph["qas"]
@@ -95,36 +107,63 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-    """A row for each window. `offsets` are where in the context a token is, `None` for tokens that are not of it."""
+    """A row for each window. `offsets` are where in the context a token is, `None` for tokens that
+    are not of it."""
     max_length = data.get("max_length", 384)
     stride = data.get("stride", 128)
     room = max_length - stride - tokenizer.num_special_tokens_to_add(pair=True)
-    for id, ids in zip(columns["id"], tokenizer(columns["question"], add_special_tokens=False)["input_ids"], strict=True):
+    for id, ids in zip(
+        columns["id"],
+        tokenizer(columns["question"], add_special_tokens=False)["input_ids"],
+        strict=True,
+    ):
         if len(ids) >= room:
             found = f"question {id} has {len(ids)} tokens, expected fewer than {room}"
             raise ValueError(f"{found}, what max_length={max_length} leaves beside stride={stride}")
-    options = dict(max_length=max_length, stride=stride, truncation="only_second", return_overflowing_tokens=True)
-    options |= dict(return_token_type_ids=True, return_offsets_mapping=True, return_attention_mask=False)
+    options = dict(
+        max_length=max_length,
+        stride=stride,
+        truncation="only_second",
+        return_overflowing_tokens=True,
+    )
+    options |= dict(
+        return_token_type_ids=True, return_offsets_mapping=True, return_attention_mask=False
+    )
     encoded = tokenizer(columns["question"], columns["context"], **options)
     found = {name: encoded[name] for name in ("input_ids", "token_type_ids")}
     found |= {name: [] for name in ("start_positions", "end_positions", *SCORED)}
     for window, row in enumerate(encoded["overflow_to_sample_mapping"]):
         sides = encoded.sequence_ids(window)
         answers = columns["answers"][row]
-        offsets = [list(place) if side == 1 else None for place, side in zip(encoded["offset_mapping"][window], sides)]
+        offsets = [
+            list(place) if side == 1 else None
+            for place, side in zip(encoded["offset_mapping"][window], sides)
+        ]
         first, last = positions(offsets, answers["answer_start"][0], len(answers["text"][0]))
-        values = (first, last, columns["id"][row], columns["context"][row], answers["text"], offsets)
+        values = (
+            first,
+            last,
+            columns["id"][row],
+            columns["context"][row],
+            answers["text"],
+            offsets,
+        )
         for name, value in zip(("start_positions", "end_positions", *SCORED), values, strict=True):
             found[name].append(value)
     return found
 
 
 def positions(offsets: list, start: int, length: int) -> tuple[int, int]:
-    """The first and the last token of the `length` characters from `start` on, (0, 0) if not all of them are in the window."""
+    """The first and the last token of the `length` characters from `start` on, (0, 0) if not all of
+    them are in the window."""
     tokens = [token for token, place in enumerate(offsets) if place is not None]
     if not tokens or offsets[tokens[0]][0] > start or offsets[tokens[-1]][1] < start + length:
         return 0, 0
-    inside = [token for token in tokens if offsets[token][1] > start and offsets[token][0] < start + length]
+    inside = [
+        token
+        for token in tokens
+        if offsets[token][1] > start and offsets[token][0] < start + length
+    ]
     return inside[0], inside[-1]
 
 
@@ -132,30 +171,44 @@ def examples(rows: Rows, data: dict, split: str) -> Any:
     return rows.remove_columns([*SCORED]) if split == "train" else rows
 
 
-def collator(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
+def collator(
+    tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
+) -> Callable[[list[dict]], dict]:
     pad = DataCollatorWithPadding(tokenizer)
     unseen = {*SCORED, *([] if model.config.type_vocab_size else ["token_type_ids"])}
-    return lambda rows: pad([{name: value for name, value in row.items() if name not in unseen} for row in rows])
+    return lambda rows: pad(
+        [{name: value for name, value in row.items() if name not in unseen} for row in rows]
+    )
 
 
 def reduce(logits: tuple[torch.Tensor, ...], labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return logits
 
 
-def metrics(tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows) -> Metrics:
+def metrics(
+    tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows
+) -> Metrics:
     def scores(prediction: tuple) -> dict[str, Any]:
         """SQuAD's, in percent: of each question the best of its answers, and of those the mean."""
         (starts, ends), (first, _) = prediction
         if not np.array_equal(first, rows["start_positions"]):
-            raise ValueError("predictions are not in the order of the examples, expected an evaluation without sorting")
+            raise ValueError(
+                "predictions are not in the order of the examples, expected an evaluation without "
+                "sorting"
+            )
         best = defaultdict(lambda: (-np.inf, ""))
         answers = {}
         for row, start, end in zip(rows, starts, ends, strict=True):
             answers[row["id"]] = row["answers"]
-            best[row["id"]] = max(best[row["id"]], best_span(row, start, end, evaluation.get("max_answer_length", 30)))
+            best[row["id"]] = max(
+                best[row["id"]], best_span(row, start, end, evaluation.get("max_answer_length", 30))
+            )
         pairs = [(best[id][1], gold) for id, gold in answers.items()]
         return {
-            "exact_match": 100 * np.mean([max(normalised(text) == normalised(one) for one in gold) for text, gold in pairs]),
+            "exact_match": 100
+            * np.mean(
+                [max(normalised(text) == normalised(one) for one in gold) for text, gold in pairs]
+            ),
             "f1": 100 * np.mean([max(f1(text, one) for one in gold) for text, gold in pairs]),
         }
 
@@ -163,7 +216,8 @@ def metrics(tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, ev
 
 
 def best_span(row: dict, start: np.ndarray, end: np.ndarray, longest: int) -> tuple[float, str]:
-    """The largest sum of a start and an end score, of at most `longest` tokens of the context, and the text there."""
+    """The largest sum of a start and an end score, of at most `longest` tokens of the context, and
+    the text there."""
     tokens = [token for token, place in enumerate(row["offsets"]) if place is not None]
     sums = np.asarray(start)[tokens][:, None] + np.asarray(end)[tokens]
     allowed = np.tril(np.triu(np.ones(sums.shape, bool)), longest - 1)

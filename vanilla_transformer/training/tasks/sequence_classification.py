@@ -20,8 +20,9 @@ ABILITIES = Abilities(bpe_dropout=True, row_labels=True)
 CONFIG = VanillaEncoderConfig
 MODEL = VanillaEncoderForSequenceClassification
 PIPELINE = "text-classification"
-# With `folds`, the training lines without their duplicates are cut into that many parts at random, always the same ones, and
-# part `fold` (from 0 on) is the validation split. With `label_names` the files have numbers, the places of the names from 0 on.
+# With `folds`, the training lines without their duplicates are cut into that many parts at random,
+# always the same ones, and part `fold` (from 0 on) is the validation split. With `label_names` the
+# files have numbers, the places of the names from 0 on.
 DATA = data_keys(
     *("directory", *SPLITS, "encoding", "skip_bad_rows"),
     folds=KeyType(int, at_least(2)),
@@ -41,14 +42,20 @@ def read(data: dict, split: str) -> Rows | None:
         count, fold = data["folds"], data["fold"]
         if not 0 <= fold < count:
             raise ValueError(f"fold is {fold}, expected one of 0 to {count - 1}")
-        lines = [line for place, line in enumerate(lines) if (place % count == fold) == (split == "validation")]
+        lines = [
+            line
+            for place, line in enumerate(lines)
+            if (place % count == fold) == (split == "validation")
+        ]
     elif split in data:
         lines = labelled(data, split)
     else:
         return None
     labels, texts = zip(*(line.split(" ", 1) for line in lines), strict=True)
     names = data.get("label_names")
-    return Dataset.from_dict({"label": [names[int(label)] for label in labels] if names else labels, "text": texts})
+    return Dataset.from_dict(
+        {"label": [names[int(label)] for label in labels] if names else labels, "text": texts}
+    )
 
 
 def labelled(data: dict, split: str, reports: bool = True) -> list[str]:
@@ -65,7 +72,10 @@ def unlabelled(line: str, names: list[str] | None = None) -> str | None:
     if not (label.strip() and text.strip()):
         return f"{shown(line)}, expected a label, a space and a text"
     if names and label not in map(str, range(len(names))):
-        return f"has the label {label!r:.80}, expected one of 0 to {len(names) - 1}, the places of data.label_names"
+        return (
+            f"has the label {label!r:.80}, expected one of 0 to {len(names) - 1}, the places of "
+            "data.label_names"
+        )
     return None
 
 
@@ -88,29 +98,46 @@ def label_fields(of_splits: dict[str, set[str]], what: str) -> dict:
     names = sorted(of_splits["train"])
     for split, labels in of_splits.items():
         if unknown := sorted(labels - of_splits["train"]):
-            raise ValueError(f"the {split} text has {what} {unknown}, expected some of {names}, those of the training text")
+            raise ValueError(
+                f"the {split} text has {what} {unknown}, expected some of {names}, those of the "
+                f"training text"
+            )
     return named(names)
 
 
 def named(names: list[str]) -> dict:
-    return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
+    return {
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: index for index, name in enumerate(names)},
+    }
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     # Teachers read the text in tokens of their own.
-    return {"input_ids": tokenizer(columns["text"])["input_ids"], "label": columns["label"], "text": columns["text"]}
+    return {
+        "input_ids": tokenizer(columns["text"])["input_ids"],
+        "label": columns["label"],
+        "text": columns["text"],
+    }
 
 
 def examples(rows: Rows, data: dict, split: str) -> Any:
     return rows
 
 
-def collator(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
+def collator(
+    tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
+) -> Callable[[list[dict]], dict]:
     pad = DataCollatorWithPadding(tokenizer)
 
     def collate(rows: list[dict]) -> dict[str, torch.Tensor]:
         ids = [model.config.label2id[row["label"]] for row in rows]
-        return pad([{"input_ids": row["input_ids"], "label": id} for row, id in zip(rows, ids, strict=True)])
+        return pad(
+            [
+                {"input_ids": row["input_ids"], "label": id}
+                for row, id in zip(rows, ids, strict=True)
+            ]
+        )
 
     return collate
 
@@ -119,7 +146,9 @@ def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1)
 
 
-def metrics(tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows) -> Metrics:
+def metrics(
+    tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows
+) -> Metrics:
     def accuracy(prediction: tuple) -> dict[str, Any]:
         predictions, labels = prediction
         return {"accuracy": np.mean(predictions == labels)}

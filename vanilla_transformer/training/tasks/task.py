@@ -22,14 +22,16 @@ class Abilities:
 
     Attributes:
         bpe_dropout: its text may be split into other subwords each time it is seen.
-        label_smoothing: its loss is the cross-entropy of `labels` alone, which label smoothing and R-Drop change.
+        label_smoothing: its loss is the cross-entropy of `labels` alone, which label smoothing and
+            R-Drop change.
         row_labels: each row has one label, whatever its tokens are: teachers can give it.
         sparse_labels: few tokens of a row have a label, so only these need logits.
         carries_pipeline: its checkpoints carry the translation pipeline.
-        parallel_files: what each file of a split holds, line by line; empty where a split may have any number of files.
+        parallel_files: what each file of a split holds, line by line; empty where a split may have
+            any number of files.
         needs: keys of [data] without which there are no examples.
-        images: it reads images: there is an image processor where other tasks have a tokenizer, and neither `texts` nor
-            `encode`. Its module has `processor(config)`, that of a new model.
+        images: it reads images: there is an image processor where other tasks have a tokenizer, and
+            neither `texts` nor `encode`. Its module has `processor(config)`, that of a new model.
     """
 
     bpe_dropout: bool = False
@@ -50,12 +52,14 @@ class Task(Protocol):
         CONFIG: the class of the model's config.
         MODEL: the class of the model.
         PIPELINE: the Hub's name for what the model does.
-        DATA: the keys of a recipe's [data], see `values.data_keys`. of text, `skip_bad_rows` is always one (see
-            `data.BadRows`).
+        DATA: the keys of a recipe's [data], see `values.data_keys`. of text, `skip_bad_rows` is
+            always one (see `data.BadRows`).
         EVALUATION: the keys of a recipe's [evaluation].
         METRICS: the numbers that `metrics` gives, of which a recipe may name one as the best.
-        augment: (row, random, tokenizer) -> the row with what is random in it; `None` where nothing is.
-        reduce: (logits, labels) -> what of the logits the metrics need; `None` where these take generated tokens.
+        augment: (row, random, tokenizer) -> the row with what is random in it; `None` where nothing
+            is.
+        reduce: (logits, labels) -> what of the logits the metrics need; `None` where these take
+            generated tokens.
     """
 
     ABILITIES: Abilities
@@ -83,8 +87,17 @@ class Task(Protocol):
     def examples(self, rows: Rows, data: dict, split: str) -> Any:
         """What the model sees of one split: the encoded rows, or parts of them."""
 
-    def collator(self, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
+    def collator(
+        self, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
+    ) -> Callable[[list[dict]], dict]:
         """A list of examples -> a padded batch."""
 
-    def metrics(self, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig, evaluation: dict, rows: Rows) -> Metrics:
-        """What `Trainer` calls with the reduced logits and the labels of `rows`, a split's examples."""
+    def metrics(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        config: PreTrainedConfig,
+        evaluation: dict,
+        rows: Rows,
+    ) -> Metrics:
+        """What `Trainer` calls with the reduced logits and the labels of `rows`, a split's
+        examples."""

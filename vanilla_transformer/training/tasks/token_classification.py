@@ -1,5 +1,6 @@
-"""Which of some tags each word has: named entities, parts of speech. A file is in CoNLL form: on each line a word and, after
-spaces or tabs, its tag, the last column where there are several; an empty line between sentences."""
+"""Which of some tags each word has: named entities, parts of speech. A file is in CoNLL form: on
+each line a word and, after spaces or tabs, its tag, the last column where there are several; an
+empty line between sentences."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -10,7 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import ClassLabel, Dataset, Features, List, Value
-from transformers import DataCollatorForTokenClassification, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    DataCollatorForTokenClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForTokenClassification
@@ -23,7 +28,8 @@ ABILITIES = Abilities()
 CONFIG = VanillaEncoderConfig
 MODEL = VanillaEncoderForTokenClassification
 PIPELINE = "token-classification"
-DATA = data_keys(*SOURCES, *SPLITS, "encoding")  # `columns` of a data set are those of words and tags
+# `columns` of a data set are those of words and tags
+DATA = data_keys(*SOURCES, *SPLITS, "encoding")
 EVALUATION = {}
 METRICS = ("accuracy", "precision", "recall", "f1")
 COLUMNS = ("tokens", "ner_tags")  # what data sets of the Hub call them
@@ -40,7 +46,9 @@ def read(data: dict, split: str) -> Rows | None:
         return None
     encoding = data.get("encoding", "UTF-8")
     bad = BadRows(data, split)
-    found = [sentence for path in paths_of(data, split) for sentence in sentences(path, encoding, bad)]
+    found = [
+        sentence for path in paths_of(data, split) for sentence in sentences(path, encoding, bad)
+    ]
     bad.report(len(found))
     return Dataset.from_list(found, features=FEATURES)
 
@@ -52,13 +60,24 @@ def of_data_set(data: dict, split: str) -> Dataset | None:
         return None
     for column in columns:
         if column not in splits[split].column_names:
-            raise ValueError(f"the data set has no column {column!r}, expected one of {sorted(splits[split].column_names)}")
-    rows = splits[split].select_columns(list(columns)).rename_columns(dict(zip(columns, FEATURES, strict=True)))
+            raise ValueError(
+                f"the data set has no column {column!r}, expected one of "
+                f"{sorted(splits[split].column_names)}"
+            )
+    rows = (
+        splits[split]
+        .select_columns(list(columns))
+        .rename_columns(dict(zip(columns, FEATURES, strict=True)))
+    )
     tag = rows.features["tags"].feature
     bad = BadRows(data, split)
     kept = places_of(rows, unequal, bad)
     rows = rows.select(kept) if bad.count else rows
-    return rows.map(lambda row: {"tags": tag.int2str(row["tags"])}, features=FEATURES) if isinstance(tag, ClassLabel) else rows
+    return (
+        rows.map(lambda row: {"tags": tag.int2str(row["tags"])}, features=FEATURES)
+        if isinstance(tag, ClassLabel)
+        else rows
+    )
 
 
 def unequal(row: dict) -> str | None:
@@ -104,16 +123,22 @@ def texts(dataset: Rows) -> Iterable[str]:
 
 
 def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
-    return label_fields({split: {tag for tags in rows["tags"] for tag in tags} for split, rows in text.items()}, "tags")
+    return label_fields(
+        {split: {tag for tags in rows["tags"] for tag in tags} for split, rows in text.items()},
+        "tags",
+    )
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-    """`labels` are the tag of a word at the first of its subwords, `None` at the others and at special tokens."""
+    """`labels` are the tag of a word at the first of its subwords, `None` at the others and at
+    special tokens."""
     encoded = tokenizer(columns["words"], is_split_into_words=True, return_token_type_ids=False)
     labels = []
     for row, tags in enumerate(columns["tags"]):
         words = encoded.word_ids(row)
-        is_first = [word is not None and word != before for word, before in zip(words, [None, *words])]
+        is_first = [
+            word is not None and word != before for word, before in zip(words, [None, *words])
+        ]
         labels.append([tags[word] if first else None for word, first in zip(words, is_first)])
     return {"input_ids": encoded["input_ids"], "labels": labels}
 
@@ -122,43 +147,59 @@ def examples(rows: Rows, data: dict, split: str) -> Any:
     return rows
 
 
-def collator(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
+def collator(
+    tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
+) -> Callable[[list[dict]], dict]:
     pad = DataCollatorForTokenClassification(tokenizer)
     ids = model.config.label2id | {None: -100}
-    return lambda rows: pad([{**row, "labels": [ids[tag] for tag in row["labels"]]} for row in rows])
+    return lambda rows: pad(
+        [{**row, "labels": [ids[tag] for tag in row["labels"]]} for row in rows]
+    )
 
 
 def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1)
 
 
-def metrics(tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows) -> Metrics:
+def metrics(
+    tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows
+) -> Metrics:
     def scores(prediction: tuple) -> dict[str, Any]:
         """Of words, and, where all tags are of the form B-type, I-type or O, of entities."""
         predictions, labels = prediction
         seen = labels != -100
         found, gold = (
-            [[config.id2label[tag] for tag in tags[words]] for tags, words in zip(ids, seen)] for ids in (predictions, labels)
+            [[config.id2label[tag] for tag in tags[words]] for tags, words in zip(ids, seen)]
+            for ids in (predictions, labels)
         )
         is_bio = all(re.fullmatch("O|[BI]-.+", tag) for tag in config.label2id)
-        return {"accuracy": np.mean(predictions[seen] == labels[seen]), **(scores_of_entities(found, gold) if is_bio else {})}
+        return {
+            "accuracy": np.mean(predictions[seen] == labels[seen]),
+            **(scores_of_entities(found, gold) if is_bio else {}),
+        }
 
     return scores
 
 
 def scores_of_entities(found: list[list[str]], gold: list[list[str]]) -> dict[str, float]:
-    """Of entities whose type, first and last word are all right (Tjong Kim Sang and De Meulder 2003)."""
+    """Of entities whose type, first and last word are all right (Tjong Kim Sang and De Meulder
+    2003)."""
     found, gold = (
-        {(row, *entity) for row, tags in enumerate(sentences) for entity in entities(tags)} for sentences in (found, gold)
+        {(row, *entity) for row, tags in enumerate(sentences) for entity in entities(tags)}
+        for sentences in (found, gold)
     )
     right = len(found & gold)
     precision, recall = right / max(len(found), 1), right / max(len(gold), 1)
-    return {"precision": precision, "recall": recall, "f1": 2 * right / max(len(found) + len(gold), 1)}
+    return {
+        "precision": precision,
+        "recall": recall,
+        "f1": 2 * right / max(len(found) + len(gold), 1),
+    }
 
 
 def entities(tags: list[str]) -> set[tuple[str, int, int]]:
-    """(type, first word, word after the last). As conlleval has it, an entity begins at B, and at an I after O or after
-    another type; it goes on over each I of its type."""
+    """(type, first word, word after the last). As conlleval has it, an entity begins at B, and at
+    an I after O or after another type; it goes on over each I of its type."""
     found = set()
     name = None
     first = 0

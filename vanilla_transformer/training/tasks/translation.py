@@ -5,7 +5,12 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    DataCollatorForSeq2Seq,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from ...configuration_vanilla_transformer import VanillaSeq2SeqConfig
 from ...modeling_vanilla_transformer import VanillaSeq2SeqForConditionalGeneration
@@ -49,19 +54,28 @@ def examples(rows: Rows, data: dict, split: str) -> Any:
     return rows
 
 
-def collator(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
+def collator(
+    tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
+) -> Callable[[list[dict]], dict]:
     return DataCollatorForSeq2Seq(tokenizer, model)
 
 
-def metrics(tokenizer: PreTrainedTokenizerFast, config: VanillaSeq2SeqConfig, evaluation: dict, rows: Rows) -> Metrics:
-    return lambda prediction: scores_of_ids(*prediction, tokenizer, evaluation.get("bleu_tokenize", "13a"))
+def metrics(
+    tokenizer: PreTrainedTokenizerFast, config: VanillaSeq2SeqConfig, evaluation: dict, rows: Rows
+) -> Metrics:
+    return lambda prediction: scores_of_ids(
+        *prediction, tokenizer, evaluation.get("bleu_tokenize", "13a")
+    )
 
 
 def scores_of_ids(
-    predictions: np.ndarray, labels: np.ndarray, tokenizer: PreTrainedTokenizerFast, bleu_tokenize: str = "13a"
+    predictions: np.ndarray,
+    labels: np.ndarray,
+    tokenizer: PreTrainedTokenizerFast,
+    bleu_tokenize: str = "13a",
 ) -> dict[str, float | str]:
-    """BLEU, chrF, and the signature of BLEU, of generated ids against label ids, both (B, T) padded with -100 or the pad
-    token."""
+    """BLEU, chrF, and the signature of BLEU, of generated ids against label ids, both (B, T) padded
+    with -100 or the pad token."""
     outputs = texts_of_ids(predictions, tokenizer)
     references = texts_of_ids(labels, tokenizer)
     score, signature = bleu(outputs, references, bleu_tokenize)
@@ -69,4 +83,6 @@ def scores_of_ids(
 
 
 def texts_of_ids(ids: np.ndarray, tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    return tokenizer.batch_decode(np.where(ids == -100, tokenizer.pad_token_id, ids), skip_special_tokens=True)
+    return tokenizer.batch_decode(
+        np.where(ids == -100, tokenizer.pad_token_id, ids), skip_special_tokens=True
+    )
