@@ -19,10 +19,10 @@ from engines import memory
 from measure import isolated
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.bulk.run import SHARD_LINES, Bulk
-from vanilla_transformer_export.runtime.inputs import pad_sequences
-from vanilla_transformer_export.runtime.lines import read_lines
-from vanilla_transformer_export.runtime.predictions import Predictions
+from vanilla_transformer_export.files.predictions import Predictions
+from vanilla_transformer_export.files.run import SHARD_LINES, Bulk
+from vanilla_transformer_export.files.text_lines import read_lines
+from vanilla_transformer_export.inference.inputs import pad_sequences
 
 GREEDY = {"num_beams": 1}  # what lanes are for
 

@@ -177,7 +177,7 @@ class Onnx:
 
     @staticmethod
     def modules(kind):
-        return "onnxruntime", "vanilla_transformer_export.runtime.runtime"
+        return "onnxruntime", "vanilla_transformer_export.runtime"
 
     def __init__(self, engine, kind, root, arrangement, device):
         from vanilla_transformer_export import Runtime

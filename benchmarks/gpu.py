@@ -12,7 +12,7 @@ def device_facts() -> dict | None:
     """The first GPU, `None` without one."""
     import torch
 
-    from vanilla_transformer_export.runtime import devices
+    from vanilla_transformer_export.inference import devices
 
     if not torch.cuda.is_available():
         return None

@@ -305,7 +305,7 @@ def spread(values) -> dict:
 
 
 def cores() -> int:
-    from vanilla_transformer_export.runtime.devices import processors
+    from vanilla_transformer_export.inference.devices import processors
 
     return processors()
 

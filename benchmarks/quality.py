@@ -21,7 +21,7 @@ def bleu(engine: str, source: Path, target: Path) -> dict:
     """What `evaluate` says of the shipped checkpoint, by torch in float32 ("torch") or as the
     export `engine`."""
     from vanilla_transformer_export import export
-    from vanilla_transformer_export.evaluation import evaluate
+    from vanilla_transformer_export.exporting.evaluation import evaluate
 
     if engine == "torch":
         return evaluate(CHECKPOINT, source, target, batch_size=ROWS)

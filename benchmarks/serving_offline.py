@@ -31,7 +31,7 @@ FINALISTS = 2
 
 def engine(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
     from vanilla_transformer_export import Runtime
-    from vanilla_transformer_export.engine.engine import Engine
+    from vanilla_transformer_export.scheduler.engine import Engine
 
     runtime = Runtime(folder / dtype, threads=threads, continuous=True)
     engine = Engine(runtime, lanes=workers, slots=rows, queue=10**6).start()
@@ -51,7 +51,7 @@ def engine(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> C
 def lanes(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
     """All in one call of the runtime, which runs them in lanes."""
     from vanilla_transformer_export import Runtime
-    from vanilla_transformer_export.runtime.inputs import pad_sequences
+    from vanilla_transformer_export.inference.inputs import pad_sequences
 
     runtime = Runtime(folder / dtype, threads=workers * threads, lanes=workers)
     return lambda ids: runtime.generate(*pad_sequences(ids, 0))[:, 1:].tolist()
@@ -60,8 +60,8 @@ def lanes(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Ca
 def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
     """Whole batches of one length, more or less, the longest first."""
     from vanilla_transformer_export import Runtime
-    from vanilla_transformer_export.runtime import runtime as module
-    from vanilla_transformer_export.runtime.inputs import pad_sequences
+    from vanilla_transformer_export import runtime as module
+    from vanilla_transformer_export.inference.inputs import pad_sequences
 
     module.LEAST_ROWS = math.inf  # from which on they would run in lanes
     runtimes = [Runtime(folder / dtype, threads=threads) for _ in range(workers)]
@@ -119,10 +119,10 @@ def loaded_memory(export: Path) -> dict:
     from serving_servers import memory_of
 
     from vanilla_transformer_export import TextRuntime
-    from vanilla_transformer_export.engine.batch import slot_bytes
-    from vanilla_transformer_export.engine.engine import Engine
-    from vanilla_transformer_export.engine.sizing import arrangement
-    from vanilla_transformer_export.runtime.devices import processors
+    from vanilla_transformer_export.inference.devices import processors
+    from vanilla_transformer_export.scheduler.capacity import arrangement
+    from vanilla_transformer_export.scheduler.engine import Engine
+    from vanilla_transformer_export.scheduler.slot_batch import slot_bytes
 
     arranged = arrangement(json.loads((export / "config.json").read_text()), processors())
     runtime = TextRuntime(export, arranged.threads, continuous=True).runtime

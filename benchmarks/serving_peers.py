@@ -25,7 +25,7 @@ class CTranslate2Engine:
     def __init__(self, runtime, model: Path, workers: int, threads: int):
         import ctranslate2
 
-        from vanilla_transformer_export.engine.batch import Room
+        from vanilla_transformer_export.scheduler.slot_batch import Room
 
         self.runtime = runtime
         self.room = Room(ROWS, 512, 512)
@@ -40,7 +40,7 @@ class CTranslate2Engine:
             threading.Thread(target=self.work, daemon=True).start()
 
     def job(self, input_ids, options, prefix=(), top_logprobs=None, scores_prompt=False):
-        from vanilla_transformer_export.engine.jobs import Job
+        from vanilla_transformer_export.scheduler.request import Job
 
         key = tuple(options.items())
         if key not in self.checked:  # once for the same options, as our engine does
@@ -81,7 +81,7 @@ class CTranslate2Engine:
             futures[0].get_loop().call_soon_threadsafe(deliver, futures, found)
 
     def translate(self, jobs):
-        from vanilla_transformer_export.engine.jobs import STOP, Generated
+        from vanilla_transformer_export.scheduler.request import STOP, Generated
 
         most = max(job.options.max_new_tokens for job in jobs)
         rows = self.translator.translate_batch(

@@ -180,7 +180,7 @@ def bytes_per_step(directory: Path) -> int:
     embedding only some rows."""
     import onnx
 
-    from vanilla_transformer_export.runtime.artifact import read_artifact
+    from vanilla_transformer_export.inference.export_info import read_artifact
 
     files = read_artifact(directory).manifest["graphs"]
     graph = onnx.load(directory / files["decoder"]).graph

@@ -4,12 +4,12 @@ in the docstring of `Runtime.generate`."""
 
 from pathlib import Path
 
-from vanilla_transformer_export.runtime.options import options_table, options_text
+from vanilla_transformer_export.inference.options import options_table, options_text
 from vanilla_transformer_export.serving.settings import settings_table
 
 TABLES = {"runtime.md": ("options", options_table), "serving.md": ("settings", settings_table)}
 FOLDER = Path(__file__).parent
-CODE = FOLDER.parent / "export" / "runtime" / "runtime.py"
+CODE = FOLDER.parent / "export" / "runtime.py"
 INDENT = " " * 12  # of the lines in the docstring
 END = "<!-- end -->"
 

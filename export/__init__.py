@@ -5,27 +5,27 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .evaluation import evaluate
-    from .exporting import export
-    from .loading import load_checkpoint
-    from .parity import verify
-    from .runtime.images import ImageRuntime
-    from .runtime.options import Options
-    from .runtime.runtime import Runtime
-    from .runtime.text import TextRuntime
+    from .exporting.evaluation import evaluate
+    from .exporting.export import export
+    from .exporting.loading import load_checkpoint
+    from .exporting.parity import verify
+    from .image_runtime import ImageRuntime
+    from .inference.options import Options
+    from .runtime import Runtime
+    from .text_runtime import TextRuntime
 
     __version__: str
 
 # Each public name -> its module, and the extra that brings what this needs.
 _HOMES = {
-    "export": ("exporting", "export,cpu"),
-    "load_checkpoint": ("loading", "torch,cpu"),
-    "verify": ("parity", "torch,cpu"),
-    "evaluate": ("evaluation", "train,cpu"),
-    "Runtime": ("runtime.runtime", "cpu"),
-    "TextRuntime": ("runtime.text", "cpu"),
-    "ImageRuntime": ("runtime.images", "cpu,images"),
-    "Options": ("runtime.options", "cpu"),
+    "export": ("exporting.export", "export,cpu"),
+    "load_checkpoint": ("exporting.loading", "torch,cpu"),
+    "verify": ("exporting.parity", "torch,cpu"),
+    "evaluate": ("exporting.evaluation", "train,cpu"),
+    "Runtime": ("runtime", "cpu"),
+    "TextRuntime": ("text_runtime", "cpu"),
+    "ImageRuntime": ("image_runtime", "cpu,images"),
+    "Options": ("inference.options", "cpu"),
 }
 UNINSTALLED = "0+unknown"  # the version where the package is on the path and not installed
 __all__ = [

@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Any, NoReturn, get_args
 
 from .errors import UsageError, did_you_mean
-from .program import flush_output
+from .terminal import flush_output
 
 FLAG = re.compile(r"--\w[\w-]*")
 # as Python writes what JSON writes in small letters

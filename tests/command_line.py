@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 
 COMMAND = Path(sys.executable).with_name("vanilla-transformer")
 

@@ -17,7 +17,7 @@ from checkpoints import toy_corpus
 from shell import commands
 
 from vanilla_transformer.training.recipe import read_recipe
-from vanilla_transformer_export import cli
+from vanilla_transformer_export.cli import main as cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
 from vanilla_transformer_export.errors import RequestError, TooLong
-from vanilla_transformer_export.serving.protocols import Protocol
+from vanilla_transformer_export.serving.protocols.protocol import Protocol
 from vanilla_transformer_export.serving.server import Server, listening
 from vanilla_transformer_export.serving.settings import Settings
 

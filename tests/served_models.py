@@ -4,13 +4,13 @@ import contextlib
 
 from served import served
 
-from vanilla_transformer_export.serving import (
+from vanilla_transformer_export.serving.models import ServedModel
+from vanilla_transformer_export.serving.protocols import (
     open_inference,
     openai_api,
     pipelines,
     text_embeddings,
 )
-from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.reading import batched
 
 PROTOCOLS = (

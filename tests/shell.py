@@ -7,7 +7,7 @@ from accelerate.commands.launch import launch_command_parser
 from torch.distributed.run import get_args_parser as torchrun_parser
 
 LAUNCH = Path(__file__).parents[1] / "vanilla_transformer" / "training" / "launch" / "slurm.sh"
-MODULES = ("vanilla_transformer_export", "vanilla_transformer_export.cli")
+MODULES = ("vanilla_transformer_export", "vanilla_transformer_export.cli.main")
 PROGRAMS = (
     "vanilla-transformer",
     "torchrun",

@@ -9,7 +9,7 @@ from checkpoints import copy_of, edit_json, seal
 
 from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.runtime.artifact import (
+from vanilla_transformer_export.inference.export_info import (
     SCHEMA_VERSION,
     read_artifact,
     write_manifest,

@@ -13,14 +13,14 @@ import pytest
 from checkpoints import with_words
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.runtime import lines
-from vanilla_transformer_export.runtime.lines import Batches, generate_file
+from vanilla_transformer_export.files import text_lines as lines
+from vanilla_transformer_export.files.text_lines import Batches, generate_file
 
 SAMPLING = dict(do_sample=True, top_k=20, seed=11, max_new_tokens=8)
 BEAMS = dict(num_beams=3, max_new_tokens=8)
-COMMAND = [sys.executable, "-m", "vanilla_transformer_export.cli", "generate"]
+COMMAND = [sys.executable, "-m", "vanilla_transformer_export.cli.main", "generate"]
 
 
 @pytest.fixture(scope="module")

@@ -23,23 +23,17 @@ from bulk import write_lines
 from checkpoints import edit_json, with_words
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.bulk import progress, run
-from vanilla_transformer_export.bulk import ray as on_ray
-from vanilla_transformer_export.bulk.formats import format_of
-from vanilla_transformer_export.bulk.rows import Fields
-from vanilla_transformer_export.bulk.run import Bulk
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.runtime.predictions import (
-    CHOICES,
-    PAIR,
-    QUESTION,
-    TEXT,
-    Predictions,
-)
+from vanilla_transformer_export.files import progress, run
+from vanilla_transformer_export.files import ray as on_ray
+from vanilla_transformer_export.files.formats import format_of
+from vanilla_transformer_export.files.predictions import CHOICES, PAIR, QUESTION, TEXT, Predictions
+from vanilla_transformer_export.files.rows import Fields
+from vanilla_transformer_export.files.run import Bulk
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was cut after")
-COMMAND = [sys.executable, "-m", "vanilla_transformer_export.cli"]
+COMMAND = [sys.executable, "-m", "vanilla_transformer_export.cli.main"]
 OPTIONS = {"max_new_tokens": 8}
 
 

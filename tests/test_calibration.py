@@ -12,12 +12,13 @@ from heads import MANY, save_head, tokenizer_for
 from written import operators, run, write
 
 from vanilla_transformer.checkpoint import load_tokenizer
-from vanilla_transformer_export import Options, Runtime, cli, export, load_checkpoint
-from vanilla_transformer_export.calibration import calibrate
+from vanilla_transformer_export import Options, Runtime, export, load_checkpoint
+from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.exporting.calibration import calibrate
 from vanilla_transformer_export.graphs.input_scales import SAMPLED, Calibration, Inputs, choose
 from vanilla_transformer_export.graphs.layers import linear
-from vanilla_transformer_export.runtime.decoder import GenerationRequest
+from vanilla_transformer_export.inference.decoder import GenerationRequest
 
 CARDS = Path(__file__).resolve().parents[1] / "model_cards"
 CARD = CARDS / "vanilla-encoder-tiny-trec"

@@ -19,7 +19,7 @@ from vanilla_transformer.checkpoint_files import checkpoint_directory
 from vanilla_transformer.conversion import plan_conversion
 from vanilla_transformer.training.averaging import average
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 
 INDEX, SHARD = "model.safetensors.index.json", "model-00001-of-00001.safetensors"
 

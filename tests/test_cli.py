@@ -22,9 +22,10 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer import conversion
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer_export import Options, cli
+from vanilla_transformer_export import Options
 from vanilla_transformer_export.arguments import key_value, output_of
-from vanilla_transformer_export.cli import VERBS, main
+from vanilla_transformer_export.cli import main as cli
+from vanilla_transformer_export.cli.main import VERBS, main
 from vanilla_transformer_export.targets.registry import targets
 
 ROOT = Path(__file__).parents[1]

@@ -19,16 +19,17 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.checkpoint import save_tokenizer
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer_export import export, parity
-from vanilla_transformer_export.clients import (
+from vanilla_transformer_export import export
+from vanilla_transformer_export.exporting import parity
+from vanilla_transformer_export.exporting.parity import Report
+from vanilla_transformer_export.exporting.repository_files import (
     base_name,
     client_config,
     give_token_types,
     unread_by_genai,
 )
-from vanilla_transformer_export.parity import Report
-from vanilla_transformer_export.runtime.artifact import read_artifact
-from vanilla_transformer_export.targets import saving
+from vanilla_transformer_export.graphs import saving
+from vanilla_transformer_export.inference.export_info import read_artifact
 
 TEXT = [
     "the film wins and the cast shines",

@@ -24,7 +24,7 @@ from vanilla_transformer.training.recipe import FOLDER, read_recipe
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.tasks import TASKS
 from vanilla_transformer.training.values import key_types
-from vanilla_transformer_export import cli
+from vanilla_transformer_export.cli import main as cli
 
 ROOT = Path(__file__).parents[1]
 CARDS = sorted((ROOT / "model_cards").glob("*/README.md"))

@@ -22,7 +22,7 @@ import vanilla_transformer
 from vanilla_transformer.conversion import convert, plan_conversion
 from vanilla_transformer.conversion.registry import FAMILIES, REFUSED
 from vanilla_transformer_export import TextRuntime, export
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 
 
 @pytest.fixture

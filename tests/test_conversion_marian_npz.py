@@ -16,7 +16,7 @@ from transformers import GenerationConfig, MarianConfig, MarianTokenizer
 import vanilla_transformer
 from vanilla_transformer.conversion import convert, converted, plan_conversion
 from vanilla_transformer.info import info
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 
 TEXTS = ["a man sees the dog", "the park", "number 12 in the park"]
 FIELDS = {  # what Marian writes of a transformer-base, in its order and more

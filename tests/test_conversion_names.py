@@ -15,7 +15,7 @@ import vanilla_transformer
 from vanilla_transformer.conversion import convert, plan_conversion
 from vanilla_transformer.errors import UsageError
 from vanilla_transformer_export import Runtime, export
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 
 
 def saved(architecture, family, directory, **changes):

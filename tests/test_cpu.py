@@ -13,7 +13,7 @@ from vanilla_transformer_export import Options, Runtime, export, verify
 from vanilla_transformer_export.graphs import quantization
 from vanilla_transformer_export.graphs.layers import linear
 from vanilla_transformer_export.graphs.quantization import int4_blocks, int8_columns, uint8_blocks
-from vanilla_transformer_export.runtime.decoder import GenerationRequest
+from vanilla_transformer_export.inference.decoder import GenerationRequest
 from vanilla_transformer_export.targets.cpu.decoder import CpuSeq2SeqDecoder
 
 exported = exports_for("cpu")

@@ -13,12 +13,13 @@ from targets import FILES, GENERATORS, MODELS, SIZES, exports_for, generators, g
 from written import operators, run, write
 
 import vanilla_transformer
-from vanilla_transformer_export import Options, Runtime, cli, export
+from vanilla_transformer_export import Options, Runtime, export
+from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.graphs import quantization
 from vanilla_transformer_export.graphs.precisions import WEIGHT_ONLY
 from vanilla_transformer_export.graphs.sequences import last_state
-from vanilla_transformer_export.runtime import devices
-from vanilla_transformer_export.runtime.decoder import GenerationRequest
+from vanilla_transformer_export.inference import devices
+from vanilla_transformer_export.inference.decoder import GenerationRequest
 from vanilla_transformer_export.targets.cuda.graphs import packed_linear_each
 from vanilla_transformer_export.targets.cuda.overflow import overflow
 from vanilla_transformer_export.targets.registry import get_target

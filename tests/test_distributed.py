@@ -130,7 +130,14 @@ def command(folder) -> list[str]:
     for name, table in tables.items():
         lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
     (folder / "recipe.toml").write_text("\n".join(lines))
-    return ["-m", "vanilla_transformer_export.cli", "train", "recipe.toml", "--output", "model"]
+    return [
+        "-m",
+        "vanilla_transformer_export.cli.main",
+        "train",
+        "recipe.toml",
+        "--output",
+        "model",
+    ]
 
 
 @pytest.mark.slow

@@ -18,7 +18,8 @@ from shell import PROGRAMS, RAYS, commands, ours
 import vanilla_transformer
 import vanilla_transformer_export
 from vanilla_transformer.training.recipe import FOLDER
-from vanilla_transformer_export import Options, cli, ray
+from vanilla_transformer_export import Options, ray
+from vanilla_transformer_export.cli import main as cli
 
 DOCS = [page for page in PAGES if page.name != "README.md"]
 # Blocks that only say what they need.
@@ -240,7 +241,7 @@ def test_the_table_of_recipes_has_all_that_are_shipped():
 def test_what_follows_from_the_options_is_that_of_the_code(tmp_path):
     """The table of the page and the lines of the docstring, which the script writes again where
     they are others."""
-    places = ("docs/options.py", "docs/runtime.md", "docs/serving.md", "export/runtime/runtime.py")
+    places = ("docs/options.py", "docs/runtime.md", "docs/serving.md", "export/runtime.py")
     texts = {place: (ROOT / place).read_text() for place in places}
     for place, text in texts.items():
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)

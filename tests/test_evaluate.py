@@ -14,11 +14,11 @@ from filelock import FileLock
 
 from vanilla_transformer.training.data import read_lines
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer_export import evaluation as module
 from vanilla_transformer_export import export
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.evaluation import compare, evaluate
+from vanilla_transformer_export.exporting import evaluation as module
+from vanilla_transformer_export.exporting.evaluation import compare, evaluate
 
 SIZES = dict(vocab_size=60, hidden_size=32, intermediate_size=40, num_attention_heads=4)
 LABELS = {0: "good", 1: "bad", 2: "neither"}

@@ -21,9 +21,11 @@ from vanilla_transformer import (
     VanillaEncoderConfig,
     VanillaEncoderModel,
 )
-from vanilla_transformer_export import Runtime, export, exporting, load_checkpoint, parity
-from vanilla_transformer_export.parity import Report
-from vanilla_transformer_export.targets import saving
+from vanilla_transformer_export import Runtime, export, load_checkpoint
+from vanilla_transformer_export.exporting import export as exporting
+from vanilla_transformer_export.exporting import parity
+from vanilla_transformer_export.exporting.parity import Report
+from vanilla_transformer_export.graphs import saving
 
 B, S, T, P = "batch_size", "source_length", "target_length", "past_length"
 PS, WHOLE = "past_source_length", "past_length + target_length"

@@ -19,7 +19,7 @@ from vanilla_transformer.conversion import conversion_plan, convert
 from vanilla_transformer.errors import UsageError
 from vanilla_transformer.info import info
 from vanilla_transformer_export import Runtime, export, load_checkpoint
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 
 WORDS = ["[PAD]", "[UNK]", "a", "bird", "sings"]
 

@@ -7,7 +7,7 @@ import torch
 from checkpoints import perturbed
 
 from vanilla_transformer.checkpoint_config import read_config
-from vanilla_transformer_export.graphs.build import GraphFormat, GraphSource, write_graphs
+from vanilla_transformer_export.exporting.graphs import GraphFormat, GraphSource, write_graphs
 from vanilla_transformer_export.graphs.config import Config
 from vanilla_transformer_export.targets.registry import get_target
 

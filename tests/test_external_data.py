@@ -11,8 +11,8 @@ from checkpoints import add_to_output, copy_of, list_file, seal
 from onnx import TensorProto, helper
 
 from vanilla_transformer_export import Runtime
-from vanilla_transformer_export.runtime.session import Sessions
-from vanilla_transformer_export.targets.spec import GraphSpec, TensorSpec
+from vanilla_transformer_export.inference.session import Sessions
+from vanilla_transformer_export.specs.graph_spec import GraphSpec, TensorSpec
 
 
 def external(name, location, size=2):

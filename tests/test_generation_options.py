@@ -13,13 +13,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.generation import logits_process
 
 import vanilla_transformer
-from vanilla_transformer_export import Options, Runtime, TextRuntime, cli, export
+from vanilla_transformer_export import Options, Runtime, TextRuntime, export
+from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.runtime import decoder as decoder_module
-from vanilla_transformer_export.runtime import search
-from vanilla_transformer_export.runtime.decoder import position_bytes
-from vanilla_transformer_export.runtime.logits import Prompt, Sampler, log_sum_exp, top
-from vanilla_transformer_export.runtime.search import Processors
+from vanilla_transformer_export.inference import decoder as decoder_module
+from vanilla_transformer_export.inference import search
+from vanilla_transformer_export.inference.decoder import position_bytes
+from vanilla_transformer_export.inference.logits import Prompt, Sampler, log_sum_exp, top
+from vanilla_transformer_export.inference.search import Processors
 from vanilla_transformer_export.targets.cpu import decoder as cpu_decoder
 from vanilla_transformer_export.targets.registry import get_target
 

@@ -9,11 +9,11 @@ from checkpoints import perturbed
 from transformers.activations import ACT2FN
 
 from vanilla_transformer_export import verify
-from vanilla_transformer_export.exporting import Graphs, Source, uses_target
+from vanilla_transformer_export.exporting.export import Graphs, Source, uses_target
 from vanilla_transformer_export.graphs.config import Config
-from vanilla_transformer_export.runtime.artifact import write_manifest
+from vanilla_transformer_export.inference.export_info import write_manifest
+from vanilla_transformer_export.specs.sequences import EXPORTABLE, GENERATORS
 from vanilla_transformer_export.targets.registry import get_target
-from vanilla_transformer_export.targets.sequences import EXPORTABLE, GENERATORS
 
 SIZES = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4}
 RELATIVE = {

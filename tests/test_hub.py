@@ -21,7 +21,7 @@ from standins import SHAPE, classifier, translator
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from vanilla_transformer import VanillaSeq2SeqForConditionalGeneration
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 
 pytestmark = pytest.mark.slow  # a minute, most of it for what is pushed
 
@@ -253,7 +253,9 @@ def test_only_what_is_read_is_downloaded(ran, hub):
 
 def command(hub, home, *arguments, **changes):
     settings = {"env": {**hub.environment(home), **changes}}
-    return hub.run(home, "-m", "vanilla_transformer_export.cli", *map(str, arguments), **settings)
+    return hub.run(
+        home, "-m", "vanilla_transformer_export.cli.main", *map(str, arguments), **settings
+    )
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vanilla_transformer import VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
 from vanilla_transformer.info import info
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 
 
 @pytest.fixture(params=CHECKPOINTS)

@@ -5,9 +5,9 @@ import onnx
 import onnxruntime
 import pytest
 
-from vanilla_transformer_export.runtime.inputs import check_inputs, run_by_length
-from vanilla_transformer_export.runtime.session import Session, check_graph
-from vanilla_transformer_export.targets.spec import GraphSpec, TensorSpec
+from vanilla_transformer_export.inference.inputs import check_inputs, run_by_length
+from vanilla_transformer_export.inference.session import Session, check_graph
+from vanilla_transformer_export.specs.graph_spec import GraphSpec, TensorSpec
 
 # A graph that no model here has: pictures in, the mean of each channel out.
 PICTURES = TensorSpec("pixel_values", "float32", ("batch_size", 3, "height", "width"))

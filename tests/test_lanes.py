@@ -13,13 +13,13 @@ from serving_load import with_words
 from targets import SIZES
 
 from vanilla_transformer_export import Runtime, TextRuntime, evaluate
-from vanilla_transformer_export.cli import main
-from vanilla_transformer_export.engine import many_rows
-from vanilla_transformer_export.engine.batch import SlotBatch
-from vanilla_transformer_export.engine.sizing import LEAST_ROWS
+from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.runtime.inputs import move_padding, pad_sequences
-from vanilla_transformer_export.runtime.lines import Batches, generate_file
+from vanilla_transformer_export.files.text_lines import Batches, generate_file
+from vanilla_transformer_export.inference.inputs import move_padding, pad_sequences
+from vanilla_transformer_export.scheduler import many_rows
+from vanilla_transformer_export.scheduler.capacity import LEAST_ROWS
+from vanilla_transformer_export.scheduler.slot_batch import SlotBatch
 
 SEQ2SEQ, DECODER = "seq2seq", "causal"
 COUNT = 2 * LEAST_ROWS + 12

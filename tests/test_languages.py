@@ -14,10 +14,10 @@ from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as
 
 from vanilla_transformer.conversion.tokenizers import find_tokenizer
 from vanilla_transformer_export import TextRuntime, export
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.evaluation import evaluate
-from vanilla_transformer_export.languages import languages_of
+from vanilla_transformer_export.exporting.evaluation import evaluate
+from vanilla_transformer_export.exporting.languages import languages_of
 
 TEXTS = ["the dog sees a bird", "a man reads", "der Hund sieht einen Vogel im Park"]
 LINES = [

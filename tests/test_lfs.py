@@ -9,7 +9,7 @@ from checkpoints import copy_of, with_words
 from command_line import error_of
 from safetensors.torch import save_file
 
-from vanilla_transformer_export.runtime.images import opened
+from vanilla_transformer_export.image_runtime import opened
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\nsize 12345\n"
 

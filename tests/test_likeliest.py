@@ -7,8 +7,8 @@ import pytest
 import torch
 from top_k_graph import top_k_graph
 
-from vanilla_transformer_export.runtime import likeliest
-from vanilla_transformer_export.runtime.likeliest import likeliest_tokens
+from vanilla_transformer_export.inference import top_k as likeliest
+from vanilla_transformer_export.inference.top_k import likeliest_tokens
 
 
 @pytest.mark.parametrize("width", [3, 48, 40_001])

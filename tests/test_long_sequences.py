@@ -11,8 +11,8 @@ import torch
 from checkpoints import SIZES, perturbed
 
 from vanilla_transformer_export import Runtime, export
-from vanilla_transformer_export.runtime.inputs import bucket_by_length
-from vanilla_transformer_export.targets.spec import LONG
+from vanilla_transformer_export.inference.inputs import bucket_by_length
+from vanilla_transformer_export.specs.graph_spec import LONG
 
 HEADS = SIZES["num_attention_heads"]
 LONGEST = 4096

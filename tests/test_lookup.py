@@ -9,11 +9,15 @@ import torch
 from checkpoints import EOS, PAD, copy_of, edit_json
 
 from vanilla_transformer_export import Options, Runtime
-from vanilla_transformer_export.engine.engine import Engine
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.runtime.decoder import GenerationRequest
-from vanilla_transformer_export.runtime.lookup import NgramIndex, tokens_by_lookup, until_end
-from vanilla_transformer_export.runtime.search import start_search
+from vanilla_transformer_export.inference.decoder import GenerationRequest
+from vanilla_transformer_export.inference.prompt_lookup import (
+    NgramIndex,
+    tokens_by_lookup,
+    until_end,
+)
+from vanilla_transformer_export.inference.search import start_search
+from vanilla_transformer_export.scheduler.engine import Engine
 from vanilla_transformer_export.targets.cpu import decoder as cpu
 from vanilla_transformer_export.targets.portable import decoder as portable
 

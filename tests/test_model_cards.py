@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 
 import vanilla_transformer
 from vanilla_transformer_export import TextRuntime, export
-from vanilla_transformer_export.evaluation import evaluate
+from vanilla_transformer_export.exporting.evaluation import evaluate
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "model_cards"

@@ -11,7 +11,8 @@ import pytest
 import torch
 from checkpoints import EOS, PAD, START, VOCABULARY, build, edit_json
 
-from vanilla_transformer_export import Runtime, cli, export, verify
+from vanilla_transformer_export import Runtime, export, verify
+from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.targets.cpu.generation import grow_caches
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from vanilla_transformer_export.runtime.pieces import MOST_OPEN, Pieces
-from vanilla_transformer_export.runtime.tokenization_spaces import CleanPieces, clean_up
+from vanilla_transformer_export.text.detokenizer import MOST_OPEN, Pieces
+from vanilla_transformer_export.text.tokenization_spaces import CleanPieces, clean_up
 
 
 def byte_level():

@@ -11,7 +11,7 @@ from targets import build, prompts
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from vanilla_transformer_export import Runtime, export
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
 
 FILES = ["onnx/decoder_model_merged.onnx", "onnx/encoder_model.onnx"]
@@ -33,7 +33,7 @@ def both(checkpoint):
     """What `export --dtype int8,fp32` writes, with its weights in files of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "vanilla_transformer_export.targets.saving.PROTOBUF_LIMIT", 10_000
+            "vanilla_transformer_export.graphs.saving.PROTOBUF_LIMIT", 10_000
         )  # in place of 2 GB, which take minutes
         main(["export", str(checkpoint), str(checkpoint.with_name("both")), "--dtype", "int8,fp32"])
     return checkpoint.with_name("both")

@@ -17,9 +17,13 @@ from command_line import COMMAND, error_of
 from safetensors import SafetensorError
 
 from vanilla_transformer.training import averaging
-from vanilla_transformer_export import program
-from vanilla_transformer_export.cli import main
-from vanilla_transformer_export.program import open_standard_streams, warnings_in_one_line, words_of
+from vanilla_transformer_export import terminal as program
+from vanilla_transformer_export.cli.main import main
+from vanilla_transformer_export.terminal import (
+    open_standard_streams,
+    warnings_in_one_line,
+    words_of,
+)
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -10,7 +10,7 @@ import pytest
 from checkpoints import PAD
 
 import vanilla_transformer_export as package
-from vanilla_transformer_export.runtime import options as option_fields
+from vanilla_transformer_export.inference import options as option_fields
 
 NAMES = ["ImageRuntime", "Options", "Runtime", "TextRuntime", "__version__"]
 NAMES += ["evaluate", "export", "load_checkpoint", "verify"]
@@ -183,4 +183,4 @@ def test_lazy_names_have_types(tmp_path):
     }
     assert not {"Any", "object"} & set(types.values()), done.stdout
     assert types["__version__"] == "str" and types["export"].endswith("-> dict[str, Any]")
-    assert types["Runtime"].endswith("-> vanilla_transformer_export.runtime.runtime.Runtime")
+    assert types["Runtime"].endswith("-> vanilla_transformer_export.runtime.Runtime")

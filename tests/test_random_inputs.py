@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.runtime.inputs import check_contiguous, move_padding
-from vanilla_transformer_export.runtime.options import FIELDS
+from vanilla_transformer_export.inference.inputs import check_contiguous, move_padding
+from vanilla_transformer_export.inference.options import FIELDS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Unfeasible length")
 few = settings(max_examples=settings.default.max_examples // 5)  # where torch generates too

@@ -21,8 +21,8 @@ from vanilla_transformer.training.run import train
 from vanilla_transformer.training.tasks import TASKS
 from vanilla_transformer.training.trainer import training_arguments
 from vanilla_transformer.training.values import key_types
-from vanilla_transformer_export import cli
-from vanilla_transformer_export.runtime.options import FIELDS
+from vanilla_transformer_export.cli import main as cli
+from vanilla_transformer_export.inference.options import FIELDS
 
 RECIPES = pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.toml")))
 SMALL = dict(

@@ -14,7 +14,7 @@ from checkpoints import copy_of, list_file, seal
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from vanilla_transformer_export import Runtime, TextRuntime
-from vanilla_transformer_export.runtime import artifact
+from vanilla_transformer_export.inference import export_info as artifact
 
 TEXT = "w5 w9 w20 w7"
 

@@ -20,7 +20,7 @@ from written import operators, write
 from vanilla_transformer_export import Options, Runtime, export
 from vanilla_transformer_export.graphs.layers import linear
 from vanilla_transformer_export.graphs.quantization import BLOCK, int4_blocks
-from vanilla_transformer_export.runtime.decoder import GenerationRequest
+from vanilla_transformer_export.inference.decoder import GenerationRequest
 
 exported = exports_for("cpu")
 

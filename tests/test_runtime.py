@@ -12,9 +12,9 @@ import torch
 from checkpoints import EOS, PAD, START, VOCABULARY, copy_of, edit_json, seal
 
 from vanilla_transformer_export import Options, Runtime
-from vanilla_transformer_export.runtime import devices
-from vanilla_transformer_export.runtime.inputs import move_padding
-from vanilla_transformer_export.runtime.search import BeamSearch, TokenSearch
+from vanilla_transformer_export.inference import devices
+from vanilla_transformer_export.inference.inputs import move_padding
+from vanilla_transformer_export.inference.search import BeamSearch, TokenSearch
 
 GENERATORS = ("seq2seq", "seq2seq-untied", "causal", "causal-learned")
 LENGTHS = (7, 1, 4, 9, 2, 9)
@@ -711,7 +711,7 @@ def test_providers_are_asked_for_in_order_and_each_must_run(
             return running
 
     monkeypatch.setattr(
-        "vanilla_transformer_export.runtime.session.check_graph", lambda session, spec, path: None
+        "vanilla_transformer_export.inference.session.check_graph", lambda session, spec, path: None
     )
     monkeypatch.setattr(devices, "facts", lambda: {"cuda_problem": None, "tensorrt_problem": None})
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)

@@ -23,8 +23,8 @@ from vanilla_transformer.conversion import convert, plan_conversion
 from vanilla_transformer.training.averaging import average
 from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export import Runtime, export
-from vanilla_transformer_export.cli import main
-from vanilla_transformer_export.runtime.inputs import pad_sequences
+from vanilla_transformer_export.cli.main import main
+from vanilla_transformer_export.inference.inputs import pad_sequences
 
 TEXTS = [
     "the old man sees a red house",

@@ -13,11 +13,11 @@ from written import run, write
 
 import vanilla_transformer
 from vanilla_transformer_export import Runtime, export, verify
+from vanilla_transformer_export import runtime as runtime_module
 from vanilla_transformer_export.graphs.layers import linear
-from vanilla_transformer_export.runtime import inputs as inputs_module
-from vanilla_transformer_export.runtime import runtime as runtime_module
-from vanilla_transformer_export.runtime.inputs import bucket_by_length
-from vanilla_transformer_export.targets.sequences import EXPORTABLE
+from vanilla_transformer_export.inference import inputs as inputs_module
+from vanilla_transformer_export.inference.inputs import bucket_by_length
+from vanilla_transformer_export.specs.sequences import EXPORTABLE
 
 VOCABULARY, WIDTH, NARROW = 48, 32, 24
 SIZES = dict(vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=40, num_attention_heads=4)

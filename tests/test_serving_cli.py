@@ -15,7 +15,7 @@ import pytest
 from checkpoints import copy_of
 from test_cli import COMMAND, ROOT, error_of
 
-from vanilla_transformer_export import cli
+from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.serving import server
 from vanilla_transformer_export.serving.settings import (

@@ -13,23 +13,23 @@ import torch
 from targets import SIZES
 
 from vanilla_transformer_export import Runtime
-from vanilla_transformer_export.engine.batch import Room, SlotBatch
-from vanilla_transformer_export.engine.engine import Engine
-from vanilla_transformer_export.engine.jobs import LENGTH, STOP
-from vanilla_transformer_export.engine.queue import Queue, Ticket
-from vanilla_transformer_export.engine.sizing import (
+from vanilla_transformer_export.errors import RequestError, TooLong, UsageError
+from vanilla_transformer_export.inference.decoder import GenerationRequest
+from vanilla_transformer_export.inference.logits import Prompt
+from vanilla_transformer_export.inference.options import Options
+from vanilla_transformer_export.inference.search import start_search
+from vanilla_transformer_export.scheduler.capacity import (
     Arrangement,
     arrangement,
     chunk_length,
     rows_of_lane,
     sources_length,
 )
-from vanilla_transformer_export.engine.whole_batch import WholeBatch
-from vanilla_transformer_export.errors import RequestError, TooLong, UsageError
-from vanilla_transformer_export.runtime.decoder import GenerationRequest
-from vanilla_transformer_export.runtime.logits import Prompt
-from vanilla_transformer_export.runtime.options import Options
-from vanilla_transformer_export.runtime.search import start_search
+from vanilla_transformer_export.scheduler.engine import Engine
+from vanilla_transformer_export.scheduler.queue import Queue, Ticket
+from vanilla_transformer_export.scheduler.request import LENGTH, STOP
+from vanilla_transformer_export.scheduler.slot_batch import Room, SlotBatch
+from vanilla_transformer_export.scheduler.static_batch import WholeBatch
 
 MOST = 9  # new tokens
 OPTIONS = [
@@ -425,7 +425,7 @@ def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
         for run in batch.running[:count]:
             batch.leave(run)
 
-    monkeypatch.setattr("vanilla_transformer_export.engine.queue.WAIT", 1000.0)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.WAIT", 1000.0)
     put(3)
     assert joining() == 3  # nothing runs that would have to wait for them
     put(7)
@@ -434,7 +434,7 @@ def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
     assert joining() == 8
     put(1)
     assert joining() == 0
-    monkeypatch.setattr("vanilla_transformer_export.engine.queue.WAIT", 0.0)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.WAIT", 0.0)
     assert joining() == 1
     put(20)
     queue.close()
@@ -450,8 +450,8 @@ def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
 
 
 def test_a_run_of_many_rows_is_not_overtaken_for_ever(exported_for, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer_export.engine.queue.OVERTAKEN", 0.0)
-    monkeypatch.setattr("vanilla_transformer_export.engine.queue.WAIT", 0.0)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.OVERTAKEN", 0.0)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.WAIT", 0.0)
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=4)
     batch, queue = engine.batch(), Queue(100)
     small = engine.job([5], dict(max_new_tokens=20, min_new_tokens=20))

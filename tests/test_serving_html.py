@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vanilla_transformer_export.serving.html_text import replaced, text_runs
+from vanilla_transformer_export.serving.translation.html_text import replaced, text_runs
 
 
 def texts(html):

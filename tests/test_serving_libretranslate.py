@@ -19,21 +19,21 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.engine.engine import Engine
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.runtime.language_names import MACROLANGUAGES, TABLE, TWO_LETTERS
-from vanilla_transformer_export.runtime.language_pairs import (
+from vanilla_transformer_export.scheduler.engine import Engine
+from vanilla_transformer_export.serving.models import ServedModel
+from vanilla_transformer_export.serving.protocols.libretranslate import PROTOCOL, PUBLIC_PATHS
+from vanilla_transformer_export.serving.translation.translator import LONG, translate
+from vanilla_transformer_export.text.language_names import MACROLANGUAGES, TABLE, TWO_LETTERS
+from vanilla_transformer_export.text.language_pairs import (
     Directions,
     language_name,
     languages_of_model,
     names_by_code,
     sentence_languages,
 )
-from vanilla_transformer_export.runtime.languages import Languages
-from vanilla_transformer_export.runtime.tasks.translation import Splitting, parts_of
-from vanilla_transformer_export.serving.libretranslate import PROTOCOL, PUBLIC_PATHS
-from vanilla_transformer_export.serving.models import ServedModel
-from vanilla_transformer_export.serving.translating import LONG, translate
+from vanilla_transformer_export.text.languages import Languages
+from vanilla_transformer_export.text.tasks.translation import Splitting, parts_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 SLOTS = 8

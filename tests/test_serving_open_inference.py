@@ -22,11 +22,16 @@ from tokenizers import Tokenizer
 from tritonclient.utils import InferenceServerException
 
 from vanilla_transformer_export import ImageRuntime, TextRuntime, export
-from vanilla_transformer_export.engine.engine import Engine
 from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.scheduler.engine import Engine
 from vanilla_transformer_export.serving.models import ServedModel
-from vanilla_transformer_export.serving.tensors import TEXTS, inputs_of, outputs_of, read_request
-from vanilla_transformer_export.targets.spec import TensorSpec
+from vanilla_transformer_export.serving.protocols.tensors import (
+    TEXTS,
+    inputs_of,
+    outputs_of,
+    read_request,
+)
+from vanilla_transformer_export.specs.graph_spec import TensorSpec
 
 READERS, GENERATORS = ("encoder", "classification", "pretraining"), ("seq2seq", "causal")
 # no w1.. nor w2..: w1 and w2 are special, also inside of words

@@ -23,22 +23,28 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.engine.batch import Room
-from vanilla_transformer_export.engine.engine import Engine
-from vanilla_transformer_export.engine.jobs import LENGTH, STOP, Event, Generated, TokenLogprobs
-from vanilla_transformer_export.engine.refusals import overloaded
 from vanilla_transformer_export.errors import RequestError
-from vanilla_transformer_export.runtime.decoder import GenerationRequest
-from vanilla_transformer_export.runtime.logits import Prompt, Sampler
-from vanilla_transformer_export.runtime.search import start_search
+from vanilla_transformer_export.inference.decoder import GenerationRequest
+from vanilla_transformer_export.inference.logits import Prompt, Sampler
+from vanilla_transformer_export.inference.search import start_search
+from vanilla_transformer_export.scheduler.engine import Engine
+from vanilla_transformer_export.scheduler.refusals import overloaded
+from vanilla_transformer_export.scheduler.request import (
+    LENGTH,
+    STOP,
+    Event,
+    Generated,
+    TokenLogprobs,
+)
+from vanilla_transformer_export.scheduler.slot_batch import Room
 from vanilla_transformer_export.serving import app as serving
-from vanilla_transformer_export.serving import openai_api
-from vanilla_transformer_export.serving.completions import StopTexts
 from vanilla_transformer_export.serving.lifecycle import Lifecycle
 from vanilla_transformer_export.serving.logs import Log
 from vanilla_transformer_export.serving.metrics import Metrics
 from vanilla_transformer_export.serving.middleware import Frame
 from vanilla_transformer_export.serving.models import ServedModel, ServedModels
+from vanilla_transformer_export.serving.protocols import openai_api
+from vanilla_transformer_export.serving.protocols.completions import StopTexts
 from vanilla_transformer_export.serving.reading import batched
 from vanilla_transformer_export.serving.settings import Settings
 

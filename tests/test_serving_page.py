@@ -15,9 +15,9 @@ from served import served as in_thread
 from serving_load import with_words
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.engine.engine import Engine
-from vanilla_transformer_export.engine.jobs import Event
-from vanilla_transformer_export.engine.refusals import draining
+from vanilla_transformer_export.scheduler.engine import Engine
+from vanilla_transformer_export.scheduler.refusals import draining
+from vanilla_transformer_export.scheduler.request import Event
 from vanilla_transformer_export.serving import page
 from vanilla_transformer_export.serving.app import create_app
 from vanilla_transformer_export.serving.models import ServedModel, ServedModels

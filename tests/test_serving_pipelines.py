@@ -19,7 +19,7 @@ from served_models import PROTOCOLS, serving
 from transformers import pipeline
 
 from vanilla_transformer_export import ImageRuntime, TextRuntime, export
-from vanilla_transformer_export.engine.engine import Engine
+from vanilla_transformer_export.scheduler.engine import Engine
 from vanilla_transformer_export.serving.models import ServedModel
 
 

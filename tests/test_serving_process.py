@@ -32,8 +32,8 @@ from serving_load import (
 from serving_servers import OURS, Plan, Server, outcome
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.engine.process import engine_process, portable
 from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.scheduler.process import engine_process, portable
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 
@@ -50,9 +50,7 @@ def load(export):
 
 def patched(code: str, export: Path, log: Path, *flags: str) -> Server:
     """A server of a process that runs `code` first."""
-    start = (
-        f"import sys\n{code}\nfrom vanilla_transformer_export.cli import main\nmain(sys.argv[1:])"
-    )
+    start = f"import sys\n{code}\nfrom vanilla_transformer_export.cli.main import main\nmain(sys.argv[1:])"
     command = [
         sys.executable,
         "-c",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from serving_load import with_words
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.engine.engine import Engine
+from vanilla_transformer_export.scheduler.engine import Engine
 from vanilla_transformer_export.serving.app import create_app
 from vanilla_transformer_export.serving.models import ServedModel, ServedModels
 from vanilla_transformer_export.serving.service import PROTOCOLS

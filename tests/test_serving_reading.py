@@ -11,7 +11,7 @@ from heads import HEADS, MANY, PAIRS, close, export_for_images, save_head, token
 
 from vanilla_transformer_export import ImageRuntime, Runtime, TextRuntime, export
 from vanilla_transformer_export.errors import RequestError, TooLong
-from vanilla_transformer_export.runtime.inputs import pad_sequences
+from vanilla_transformer_export.inference.inputs import pad_sequences
 from vanilla_transformer_export.serving import reading
 from vanilla_transformer_export.serving.reading import Reader, batched, padded
 

@@ -10,8 +10,9 @@ from checkpoints import perturbed
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import vanilla_transformer
-from vanilla_transformer_export import Runtime, cli, export, verify
-from vanilla_transformer_export.shortlist import shortlist_from_text
+from vanilla_transformer_export import Runtime, export, verify
+from vanilla_transformer_export.cli import main as cli
+from vanilla_transformer_export.exporting.shortlist import shortlist_from_text
 
 SIZES = dict(vocab_size=48, hidden_size=32, intermediate_size=40, num_attention_heads=4)
 MODELS = {

@@ -6,9 +6,9 @@ import os
 import numpy as np
 import pytest
 
-from vanilla_transformer_export import cli
-from vanilla_transformer_export.runtime import lines as lines_module
-from vanilla_transformer_export.runtime import text
+from vanilla_transformer_export import text_runtime as text
+from vanilla_transformer_export.cli import main as cli
+from vanilla_transformer_export.files import text_lines as lines_module
 
 
 class Echo:

@@ -42,9 +42,9 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from vanilla_transformer.conversion import convert
 from vanilla_transformer_export import ImageRuntime, TextRuntime, export
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.runtime.tasks.sentences import sentences_and_spaces
+from vanilla_transformer_export.text.tasks.sentences import sentences_and_spaces
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from vanilla_transformer.training.data import BadRows, lines, lines_of, read_lin
 from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.tasks import TASKS
-from vanilla_transformer_export.runtime import lines as export_lines
+from vanilla_transformer_export.files import text_lines as export_lines
 
 SEPARATORS = "\x0b \x0c \x1c \x85 \u2028 \u2029 \r"  # all of which `str.splitlines` ends a line at
 

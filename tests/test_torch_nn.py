@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoModel
 
 from vanilla_transformer.conversion import convert_torch, from_torch
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 
 V, D, HEADS, INNER = 20, 12, 3, 17
 MASK = torch.tensor([[1] * 6, [1, 1, 1, 0, 0, 0]])

@@ -12,11 +12,12 @@ import pytest
 import torch
 from google.protobuf import text_format
 
-from vanilla_transformer_export import cli, export
+from vanilla_transformer_export import export
+from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.targets.sequences import sequence_specs
-from vanilla_transformer_export.targets.spec import GraphSpec, TensorSpec
-from vanilla_transformer_export.triton import config_text, write_triton_model
+from vanilla_transformer_export.exporting.triton import config_text, write_triton_model
+from vanilla_transformer_export.specs.graph_spec import GraphSpec, TensorSpec
+from vanilla_transformer_export.specs.sequences import sequence_specs
 
 TYPES = {"TYPE_INT64": onnx.TensorProto.INT64, "TYPE_FP32": onnx.TensorProto.FLOAT}
 
@@ -140,7 +141,7 @@ def test_the_folder_is_replaced_if_it_is_ours_alone(repository, exported, tmp_pa
         raise ValueError("planned")
 
     # nothing is written here
-    monkeypatch.setattr("vanilla_transformer_export.exporting.Graphs.plan", fails)
+    monkeypatch.setattr("vanilla_transformer_export.exporting.export.Graphs.plan", fails)
     for name in ("config.pbtxt", "1/model.onnx"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes((repository / "repository/reader" / name).read_bytes())

@@ -13,7 +13,7 @@ from vanilla_transformer.conversion import convert, plan_conversion
 from vanilla_transformer.info import info
 from vanilla_transformer.training.averaging import averaged
 from vanilla_transformer_export import Runtime
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 
 SHARDED = dict(max_shard_size="20KB")
 

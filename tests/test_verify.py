@@ -9,8 +9,9 @@ import torch
 from checkpoints import CHECKPOINTS, VOCABULARY, build, copy_of, edit_graph, seal
 from onnx import helper, numpy_helper
 
-from vanilla_transformer_export import parity, verify
-from vanilla_transformer_export.parity import TOLERANCE, Report, sample
+from vanilla_transformer_export import verify
+from vanilla_transformer_export.exporting import parity
+from vanilla_transformer_export.exporting.parity import TOLERANCE, Report, sample
 
 
 @pytest.mark.parametrize("name", ["encoder", "causal", "seq2seq"])

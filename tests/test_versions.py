@@ -15,8 +15,9 @@ from onnx.reference import ReferenceEvaluator
 from packaging.requirements import Requirement
 from targets import build
 
-from vanilla_transformer_export import cli, export
-from vanilla_transformer_export.runtime import devices
+from vanilla_transformer_export import export
+from vanilla_transformer_export.cli import main as cli
+from vanilla_transformer_export.inference import devices
 
 ROOT = Path(__file__).parents[1]
 

@@ -30,9 +30,9 @@ from vanilla_transformer.training.averaging import average
 from vanilla_transformer.training.recipe import Recipe, read_recipe
 from vanilla_transformer.training.run import train
 from vanilla_transformer_export import ImageRuntime, Runtime, TextRuntime, export, verify
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError as ExportUsageError
-from vanilla_transformer_export.runtime.image_processor import ImageProcessor
+from vanilla_transformer_export.text.image_processor import ImageProcessor
 
 SIZES = dict(
     hidden_size=24,
@@ -514,7 +514,7 @@ def test_labels_and_scores_are_those_of_the_pipeline(classifier, tmp_path):
 def test_scores_are_activated_as_the_pipeline_does(problem, labels):
     from transformers.pipelines.image_classification import ImageClassificationPipeline
 
-    from vanilla_transformer_export.runtime.images import activated
+    from vanilla_transformer_export.image_runtime import activated
 
     config = VanillaVisionConfig(**SIZES, num_labels=labels, problem_type=problem)
     pipeline = ImageClassificationPipeline(

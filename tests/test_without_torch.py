@@ -202,7 +202,7 @@ def test_an_export_without_torch_is_verified_and_run_later(checkpoints, tmp_path
 def test_versions_are_those_of_what_is_installed(checkpoints, tmp_path, monkeypatch):
     from importlib import metadata
 
-    from vanilla_transformer_export import exporting
+    from vanilla_transformer_export.exporting import export as exporting
 
     def version(name):
         if name in ("torch", "transformers"):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..targets.sequences import pair
+from ..specs.sequences import pair
 
 
 class Config:

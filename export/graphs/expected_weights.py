@@ -10,7 +10,7 @@ import numpy as np
 from vanilla_transformer.checkpoint_config import check_depth
 from vanilla_transformer.checkpoint_files import check_tensors, stored_tensors, weight_files
 
-from ..targets.sequences import pair
+from ..specs.sequences import pair
 from .config import Config
 from .weights import CheckpointWeights, tied_names
 

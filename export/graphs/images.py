@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from onnx_ir import Value
 
-from ..targets.sequences import pair
+from ..specs.sequences import pair
 from .context import GraphContext
 from .layers import Attention, linear, row_linear, stack
 

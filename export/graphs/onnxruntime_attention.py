@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from onnx_ir import Value
 
-from ..targets.spec import LONG
+from ..specs.graph_spec import LONG
 from .attention import (
     is_packed,
     project,

@@ -9,8 +9,11 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
 
+from ..specs.graph_spec import TensorSpec
+
 Operand: TypeAlias = "Value | np.ndarray | np.generic | bool | int | float | list[int] | None"
 FLOAT32 = np.dtype(np.float32)
+IR_VERSION = 10
 CONTRIB = "com.microsoft"  # domain of the operators that only onnxruntime has
 
 
@@ -124,3 +127,13 @@ def branch(
     output = op(op_type, *operands, domain=CONTRIB, **attributes)
     output.name, output.type = name, ir.TensorType(ir.DataType.FLOAT)
     return ir.Graph([], [output], nodes=op.nodes, name=name)
+
+
+def with_spec(value: Value, tensor: TensorSpec) -> Value:
+    """Return `value` with the name, type and shape of `tensor`."""
+    value.name, value.type, value.shape = (
+        tensor.name,
+        ir.TensorType(data_type(tensor.dtype)),
+        ir.Shape(tensor.shape),
+    )
+    return value

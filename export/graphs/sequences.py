@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from onnx_ir import Value
 
-from ..targets.sequences import READS_CHOICES, READS_TARGETS
+from ..specs.sequences import READS_CHOICES, READS_TARGETS
 from .activations import activation
 from .attention import encoder_attention, self_attention, source_attention, source_heads
 from .context import GraphContext, Tokens, Values, flat

@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from vanilla_transformer.checkpoint_files import bare, weight_files
 
-from ..targets.saving import MIN_EXTERNAL, write_external
 from .config import Config
+from .saving import MIN_EXTERNAL, write_external
 
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 STRIP = 64  # columns of a transposed matrix that are copied at a time

@@ -20,7 +20,7 @@ from . import health
 from .lifecycle import Lifecycle
 from .metrics import Metrics
 from .models import ServedModels
-from .protocols import Protocol
+from .protocols.protocol import Protocol
 from .settings import Settings
 
 OF_A_MODEL = "/models/{model}"

@@ -14,8 +14,8 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..engine.refusals import draining
 from ..errors import RequestError
+from ..scheduler.refusals import draining
 from . import health, refusals
 from .app import Errors
 from .lifecycle import Lifecycle

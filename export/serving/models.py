@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ..engine.engine import Engine
 from ..errors import RequestError, did_you_mean
-from ..runtime.language_pairs import Directions, directions_of
-from ..runtime.predictions import GENERATORS
+from ..files.predictions import GENERATORS
+from ..scheduler.engine import Engine
+from ..text.language_pairs import Directions, directions_of
 from .reading import Reader
 
 SEQ2SEQ = GENERATORS[1]

@@ -12,14 +12,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
 
-from ..engine.jobs import Job
 from ..errors import RequestError
-from ..runtime.predictions import IMAGE, task_of
-from ..runtime.tasks.translation import Plan, Splitting, joined
-from .event_stream import EventStream, event
+from ..files.predictions import IMAGE, task_of
+from ..scheduler.request import Job
+from ..text.tasks.translation import Plan, Splitting, joined
 from .models import ServedModel
-from .protocols import Protocol, models_of, name_in_path
-from .translating import offloaded, planned
+from .protocols.protocol import Protocol, models_of, name_in_path
+from .streams import EventStream, event
+from .translation.translator import offloaded, planned
 
 MOST_TOKENS = 2048  # that one continuation may be asked for
 PAGE = files(__package__).joinpath("page.html").read_text(encoding="utf-8")

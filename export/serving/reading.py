@@ -22,14 +22,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..engine.engine import EngineEvents, NoEvents
-from ..engine.refusals import draining, overloaded
-from ..engine.sizing import Arrangement
 from ..errors import TooLong
-from ..runtime.inputs import check_inputs, position_limit
-from ..runtime.runtime import MAX_TOKENS, Runtime
-from ..targets.sequences import pair
-from ..targets.spec import TensorSpec, shape_of
+from ..inference.inputs import check_inputs, position_limit
+from ..runtime import MAX_TOKENS, Runtime
+from ..scheduler.capacity import Arrangement
+from ..scheduler.engine import EngineEvents, NoEvents
+from ..scheduler.refusals import draining, overloaded
+from ..specs.graph_spec import TensorSpec, shape_of
+from ..specs.sequences import pair
 
 QUEUE = 256  # rows that may wait
 WORKERS = 64  # requests at once whose texts are cut, and answers made of what the graph returns

@@ -13,10 +13,10 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from ..engine.process import SIGNALS, EngineProcess
+from ..scheduler.process import SIGNALS, EngineProcess
 from .connections import Connections, files_for
 from .logs import taking_over
-from .protocols import Protocol
+from .protocols.protocol import Protocol
 from .service import PROTOCOLS, Say, Service
 from .settings import Settings
 from .sources import Source

@@ -15,22 +15,23 @@ from typing import Any
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from ..engine.engine import Engine
-from ..engine.lanes import SWITCH_INTERVAL
-from ..engine.process import EngineProcess
-from ..engine.sizing import Arrangement, arrangement
-from ..runtime.artifact import json_object
-from ..runtime.devices import processors
-from ..runtime.language_pairs import languages_of_model
-from ..runtime.predictions import open_runtime
-from . import libretranslate, open_inference, openai_api, page, pipelines, text_embeddings
+from ..files.predictions import open_runtime
+from ..inference.devices import processors
+from ..inference.export_info import json_object
+from ..scheduler.capacity import Arrangement, arrangement
+from ..scheduler.engine import Engine
+from ..scheduler.process import EngineProcess
+from ..scheduler.worker import SWITCH_INTERVAL
+from ..text.language_pairs import languages_of_model
+from . import page
 from .app import create_app
 from .lifecycle import Lifecycle
 from .logs import Log, described
 from .metrics import Metrics
 from .middleware import Frame
 from .models import ServedModel, ServedModels
-from .protocols import Protocol
+from .protocols import libretranslate, open_inference, openai_api, pipelines, text_embeddings
+from .protocols.protocol import Protocol
 from .reading import batched
 from .settings import Settings
 from .sources import Source

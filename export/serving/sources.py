@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from ..runtime.artifact import MANIFEST, check_has_manifest, json_object
-from ..runtime.predictions import GENERATORS
+from ..files.predictions import GENERATORS
+from ..inference.export_info import MANIFEST, check_has_manifest, json_object
 
 NAME = re.compile(r"[\w.-]+", re.ASCII)
 

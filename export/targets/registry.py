@@ -4,7 +4,7 @@ from ..errors import did_you_mean
 from .cpu import Cpu
 from .cuda import Cuda
 from .portable import Portable
-from .spec import Target
+from .target import Target
 
 _TARGETS: dict[str, Target] = {}
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnxruntime
 
-from ...runtime.config import RELATIVE_POSITIONS
-from ...runtime.decoder import (
+from ...inference.config import RELATIVE_POSITIONS
+from ...inference.decoder import (
     INITIAL_ROOM,
     Decoder,
     GenerationRequest,
@@ -18,9 +18,9 @@ from ...runtime.decoder import (
     next_input_name,
     position_bytes,
 )
-from ...runtime.inputs import move_padding
-from ...runtime.session import Session
-from ..spec import GraphSpec, TensorSpec, shape_of
+from ...inference.inputs import move_padding
+from ...inference.session import Session
+from ...specs.graph_spec import GraphSpec, TensorSpec, shape_of
 
 # of a step: the logits of each number of them are kept, and no more than `INITIAL_ROOM` have room
 LOOKUP_TOKENS = 32

@@ -3,9 +3,9 @@
 import onnx_ir as ir
 from onnx_ir import Value
 
-from ...generation.ops import append, append_step
-from ...generation.step import Inputs, OwnCaches
 from ...graphs.ops import Ops
+from ...one_graph.ops import append, append_step
+from ...one_graph.step import Inputs, OwnCaches
 
 
 class CpuSeq2SeqStep:

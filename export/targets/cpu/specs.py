@@ -20,9 +20,9 @@ returns the logits after each.
 
 import dataclasses
 
-from ..caches import NAMES, cache_specs, fixed_cache_specs
-from ..sequences import sequence_specs
-from ..spec import GraphSpec, TensorSpec
+from ...specs.caches import NAMES, cache_specs, fixed_cache_specs
+from ...specs.graph_spec import GraphSpec, TensorSpec
+from ...specs.sequences import sequence_specs
 
 STEP_FILE = "onnx/decoder_step_model.onnx"
 LOOKUP_FILE = "onnx/decoder_lookup_model.onnx"

@@ -4,7 +4,8 @@ device; a step is one CUDA graph, and so is one of beam search."""
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from ..spec import GraphSpec, check_activations
+from ...specs.graph_spec import GraphSpec
+from ..target import check_activations
 from .specs import CACHE_DTYPES, graph_specs
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Cuda:
 
     def parity_device(self, activations: str) -> str:
         """Return the GPU, or the CPU without one, which computes in fp32 and fp16."""
-        from ...runtime.devices import require
+        from ...inference.devices import require
 
         try:
             require("cuda")

@@ -12,7 +12,7 @@ from onnx_ir import Value
 
 from ...graphs.context import GraphContext, Values
 from ...graphs.ops import Ops
-from ...runtime.options import EXCLUDED_SCORE
+from ...inference.options import EXCLUDED_SCORE
 
 
 def beam_search(g: GraphContext, inputs: Values) -> list[Value]:

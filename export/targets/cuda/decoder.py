@@ -10,17 +10,17 @@ import numpy as np
 import onnxruntime
 
 from ...errors import UsageError
-from ...runtime.decoder import (
+from ...inference.decoder import (
     GenerationRequest,
     LoadedExport,
     check_memory,
     next_input_name,
     position_bytes,
 )
-from ...runtime.options import EXCLUDED_SCORE, Options
-from ...runtime.search import Processors
-from ...runtime.session import Session
-from ..spec import GraphSpec, TensorSpec, shape_of
+from ...inference.options import EXCLUDED_SCORE, Options
+from ...inference.search import Processors
+from ...inference.session import Session
+from ...specs.graph_spec import GraphSpec, TensorSpec, shape_of
 
 BFLOAT16 = 16  # among ONNX's types
 SYNC_EVERY = 16  # steps of a search on the device between two looks at the tokens

@@ -6,8 +6,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from vanilla_transformer.layers_vanilla_transformer import eager_attention_forward
 
-from ...runtime.options import as_list
-from ..sequences import READS_AT_END, READS_CHOICES, READS_IMAGES, pair
+from ...inference.options import as_list
+from ...specs.sequences import READS_AT_END, READS_CHOICES, READS_IMAGES, pair
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 

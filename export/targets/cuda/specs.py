@@ -9,9 +9,9 @@ follows each of these. Caches have the type that is computed in. `beam_search.on
 instead, and chooses `num_beams` of `candidates`.
 """
 
-from ..caches import fixed_cache_specs
-from ..sequences import sequence_specs
-from ..spec import GraphSpec, TensorSpec
+from ...specs.caches import fixed_cache_specs
+from ...specs.graph_spec import GraphSpec, TensorSpec
+from ...specs.sequences import sequence_specs
 
 CACHE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 

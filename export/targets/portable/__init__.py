@@ -4,16 +4,17 @@ graphs."""
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from ..spec import GraphSpec, check_activations
+from ...specs.graph_spec import GraphSpec
+from ..target import check_activations
 from .specs import graph_specs
 
 if TYPE_CHECKING:
     import onnx_ir as ir
     from transformers import PreTrainedModel
 
-    from ...generation.step import Step
     from ...graphs.config import Config
     from ...graphs.context import TargetGraphs
+    from ...one_graph.step import Step
     from .decoder import LoadedExport, PortableDecoders
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...runtime.decoder import (
+from ...inference.decoder import (
     INITIAL_ROOM,
     GenerationRequest,
     LoadedExport,
@@ -13,7 +13,7 @@ from ...runtime.decoder import (
     next_input_name,
     position_bytes,
 )
-from ...runtime.inputs import move_padding
+from ...inference.inputs import move_padding
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
 
-from ...generation.ops import append, append_step
-from ...generation.step import Inputs, OwnCaches, empty_cache
 from ...graphs.ops import Ops
+from ...one_graph.ops import append, append_step
+from ...one_graph.step import Inputs, OwnCaches, empty_cache
 
 
 class PortableSeq2SeqStep:

@@ -18,9 +18,9 @@ Files are named after the precision of their weights, as on the Hub: `onnx/model
 
 from dataclasses import replace
 
-from ..caches import SOURCE_MASK, cache_specs
-from ..sequences import DECODER_FILE, FILE, sequence_specs, source_encoder_spec
-from ..spec import GraphSpec, TensorSpec
+from ...specs.caches import SOURCE_MASK, cache_specs
+from ...specs.graph_spec import GraphSpec, TensorSpec
+from ...specs.sequences import DECODER_FILE, FILE, sequence_specs, source_encoder_spec
 
 
 def graph_specs(config: dict, architecture: str, dtype: str) -> dict[str, GraphSpec]:

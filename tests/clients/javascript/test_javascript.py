@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from transformers import AutoModel, AutoTokenizer, pipeline
 
-from vanilla_transformer_export.clients import client_config
+from vanilla_transformer_export.exporting.repository_files import client_config
 
 TRANSLATOR = "vanilla-seq2seq-tiny-multi30k-en-de"
 CLASSIFIER = "vanilla-encoder-tiny-sst2"

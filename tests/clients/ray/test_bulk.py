@@ -21,15 +21,15 @@ import pyarrow.parquet
 import ray
 from ray.cluster_utils import Cluster
 
-from vanilla_transformer_export.bulk.ray import resources
-from vanilla_transformer_export.bulk.run import Bulk
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.runtime.predictions import Predictions, open_runtime
+from vanilla_transformer_export.files.predictions import Predictions, open_runtime
+from vanilla_transformer_export.files.ray import resources
+from vanilla_transformer_export.files.run import Bulk
 
 SIZES = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 OPTIONS = {"max_new_tokens": 4}
 PATIENCE = 240
-COMMAND = [sys.executable, "-m", "vanilla_transformer_export.cli", "translate-files"]
+COMMAND = [sys.executable, "-m", "vanilla_transformer_export.cli.main", "translate-files"]
 FLAGS = ["--threads", "1", "--shard-lines", "16", "--max-new-tokens", "4"]
 
 

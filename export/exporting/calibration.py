@@ -1,0 +1,129 @@
+"""What the products of a model read when it runs on text, so that they can be quantized with one
+scale for all rows.
+
+The ranges of activations are found once, on given text, instead of in each row while the graph runs
+(Jacob et al. 2018, section 3.1).
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vanilla_transformer.training.data import lines_of
+
+from ..graphs.input_scales import Calibration, Inputs
+from ..graphs.weights import bare
+from ..specs.sequences import READS_CHOICES
+from .shortlist_head import SHORTLISTED
+
+LINES = 512  # of the text, the first ones
+TOKENS = 256  # of a line, at most
+BATCH = 16
+
+
+def calibrate(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str | os.PathLike
+) -> Calibration:
+    """Record what each linear layer of `model` reads on the first `LINES` lines of `text`. An
+    encoder-decoder translates them greedily, and then reads each line beside its translation.
+
+    Raises:
+        FileNotFoundError: without `text`.
+        ValueError: for a line that is not UTF-8 text, for no line with a token that `tokenizer`
+            knows, and for a token that the model does not have.
+    """
+    batches = list(read(model, tokenizer, text))
+    with torch.no_grad():
+        if model.can_generate() and model.config.is_encoder_decoder:
+            inputs = [pair for ids in batches for pair in translate(model, ids)]
+        elif type(model).__name__ == READS_CHOICES:
+            inputs = [{"input_ids": ids[:, None]} for ids in batches]
+        else:
+            inputs = [{"input_ids": ids} for ids in batches]
+        with observed(model) as calibration:
+            for each in inputs:
+                model(**each)
+    return calibration
+
+
+def translate(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the rows of `ids` (B, S) with the tokens that the decoder reads in greedy search, in
+    groups of equal length.
+
+    What `generate` reads in rows that have ended is padding.
+    """
+    # without an end token
+    max_new_tokens = min(2 * ids.shape[1] + 10, model.config.max_position_embeddings - 1)
+    settings = {"num_beams": 1, "do_sample": False, "max_new_tokens": max_new_tokens}
+    # `generate` is a mixin's method and has no type.
+    outputs = model.generate(ids, **settings)  # type: ignore[operator]
+    lengths = [
+        num_read(output, model.generation_config.eos_token_id) for output in outputs.tolist()
+    ]
+    for length in sorted(set(lengths)):
+        rows = [row for row, other in enumerate(lengths) if other == length]
+        yield {"input_ids": ids[rows], "decoder_input_ids": outputs[rows, :length]}
+
+
+def num_read(output: list[int], eos_token_id: int | list[int] | None) -> int:
+    """Return the number of tokens before the end token, or before the last one. A start token may
+    equal the end token."""
+    ends = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
+    return next(
+        (place for place, token in enumerate(output) if place > 0 and token in ends),
+        len(output) - 1,
+    )
+
+
+def read(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str | os.PathLike
+) -> Iterator[torch.Tensor]:
+    """Rows of as many tokens each (B, S): no padding, whose states nobody reads, counts."""
+    lines = [line for line in lines_of([os.fspath(text)], fault=None) if line.strip()][:LINES]
+    longest = min(TOKENS, model.config.max_position_embeddings)
+    rows = tokenizer(lines, truncation=True, max_length=longest)["input_ids"] if lines else []
+    if not any(set(row) - set(tokenizer.all_special_ids) for row in rows):
+        found = f"{text} has {len(lines)} lines and no token that the tokenizer knows"
+        raise ValueError(
+            f"{found}, expected text as the model reads it; without calibration each row has a "
+            "scale of its own"
+        )
+    if (most := max(map(max, filter(None, rows)))) >= (size := model.config.vocab_size):
+        raise ValueError(
+            f"the tokenizer gives the token {most}, expected one of [0, {size - 1}], the vocabulary"
+        )
+    for _, group in groupby(sorted(filter(None, rows), key=len), len):
+        alike = torch.tensor(list(group))
+        yield from alike.split(BATCH)
+
+
+@contextmanager
+def observed(model: PreTrainedModel) -> Iterator[Calibration]:
+    """Record what the linear layers of `model` read."""
+    calibration, generator = Calibration(), np.random.default_rng(0)
+
+    def observe(module: nn.Linear, inputs: tuple[torch.Tensor], name: str) -> None:
+        rows = inputs[0].reshape(-1, inputs[0].shape[-1]).numpy()
+        calibration.observe(name, Inputs.sample(rows, generator))
+
+    layers = {
+        bare(name.removesuffix(SHORTLISTED)): layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear)
+    }
+    hooks = [
+        layer.register_forward_pre_hook(partial(observe, name=name))
+        for name, layer in layers.items()
+    ]
+    try:
+        yield calibration
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,416 @@
+"""Task metrics of a model on text, run by torch from a checkpoint or by onnxruntime from its
+export.
+
+| model | text | metric |
+|---|---|---|
+| seq2seq language model | source and references, line by line | BLEU of the generated text |
+| decoder language model | any text | perplexity of each token given those before it in its window |
+| masked language model | one text a line | pseudo-perplexity of each token given its whole line |
+| sequence classifier | one text a line, one label a line | accuracy |
+
+The pseudo-perplexity is that of Salazar et al. 2020: each token is masked, and all others are seen.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from vanilla_transformer.training.data import read_lines, read_parallel, read_text
+from vanilla_transformer.training.metrics import bleu as corpus_bleu
+from vanilla_transformer.training.metrics import check_tokenize
+
+from ..errors import UsageError
+from ..inference.decoder import GenerationRequest
+from ..inference.export_info import MANIFEST
+from ..inference.inputs import batches, pad_sequences
+from ..inference.logits import log_sum_exp
+from ..inference.options import Options
+
+WINDOW = 256  # tokens a decoder sees at most; windows do not overlap
+MAX_LOGITS = 1 << 26  # held at once, 256 MB
+
+
+class Engine(Protocol):
+    """A model that is run. Logits are float32; a place is a position in a sequence, from 0 on."""
+
+    name: str
+    architecture: str
+    config: dict[str, Any]
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def mask_token(self) -> str | None: ...
+
+    def encode(self, texts: list[str], special_tokens: bool) -> list[Encoding]: ...
+
+    def generate(self, texts: list[str], /, **options: Any) -> list[str]: ...
+
+    def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
+        """How many of so many texts `generate` is best given at once, `batch_size` or more."""
+
+    def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """The first output for whole sequences (B, S)."""
+
+    def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Pairs of a place and the logits (B, t, V) after the tokens from there on, for all tokens
+        (B, T)."""
+
+
+def evaluate(
+    directory: str | os.PathLike,
+    source: str | os.PathLike | None = None,
+    references: str | os.PathLike | None = None,
+    text: str | os.PathLike | None = None,
+    labels: str | os.PathLike | None = None,
+    batch_size: int = 32,
+    dtype: str | None = None,
+    lanes: int | None = None,
+    variant: str | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """The metric of the table above, under its name, for the checkpoint or export `directory`.
+
+    `labels` are names of the config's `label2id` or ids. BLEU is sacreBLEU's, cased, generated with
+    the settings of the checkpoint and `options` over them (as `TextRuntime.generate`, so languages
+    too); the option `bleu_tokenize` is sacreBLEU's `tokenize`, "13a" by default, "none" for text
+    that is in tokens already. `dtype` chooses among the weights of an export, as `Runtime`, and
+    `lanes` is as there. `variant` is that of a checkpoint's weights, see `load_checkpoint`.
+
+    Returns the metric, `engine`, how much was read (`sentences` or `tokens`), and for BLEU its
+    `signature`.
+
+    Raises:
+        UsageError: for files and options that the model's metric does not take, and as
+            `Runtime.generate`.
+        ValueError: for files that do not fit each other, for a model without a metric, and for a
+            label that the model does not have.
+    """
+    engine = engine_of(directory, dtype, lanes, variant)
+    if engine.architecture not in METRICS:
+        raise ValueError(
+            f"no metric for a {engine.architecture}, expected one of {', '.join(METRICS)}"
+        )
+    metric, takes = METRICS[engine.architecture]
+    given = {"source": source, "references": references, "text": text, "labels": labels}
+    files = {name: Path(file) for name, file in given.items() if file is not None}
+    if set(files) != set(takes):
+        wanted, found = (
+            " and ".join(f"--{name}" for name in names) or "none" for names in (takes, files)
+        )
+        raise UsageError(f"a {engine.architecture} is evaluated on {wanted}, got {found}")
+    if options and metric is not bleu:
+        raise UsageError(
+            f"options {sorted(options)} have no effect on the {metric.__name__} of a model"
+        )
+    return {
+        **metric(engine, *(files[name] for name in takes), batch_size, **options),
+        "engine": engine.name,
+    }
+
+
+def engine_of(
+    directory: str | os.PathLike,
+    dtype: str | None,
+    lanes: int | None = None,
+    variant: str | None = None,
+) -> Engine:
+    if (Path(directory) / MANIFEST).is_file():
+        if variant is not None:
+            raise UsageError(
+                f"variant {variant!r} is for a checkpoint, and {directory} is an export"
+            )
+        return OnnxEngine(directory, dtype, lanes)
+    for name, value in {"dtype": dtype, "lanes": lanes}.items():
+        if value is not None:
+            raise UsageError(f"{name} {value!r} is for an export, and {directory} is none")
+    return TorchEngine(directory, variant)
+
+
+def compare(
+    export: str | os.PathLike,
+    checkpoint: str | os.PathLike,
+    dtype: str | None = None,
+    variant: str | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """`evaluate` of both with the same `settings`: the metric by engine, and the `difference`
+    (export - checkpoint). `dtype` is that of the export, `variant` that of the checkpoint."""
+    found = evaluate(export, dtype=dtype, **settings)
+    expected = evaluate(checkpoint, variant=variant, **settings)
+    metric = next(iter(found))
+    difference = found[metric] - expected[metric]
+    return {
+        "metric": metric,
+        "onnxruntime": found[metric],
+        "torch": expected[metric],
+        "difference": round(difference, 6),
+    }
+
+
+# -------------------------------------------------------------------------------------- the metrics
+
+
+def bleu(
+    engine: Engine,
+    source: Path,
+    references: Path,
+    batch_size: int,
+    /,
+    bleu_tokenize: str = "13a",
+    **options: Any,
+) -> dict[str, Any]:
+    try:
+        check_tokenize(bleu_tokenize)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    sources, targets = zip(*read_parallel(source, references))
+    outputs = [""] * len(sources)
+    for chosen in batches(sources, engine.rows_together(len(sources), batch_size, options)):
+        for index, output in zip(
+            chosen, engine.generate([sources[index] for index in chosen], **options), strict=True
+        ):
+            outputs[index] = output
+    score, signature = corpus_bleu(outputs, targets, bleu_tokenize)
+    return {"bleu": round(score, 2), "signature": signature, "sentences": len(sources)}
+
+
+def perplexity(engine: Engine, text: Path, batch_size: int) -> dict[str, Any]:
+    [encoding] = engine.encode([read_text(text)], special_tokens=False)
+    ids = np.array(encoding.ids)
+    if len(ids) < 2:
+        raise ValueError(f"{text} has {len(ids)} tokens, expected at least 2")
+    window = min(WINDOW, engine.config["max_position_embeddings"])
+    windows = [ids[start : start + window] for start in range(0, len(ids), window)]
+    total = 0.0
+    vocabulary = engine.config["vocab_size"]
+    if ids.max() >= vocabulary:
+        raise ValueError(
+            f"the tokenizer gives token id {ids.max()}, expected less than vocab_size, {vocabulary}"
+        )
+    for chosen in batches(windows, max(1, min(batch_size, MAX_LOGITS // (window * vocabulary)))):
+        for length in {len(windows[index]) for index in chosen}:  # the last window may be shorter
+            rows = np.stack([windows[index] for index in chosen if len(windows[index]) == length])
+            if length > 1:
+                total += sum(
+                    sum_nll(logits, rows[:, start + 1 :])
+                    for start, logits in engine.steps(rows[:, :-1])
+                )
+    predicted = len(ids) - len(windows)
+    return {"perplexity": round(float(np.exp(total / predicted)), 4), "tokens": predicted}
+
+
+def pseudo_perplexity(engine: Engine, text: Path, batch_size: int) -> dict[str, Any]:
+    mask_token = engine.tokenizer.token_to_id(engine.mask_token or "")
+    if mask_token is None:
+        raise ValueError("the tokenizer has no mask token, which pseudo-perplexity needs")
+    encodings = engine.encode(read_lines(text), special_tokens=True)
+    rows = [
+        (e.ids, place)
+        for e in encodings
+        for place, special in enumerate(e.special_tokens_mask)
+        if not special
+    ]
+    most = max(1, MAX_LOGITS // (max(len(ids) for ids, _ in rows) * engine.config["vocab_size"]))
+    total = 0.0
+    for chosen in batches([ids for ids, _ in rows], min(batch_size, most)):
+        ids, mask = pad_sequences(
+            [rows[index][0] for index in chosen], engine.config["pad_token_id"]
+        )
+        at = np.arange(len(chosen)), np.array([rows[index][1] for index in chosen])
+        tokens = ids[at]
+        ids[at] = mask_token
+        total += sum_nll(engine.logits(ids, mask)[at][:, None], tokens[:, None])
+    return {"pseudo_perplexity": round(float(np.exp(total / len(rows))), 4), "tokens": len(rows)}
+
+
+def accuracy(engine: Engine, text: Path, labels: Path, batch_size: int) -> dict[str, Any]:
+    texts, wanted = zip(*read_parallel(text, labels))
+    names = {str(name): int(index) for index, name in engine.config["id2label"].items()}
+    names |= {str(index): index for index in names.values() if str(index) not in names}
+    if unknown := set(wanted) - names.keys():
+        raise ValueError(
+            f"{labels} has labels {sorted(unknown)[:5]}, expected some of {sorted(names)}"
+        )
+    encodings = engine.encode(list(texts), special_tokens=True)
+    right = 0
+    for chosen in batches([encoding.ids for encoding in encodings], batch_size):
+        logits = engine.logits(
+            *pad_sequences(
+                [encodings[index].ids for index in chosen], engine.config["pad_token_id"]
+            )
+        )
+        right += int((logits.argmax(axis=-1) == [names[wanted[index]] for index in chosen]).sum())
+    return {"accuracy": round(right / len(texts), 4), "sentences": len(texts)}
+
+
+METRICS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[str, ...]]] = {
+    "VanillaSeq2SeqForConditionalGeneration": (bleu, ("source", "references")),
+    "VanillaDecoderForCausalLM": (perplexity, ("text",)),
+    "VanillaEncoderForMaskedLM": (pseudo_perplexity, ("text",)),
+    "VanillaEncoderForPreTraining": (pseudo_perplexity, ("text",)),
+    "VanillaEncoderForSequenceClassification": (accuracy, ("text", "labels")),
+    "VanillaDecoderForSequenceClassification": (accuracy, ("text", "labels")),
+    "VanillaSeq2SeqForSequenceClassification": (accuracy, ("text", "labels")),
+}
+
+
+def sum_nll(logits: np.ndarray, tokens: np.ndarray) -> float:
+    """The sum of -log p(token): logits (B, T, V) at each place, and the tokens (B, T or more) that
+    stand after it."""
+    tokens = tokens[:, : logits.shape[1]].ravel()
+    logits = logits.reshape(-1, logits.shape[-1])
+    maximum, log_sum = log_sum_exp(logits)
+    return float(
+        (maximum + log_sum)[:, 0].sum(dtype=np.float64)
+        - logits[np.arange(len(tokens)), tokens].sum(dtype=np.float64)
+    )
+
+
+# -------------------------------------------------------------------------------------- the engines
+
+
+class OnnxEngine:
+    """An export, run by onnxruntime."""
+
+    name = "onnxruntime"
+
+    def __init__(self, export: str | os.PathLike, dtype: str | None, lanes: int | None = None):
+        from ..text_runtime import TextRuntime
+
+        self.text = TextRuntime(export, dtype=dtype, lanes=lanes)
+        self.runtime = self.text.runtime
+        self.tokenizer = self.text.tokenizer
+        self.generate = self.text.generate
+        self.encode = self.text.encode
+        self.architecture = self.runtime.architecture
+        self.config = self.runtime.config
+
+    @property
+    def mask_token(self) -> str | None:
+        token = self.text.tokenizer_settings.special_tokens["mask_token"]
+        return None if token is None else self.tokenizer.id_to_token(token)
+
+    def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
+        """As `Engine`."""
+        options = {
+            name: value for name, value in options.items() if name not in ("src_lang", "tgt_lang")
+        }
+        return self.runtime.rows_together(rows, batch_size, options)
+
+    def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """As `Engine`."""
+        return self.runtime.encode(ids, mask)
+
+    def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """As `Engine`."""
+        first = ids[:, :1]
+        request = GenerationRequest(
+            Options(max_new_tokens=max(1, ids.shape[1] - 1)), first, np.ones_like(first)
+        )
+        with closing(self.runtime.decoder_factory().start(request)) as decoder:
+            if decoder.all_logits:
+                yield 0, decoder.prefill(ids, np.ones_like(ids))
+                return
+            yield 0, decoder.prefill(first, request.attention_mask)
+            for place in range(1, ids.shape[1]):
+                yield place, decoder.step(ids[:, place : place + 1])
+
+
+class TorchEngine:
+    """A checkpoint, run by torch in float32."""
+
+    name = "torch"
+
+    def __init__(self, checkpoint: str | os.PathLike, variant: str | None = None):
+        from vanilla_transformer.checkpoint import load_tokenizer
+
+        from .loading import load_checkpoint
+
+        self.model = load_checkpoint(checkpoint, variant)
+        self.text = load_tokenizer(checkpoint)
+        self.architecture = type(self.model).__name__
+        self.config = self.model.config.to_dict()
+
+    @property
+    def mask_token(self) -> str | None:
+        return self.text.mask_token
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.text.backend_tokenizer
+
+    def encode(self, texts: list[str], special_tokens: bool) -> list[Encoding]:
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        return self.tokenizer.encode_batch(texts, add_special_tokens=special_tokens)
+
+    def generate(
+        self,
+        texts: list[str],
+        /,
+        src_lang: str | None = None,
+        tgt_lang: str | None = None,
+        **options: Any,
+    ) -> list[str]:
+        options |= self.chosen_languages(src_lang, tgt_lang)
+        if (beams := options.get("num_beams", 1)) > self.model.config.vocab_size:
+            raise UsageError(
+                f"num_beams is {beams}, expected at most {self.model.config.vocab_size}, the "
+                f"vocabulary"
+            )
+        if (seed := options.pop("seed", None)) is not None:
+            import transformers
+
+            transformers.set_seed(seed)
+        inputs = self.text(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
+        self.check(inputs["input_ids"])
+        # `generate` is a mixin's method and has no type.
+        outputs = self.model.generate(**inputs, **options)  # type: ignore[operator]
+        return self.text.batch_decode(outputs, skip_special_tokens=True)
+
+    def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
+        """As `Engine`."""
+        return batch_size
+
+    def chosen_languages(self, src_lang: str | None, tgt_lang: str | None) -> dict[str, int]:
+        """The options of generation, once the tokenizer knows the language of the source."""
+        if src_lang is None and tgt_lang is None:
+            return {}
+        if not hasattr(self.text, "src_lang"):
+            raise UsageError(
+                f"src_lang is {src_lang!r} and tgt_lang {tgt_lang!r}, expected None: the model "
+                "has no languages"
+            )
+        from vanilla_transformer.pipelines_vanilla_transformer import choose_languages
+
+        try:
+            return choose_languages(self.model, self.text, src_lang, tgt_lang)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+
+    def check(self, ids: np.ndarray) -> None:
+        if ids.max() >= (size := self.model.config.vocab_size):
+            raise ValueError(
+                f"the tokenizer gives the token {ids.max()}, expected one of [0, {size - 1}], the "
+                "vocabulary"
+            )
+
+    def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """As `Engine`."""
+        import torch
+
+        self.check(ids)
+        with torch.no_grad():
+            logits = self.model(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))[0]
+            return logits.numpy()
+
+    def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """As `Engine`: all at once."""
+        yield 0, self.logits(ids, np.ones_like(ids))

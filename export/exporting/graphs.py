@@ -1,0 +1,140 @@
+"""The graphs of an export, from specs to files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.helper import make_tensor_value_info
+from onnx_ir import Value
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from ..graphs.config import Config
+from ..graphs.context import GraphContext, TargetGraphs
+from ..graphs.input_scales import Calibration
+from ..graphs.layers import LM_HEAD
+from ..graphs.ops import CONTRIB, IR_VERSION, Ops, with_spec
+from ..graphs.saving import save_graph
+from ..graphs.weights import CheckpointWeights, WeightStore
+from ..specs.graph_spec import GraphSpec
+from ..specs.sequences import GENERATORS
+from ..targets.target import Target
+
+SHARED_WEIGHTS = "model.onnx_data"
+SCRATCH = "weights.partial"  # removed when the weights are in the graphs
+DTYPES = {
+    "fp32": np.dtype(np.float32),
+    "fp16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+@dataclass(frozen=True)
+class GraphSource:
+    """A model whose graphs are written: its config and weights, the tokens of a shortlist, and what
+    its linear maps read."""
+
+    config: Config
+    weights: CheckpointWeights
+    shortlist: list[int] | None = None
+    calibration: Calibration | None = None
+
+    @classmethod
+    def read(
+        cls,
+        checkpoint: Path,
+        config: Config,
+        shortlist: list[int] | None = None,
+        calibration: Calibration | None = None,
+    ) -> "GraphSource":
+        rows = (
+            {}
+            if shortlist is None
+            else {f"{LM_HEAD}.{part}": shortlist for part in ("weight", "bias")}
+        )
+        return cls(config, CheckpointWeights(checkpoint, config, rows), shortlist, calibration)
+
+
+@dataclass(frozen=True)
+class GraphFormat:
+    """The choices of a user: the target, the dtype of the weights, the dtype of activations, and
+    the opset."""
+
+    target: Target
+    dtype: str
+    activations: str
+    opset: int
+
+
+def write_graphs(
+    source: GraphSource, form: GraphFormat, specs: dict[str, GraphSpec], directory: Path
+) -> None:
+    """Write the graphs with these `specs` by role, and their weights, to `directory`."""
+    files = directory / "onnx"
+    files.mkdir(parents=True, exist_ok=True)
+    shared = files / (SHARED_WEIGHTS if form.target.shares_weights else SCRATCH)
+    store = WeightStore(source.weights, DTYPES[form.activations], shared)
+    for role, spec in specs.items():
+        model = write_graph(source, store, form, role, spec)
+        if form.target.is_standard:
+            check_standard(model)
+        if form.target.shares_weights:
+            ir.save(model, directory / spec.file)
+        else:
+            save_graph(model, directory / spec.file)
+    if not form.target.shares_weights:
+        shared.unlink()
+
+
+def write_graph(
+    source: GraphSource, store: WeightStore, form: GraphFormat, role: str, spec: GraphSpec
+) -> ir.Model:
+    """Return the graph of `role` with the inputs and outputs of `spec`."""
+    target: TargetGraphs = form.target.graphs(form.dtype)
+    op = Ops(store.dtype)
+    g = GraphContext(
+        op, source.config, store, target, form.opset, source.shortlist, source.calibration
+    )
+    inputs = {tensor.name: with_spec(Value(), tensor) for tensor in spec.inputs}
+    outputs = target.write[kind_of(role, source.config)](g, dict(inputs))
+    graph = ir.Graph(
+        list(inputs.values()),
+        [with_spec(value, tensor) for value, tensor in zip(outputs, spec.outputs, strict=True)],
+        nodes=op.nodes,
+        initializers=list(op.initializers.values()),
+        opset_imports={
+            "": form.opset,
+            **({CONTRIB: 1} if any(node.domain for node in op.nodes) else {}),
+        },
+        name=role,
+    )
+    model = ir.Model(graph, ir_version=IR_VERSION, producer_name="vanilla-transformer")
+    RemoveUnusedNodesPass()(model)
+    return model
+
+
+def check_standard(model: ir.Model) -> None:
+    """Check that `model` is valid and has standard operators only.
+
+    Its weights are inputs in what is checked, so that they are not read.
+
+    Raises:
+        onnx.checker.ValidationError: if it is not.
+    """
+    proto = ir.to_proto(model)
+    weights = [
+        make_tensor_value_info(weight.name, weight.data_type, weight.dims)
+        for weight in proto.graph.initializer
+    ]
+    proto.graph.input.extend(weights)
+    proto.graph.ClearField("initializer")
+    onnx.checker.check_model(proto)
+
+
+def kind_of(role: str, config: Config) -> str:
+    """Return the key of `TargetGraphs.write`."""
+    if config.architecture not in GENERATORS:
+        return "sequence"
+    return f"seq2seq {role}" if config.is_seq2seq else role

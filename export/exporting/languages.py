@@ -1,0 +1,77 @@
+"""Which languages the tokenizer of an export has, and where it puts them: what the runtime needs to
+choose others."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .repository_files import template_of
+
+
+class Names(NamedTuple):
+    """How a class of tokenizers names its languages: the tokens, the name within, and whether the
+    target's is the start token of the decoder and not the first one after it."""
+
+    token: re.Pattern
+    is_start: bool = False
+
+
+# NLLB Team et al. 2022; Fan et al. 2020; Liu et al. 2020; Tang et al. 2020.
+CLASSES = {
+    "NllbTokenizer": Names(re.compile(r"([a-z]{3}_[A-Z][a-z]{3})")),
+    "M2M100Tokenizer": Names(re.compile(r"__([a-z]+)__")),
+    "MBartTokenizer": Names(re.compile(r"([a-z]{2}_[A-Z]{2})"), is_start=True),
+    "MBart50Tokenizer": Names(re.compile(r"([a-z]{2}_[A-Z]{2})")),
+}
+OF_MARIAN = re.compile(r">>[^<>]*<<")
+
+
+def languages_of(directory: Path, start: int | None) -> dict[str, Any] | None:
+    """What the manifest says of languages, by the tokenizer's files in the export `directory`;
+    `None` without any.
+
+    Where the runtime replaces the language: `tokens` by name, `source` (the name of the one that
+    tokenizer.json has), `before` and `after` (ids around a text, `None` for the language) and
+    `target`, the option of generation that the target language is. Where it is a word of the text,
+    as in Marian: these `words`.
+
+    Args:
+        start: the `decoder_start_token_id` of the model.
+    """
+    content = content_of(directory / "tokenizer.json")
+    added = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
+    if words := [token for token in added if OF_MARIAN.fullmatch(token)]:
+        return {"words": words}
+    names = CLASSES.get(class_of(directory / "tokenizer_config.json"))
+    tokens = (
+        {found[1]: id for token, id in added.items() if (found := names.token.fullmatch(token))}
+        if names
+        else {}
+    )
+    template = [part.get("SpecialToken", {}).get("id") for part in template_of(content)]
+    ids = [added.get(token) for token in template]
+    sources = [name for name, id in tokens.items() if id in ids]
+    if names is None or len(sources) != 1:
+        return None
+    place = template.index(None)  # of the text
+    around = [None if id == tokens[sources[0]] else id for id in ids]
+    is_start = names.is_start and (start is None or start in tokens.values())
+    return {
+        "tokens": tokens,
+        "source": sources[0],
+        "before": around[:place],
+        "after": around[place + 1 :],
+        "target": "decoder_start_token_id" if is_start else "forced_bos_token_id",
+    }
+
+
+def class_of(path: Path) -> str:
+    """Of a tokenizer_config.json; transformers 4 had two classes of most tokenizers."""
+    return str(content_of(path).get("tokenizer_class")).removesuffix("Fast")
+
+
+def content_of(path: Path) -> dict[str, Any]:
+    """The JSON object of a file; an empty one where there is none."""
+    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return content if isinstance(content, dict) else {}

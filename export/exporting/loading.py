@@ -1,0 +1,26 @@
+"""The model of a checkpoint in torch, which exports are compared with."""
+
+import os
+
+from transformers import PreTrainedModel
+
+from vanilla_transformer import checkpoint as checkpoints
+from vanilla_transformer.checkpoint_config import read_config
+from vanilla_transformer.converted import converted
+
+from .export import check_exportable
+
+
+def load_checkpoint(checkpoint: str | os.PathLike, variant: str | None = None) -> PreTrainedModel:
+    """The model of a checkpoint directory or Hub id, of the class its config names, in float32 and
+    evaluation mode; converted if it is of a family in `conversion.FAMILIES`. `variant` is as in
+    `export`.
+
+    Raises:
+        FileNotFoundError, OSError, ValueError: as `conversion.convert` and
+            `vanilla_transformer.checkpoint.load_checkpoint`; ValueError for a model that no graph
+            here can hold.
+    """
+    with converted(checkpoint, variant=variant) as ours:
+        check_exportable(checkpoint, *read_config(ours))
+        return checkpoints.load_checkpoint(ours)

@@ -1,0 +1,106 @@
+"""Compares the sequences of the one graph with those of the runtime, which searches on the host."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from ..inference.logits import Sampler
+from ..inference.search import Search, TokenSearch, start_search
+from ..runtime import Runtime
+
+# of the rows: two tokens or a bound that are the same to float32's last bits, in either order
+NEAR_TIES = 0.02
+STEPS, LONGEST, MOST_ROWS = 12, 33, 6
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sample": {"temperature": 0.9, "top_k": 20, "top_p": 0.8},
+    "beam": {"num_beams": 3, "length_penalty": 0.8, "early_stopping": False},
+}
+
+
+class Given:
+    """In place of a generator of random numbers: those `uniforms` (B, steps), a column at each
+    call."""
+
+    def __init__(self, uniforms: np.ndarray):
+        self.columns = iter(uniforms.T)
+
+    def random(self, shape: tuple[int, int]) -> np.ndarray:
+        return next(self.columns).astype(np.float64).reshape(shape)
+
+
+def compare(export: Path, graph: Path, mode: str, dtype: str, cases: int) -> dict[str, int]:
+    """How many rows of random inputs there were, and how many `graph` gave the sequences of
+    `export` for.
+
+    Raises:
+        ValueError: if the sequences of more rows than `NEAR_TIES` differ in float32.
+    """
+    runtime = Runtime(export, dtype=dtype)
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(0)
+    rows = equal = 0
+    for _ in range(cases):
+        feeds = random_feeds(rng, runtime.config, mode)
+        expected = expected_sequences(runtime, feeds, mode)
+        found = session.run(["sequences"], feeds)[0]
+        rows += len(expected)
+        width = max(found.shape[1], expected.shape[1])
+        fill = runtime.check_options(host_options(mode)).fill_token_id
+        both = [
+            np.pad(each, ((0, 0), (0, width - each.shape[1])), constant_values=fill)
+            for each in (found, expected)
+        ]
+        equal += int((both[0] == both[1]).all(axis=1).sum())
+    if dtype == "fp32" and rows - equal > NEAR_TIES * rows + 1:
+        raise ValueError(
+            f"the one graph gives other sequences than the runtime in {rows - equal} of {rows} "
+            "rows, expected none"
+        )
+    return {"rows": rows, "equal": equal}
+
+
+def random_feeds(
+    rng: np.random.Generator, config: dict[str, Any], mode: str
+) -> dict[str, np.ndarray]:
+    is_decoder = config["model_type"] == "vanilla-decoder"
+    size, positions = config["vocab_size"], config["max_position_embeddings"]
+    steps = min(STEPS, positions // 2 if is_decoder else positions)
+    longest = max(min(LONGEST, positions - (steps if is_decoder else 2)), 1)
+    rows, length = rng.integers(1, MOST_ROWS), rng.integers(1, longest + 1)
+    ids = rng.integers(0, size, (rows, length))
+    if (pad := config.get("pad_token_id")) is not None:  # what is not padding does not look like it
+        ids[ids == pad] = (pad + 1) % size
+    mask = (np.arange(length) < rng.integers(1, length + 1, (rows, 1))).astype(np.int64)
+    if is_decoder and rng.random() < 0.5:  # padding of a prompt may stand on either side
+        ids, mask = ids[:, ::-1], mask[:, ::-1]
+    feeds = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": np.full((rows, 1), steps)}
+    for name, value in SETTINGS[mode].items():
+        dtype = np.float32 if isinstance(value, float) else np.int64
+        feeds[name] = np.full((rows, 1), value, dtype)
+    if mode == "sample":
+        feeds["uniforms"] = rng.random((rows, steps), np.float32)
+    return feeds
+
+
+def host_options(mode: str) -> dict[str, Any]:
+    return {
+        "num_beams": 1,
+        "do_sample": mode == "sample",
+        "max_new_tokens": STEPS,
+        **SETTINGS[mode],
+    }
+
+
+def expected_sequences(runtime: Runtime, feeds: dict[str, np.ndarray], mode: str) -> np.ndarray:
+    """What the search on the host gives, with the logits of the same decoder."""
+    options = host_options(mode) | {"max_new_tokens": int(feeds["max_new_tokens"][0, 0])}
+    request = runtime.request(feeds["input_ids"], feeds["attention_mask"], None, options)
+    search: Search = start_search(request.options, request.prompt)
+    if isinstance(search, TokenSearch) and isinstance(search.choose, Sampler):
+        search.choose.rng = Given(feeds["uniforms"])
+    for _ in runtime._tokens(request, search):
+        pass
+    return np.concatenate([request.input_ids, search.result()[0]], axis=1)

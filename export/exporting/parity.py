@@ -1,0 +1,545 @@
+"""Compares an export directory with its checkpoint, in torch, over a seeded sample of shapes and
+paddings."""
+
+import copy
+import dataclasses
+import os
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from ..inference.decoder import GenerationRequest, cross_states, next_input_name
+from ..inference.inputs import move_padding
+from ..inference.options import Options, as_list
+from ..runtime import Runtime
+from ..specs.graph_spec import shape_of
+from ..specs.sequences import READS_IMAGES
+from .shortlist_head import with_shortlist
+
+TOLERANCE = 1e-4  # times what `scale_of` says, float32
+OF_LARGEST = 0.1  # sums that a vector's largest value comes from round all of its values by as much
+LATER_STEPS = (1, 3, 1)  # tokens fed per step once a cache is there
+STEP = "step"  # the role of a graph
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass
+class Report:
+    """What was compared, and what differed. `tokens` are choices of the largest logit: greedy
+    tokens, or a head's labels, answers and choices. `ties` are those that differ where torch's own
+    two best logits are closer than twice the tolerance; each difference beyond the tolerance is a
+    line of `failures`. Quantized weights have no tolerance (`None`): the errors and the tokens that
+    agree are reported.
+
+    Half precision is compared with torch in float64, and so is torch in the same precision: both
+    round what they compute to as many bits and differ in the order of sums only, so `judge` expects
+    errors at most twice as large as torch's own."""
+
+    tolerance: float | None = TOLERANCE
+    cases: int = 0
+    values: int = 0
+    tokens: int = 0
+    max_error: float = 0.0
+    error_sum: float = 0.0
+    agreeing: int = 0
+    ties: int = 0
+    torch_max_error: float = 0.0
+    torch_error_sum: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def mean_error(self) -> float:
+        return self.error_sum / max(self.values, 1)
+
+    @property
+    def torch_mean_error(self) -> float:
+        return self.torch_error_sum / max(self.values, 1)
+
+    @property
+    def half_tolerance(self) -> float | None:
+        """Largest error allowed in half precision; `None` if torch was not run in that
+        precision."""
+        return 2 * self.torch_max_error or None
+
+    def summary(self) -> dict[str, Any]:
+        both = {"torch_max_error": self.torch_max_error, "torch_mean_error": self.torch_mean_error}
+        return {
+            "cases": self.cases,
+            "values": self.values,
+            "max_error": self.max_error,
+            "mean_error": self.mean_error,
+            "tolerance": self.tolerance if self.tolerance is not None else self.half_tolerance,
+            "tokens": self.tokens,
+            "agreeing_tokens": self.agreeing,
+            "ties": self.ties,
+            "failures": len(self.failures),
+            **(both if self.torch_max_error else {}),
+        }
+
+    def __str__(self) -> str:
+        allowed = (
+            "tolerance none"
+            if self.tolerance is None
+            else f"tolerance {self.tolerance:.0e} x max(1, |value|, largest / 10)"
+        )
+        if self.torch_max_error:
+            allowed = (
+                f"torch in the same precision: {self.torch_max_error:.1e}, "
+                f"{self.torch_mean_error:.1e}"
+            )
+        return (
+            f"{self.cases} cases, {self.values} values: largest error {self.max_error:.1e}, mean "
+            f"{self.mean_error:.1e} "
+            f"({allowed}); {self.tokens} top choices, {self.agreeing} agree, {self.ties} ties; "
+            f"{len(self.failures)} failures"
+        )
+
+    def compare(
+        self,
+        found: np.ndarray,
+        expected: np.ndarray,
+        real: np.ndarray,
+        case: str,
+        same: np.ndarray | None = None,
+    ) -> None:
+        """`found` and `expected` (B, ..., C) where the boolean `real` (B, ...) says so; an error is
+        relative to `scale_of`. `same` is what torch gives in the precision of `found`, if
+        `expected` is in another."""
+        never = np.isneginf(expected)  # tokens outside a shortlist
+        if not np.isfinite(found[~never]).all() or not np.isneginf(found[never]).all():
+            self.failures.append(f"{case}: values that are not finite")
+            return
+        finite = real[(...,) + (None,) * (found.ndim - real.ndim)] & ~never
+        scale = scale_of(np.where(never, 0, expected))[finite]
+        errors = np.abs(found[finite] - expected[finite]) / scale
+        if same is not None:
+            torch_errors = np.abs(same[finite] - expected[finite]) / scale
+            self.torch_max_error = max(self.torch_max_error, float(torch_errors.max(initial=0)))
+            self.torch_error_sum += float(torch_errors.sum(dtype=np.float64))
+        self.values += errors.size
+        self.max_error = max(self.max_error, float(errors.max(initial=0)))
+        self.error_sum += float(errors.sum(dtype=np.float64))
+        if self.tolerance is not None and errors.size and errors.max() > self.tolerance:
+            self.failures.append(
+                f"{case}: error {errors.max():.1e}, expected at most {self.tolerance:.0e}"
+            )
+
+    def judge(self) -> None:
+        """In half precision, once all is compared: where torch's own numbers are not finite,
+        nothing is allowed."""
+        for name, error, allowed in (
+            ("largest", self.max_error, 2 * self.torch_max_error),
+            ("mean", self.mean_error, 2 * self.torch_mean_error),
+        ):
+            if not error <= allowed < np.inf:
+                self.failures.append(
+                    f"{name} error {error:.1e}, expected at most twice that of torch, {allowed:.1e}"
+                )
+
+    def compare_tokens(
+        self, found: np.ndarray, expected: np.ndarray, real: np.ndarray, case: str
+    ) -> None:
+        """The largest of both, (B, ..., V) logits; `real` (B, ...)."""
+        if found.shape[-1] < 2:
+            return
+        found = found[real]
+        expected = expected[real]
+        self.tokens += len(found)
+        differs = found.argmax(axis=-1) != expected.argmax(axis=-1)
+        self.agreeing += int((~differs).sum())
+        if self.tolerance is None:
+            return
+        best, second = np.sort(expected, axis=-1)[:, :-3:-1].T
+        tied = best - second < 2 * self.tolerance * np.maximum(1, np.abs(best))
+        self.ties += int((differs & tied).sum())
+        if (wrong := int((differs & ~tied).sum())) > 0:
+            self.failures.append(f"{case}: {wrong} of {len(found)} top choices differ")
+
+
+def scale_of(expected: np.ndarray) -> np.ndarray:
+    """What an error of each value of (..., C) is relative to: 1, the value, or `OF_LARGEST` of the
+    largest of its vector, by which is the largest of the three."""
+    sizes = np.abs(expected)
+    return np.maximum(
+        np.maximum(1, sizes), OF_LARGEST * sizes.max(axis=-1, keepdims=True, initial=0)
+    )
+
+
+def verify(
+    directory: str | os.PathLike,
+    model: PreTrainedModel,
+    cases: int = 60,
+    seed: int = 0,
+    device: str | None = None,
+    dtype: str | None = None,
+) -> Report:
+    """`model` is the checkpoint in torch, float32 and in evaluation mode; `directory` its export,
+    run on `device` with the weights of `dtype`, the first by default.
+
+    Each case is a batch of 1 to 5 rows of 1 to 33 random tokens: full rows, rows of different
+    lengths padded on the right, or the same with one row that is all padding (a decoder that
+    generates: padded on the left, one that reads whole
+    sequences: on either side). Decoders are compared at the first step and at later ones, with
+    torch reading the whole sequence at once, without a cache.
+
+    float32 may differ by `TOLERANCE`, half precision as `Report` says, quantized weights by any
+    error.
+    """
+    runtime = Runtime(directory, device=device, dtype=dtype)
+    check_same_model(runtime, model)
+    stepping = None
+    if runtime.artifact.manifest.get("step") == STEP:
+        stepping = Runtime(directory, device=device, dtype=dtype, continuous=True)
+    compare = compare_sequences
+    if "decoder" in runtime.specs:
+        compare = compare_seq2seq if model.config.is_encoder_decoder else compare_decoder
+    rng = np.random.default_rng(seed)
+    report = Report(TOLERANCE if runtime.dtype == "fp32" else None)
+    longest = 33
+    if getattr(model.config, "has_learned_positions", False):
+        longest = min(longest, model.config.max_position_embeddings - sum(LATER_STEPS))
+    with torch.no_grad(), with_shortlist(model, runtime.artifact.manifest.get("shortlist")):
+        models = references(model, runtime.dtype)
+        for number in range(cases):
+            if runtime.architecture in READS_IMAGES:
+                compare_images(Case(runtime, models, rng, report, f"case {number}"))
+                report.cases += 1
+                continue
+            padding = ("none", "right", "empty row")[number % 3]
+            ids, mask = sample(rng, model.config.vocab_size, longest, padding)
+            case = Case(
+                runtime,
+                models,
+                rng,
+                report,
+                f"case {number} {ids.shape}, padding: {padding}",
+                stepping,
+            )
+            compare(case, ids, mask)
+            report.cases += 1
+    if runtime.dtype in HALF:
+        report.judge()
+    return report
+
+
+@dataclass(frozen=True)
+class Case:
+    """One random batch of those that are compared: the export, the models of `references`, where
+    random numbers come from, where what is found goes to, a name for that, and the export with its
+    step, if it has one beside the decoder."""
+
+    runtime: Runtime
+    models: list[PreTrainedModel]
+    rng: np.random.Generator
+    report: Report
+    name: str
+    stepping: Runtime | None = None
+
+    @property
+    def config(self) -> PretrainedConfig:
+        return self.models[0].config
+
+    def compare(
+        self, found: np.ndarray, expected: list[np.ndarray], real: np.ndarray, part: str
+    ) -> None:
+        wanted, *same = expected
+        self.report.compare(found, wanted, real, f"{self.name}, {part}", *same)
+
+
+def references(model: PreTrainedModel, dtype: str) -> list[PreTrainedModel]:
+    """What an export of `dtype` is compared with: `model`; in half precision `model` in float64 and
+    in that precision."""
+    if dtype not in HALF:
+        return [model]
+    dtypes = (torch.float64, HALF[dtype])
+    # `to` has no types.
+    return [copy.deepcopy(model).to(each) for each in dtypes]  # type: ignore[arg-type]
+
+
+def array(states: torch.Tensor) -> np.ndarray:
+    # which numpy does not have
+    return (states.float() if states.dtype == torch.bfloat16 else states).numpy()
+
+
+def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:
+    """The architecture and every size must be the checkpoint's, or comparing would fail inside
+    numpy."""
+    widths = (
+        "vocab_size",
+        "hidden_size",
+        "embedding_size",
+        "num_attention_heads",
+        "head_dim",
+        "value_head_dim",
+    )
+    sizes = (
+        *widths,
+        "num_hidden_layers",
+        "decoder_layers",
+        "num_labels",
+        "image_size",
+        "patch_size",
+        "num_channels",
+    )
+    found = {"architecture": runtime.architecture, **runtime.config}
+    found["num_labels"] = len(runtime.config.get("id2label") or ())
+    expected = {
+        "architecture": type(model).__name__,
+        **{name: getattr(model.config, name, None) for name in sizes},
+    }
+    for name, value in expected.items():
+        if found.get(name, value) != value:
+            export = runtime.artifact.directory
+            raise ValueError(
+                f"{export} is an export of a model with {name} {found[name]}, not of the "
+                f"checkpoint: {value}"
+            )
+
+
+def sample(
+    rng: np.random.Generator, vocab_size: int, longest: int, padding: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Random ids and a mask, both (B, S)."""
+    shape = rng.integers(1, 6), rng.integers(1, longest + 1)
+    ids = rng.integers(0, vocab_size, shape)
+    mask = np.ones(shape, np.int64)
+    if padding != "none":
+        lengths = rng.integers(1, shape[1] + 1, shape[0])
+        lengths[rng.integers(shape[0])] = shape[1]
+        if padding == "empty row" and shape[0] > 1:
+            lengths[rng.integers(shape[0])] = 0
+        mask = (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
+    return ids, mask
+
+
+def compare_images(case: Case) -> None:
+    """All outputs of a graph that reads images, which are random."""
+    spec = case.runtime.specs["encoder"]
+    patch = case.config.patch_shape
+    height, width = (int(case.rng.integers(side, 8 * side)) for side in patch)
+    sizes = {"batch_size": int(case.rng.integers(1, 6)), "height": height, "width": width}
+    pixel_values = case.rng.standard_normal(shape_of(spec.inputs[0], sizes)).astype(np.float32)
+    found = case.runtime.outputs(pixel_values=pixel_values)
+    images = torch.from_numpy(pixel_values)
+    interpolates = "height" in spec.inputs[0].shape
+    expected = [model(images, interpolate_pos_encoding=interpolates) for model in case.models]
+    for tensor in spec.outputs:
+        values = [array(outputs[tensor.name]) for outputs in expected]
+        real = np.ones(values[0].shape[:-1], bool)
+        case.compare(found[tensor.name], values, real, tensor.name)
+        if tensor.name == "logits":
+            case.report.compare_tokens(
+                found[tensor.name], values[0], real, f"{case.name}, {tensor.name}"
+            )
+
+
+def compare_sequences(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
+    """All outputs of a graph that reads whole sequences."""
+    feeds = sequence_inputs(case, ids, mask)
+    found = case.runtime.outputs(**feeds)
+    given = {
+        name: torch.from_numpy(values) for name, values in torch_inputs(feeds, case.config).items()
+    }
+    expected = [model(**given) for model in case.models]
+    for spec in case.runtime.specs["encoder"].outputs:
+        real = feeds["attention_mask"] == 1
+        if "source_length" not in spec.shape:
+            real = real.any(axis=-1)
+        if "target_length" in spec.shape:
+            real = real[:, None] & (feeds["decoder_attention_mask"] == 1)
+        values = [array(outputs[spec.name]) for outputs in expected]
+        case.compare(found[spec.name], values, real, spec.name)
+        if spec.name.endswith("logits"):
+            compare_choices(case, found[spec.name], values[0], real, spec.name)
+
+
+def compare_choices(
+    case: Case, found: np.ndarray, expected: np.ndarray, real: np.ndarray, part: str
+) -> None:
+    if found.shape == real.shape:  # what is chosen is one of the tokens, or of the choices
+        found = np.where(real, found, -np.inf)
+        expected = np.where(real, expected, -np.inf)
+        real = np.asarray(real.any(axis=-1))
+    case.report.compare_tokens(found, expected, real, f"{case.name}, {part}")
+
+
+def sequence_inputs(case: Case, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
+    """What `Runtime.outputs` takes beside random `ids` and their `mask` (B, S): all that the graph
+    reads."""
+    spec = case.runtime.specs["encoder"]
+    names = {tensor.name for tensor in spec.inputs}
+    config = case.config
+    rng = case.rng
+    feeds = {}
+    # ids that the decoder reads too, shifted
+    if config.is_encoder_decoder and "decoder_input_ids" not in names:
+        ids = np.where(mask == 1, ids, config.pad_token_id)
+        ids[np.arange(len(ids)), mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)] = as_list(
+            config.eos_token_id
+        )[0]
+    if "num_choices" in spec.outputs[0].shape:
+        mask = mask[rng.integers(len(mask), size=(len(mask), 3))]
+        ids = rng.integers(0, config.vocab_size, mask.shape)
+    either_side = config.model_type == "vanilla-decoder" or config.position_ids_from != "place"
+    if either_side and ids.ndim == 2 and rng.integers(2):
+        ids, mask = move_padding(ids, mask, "left", 0)
+    if "token_type_ids" in names:
+        feeds["token_type_ids"] = rng.integers(0, config.type_vocab_size, ids.shape)
+    if "decoder_input_ids" in names:
+        target = rng.permutation(mask)  # as long as the sources, in another order
+        feeds["decoder_input_ids"] = rng.integers(0, config.vocab_size, target.shape)
+        feeds["decoder_attention_mask"] = target
+    return {"input_ids": ids, "attention_mask": mask, **feeds}
+
+
+def torch_inputs(feeds: dict[str, np.ndarray], config: PretrainedConfig) -> dict[str, np.ndarray]:
+    """Decoder graphs count the positions of tokens that are not padding; torch is told them where
+    it would count places."""
+    prefix = {"vanilla-decoder": "", "vanilla-seq2seq": "decoder_"}.get(config.model_type)
+    if (
+        prefix is None
+        or config.position_ids_from != "place"
+        or f"{prefix}attention_mask" not in feeds
+    ):
+        return feeds
+    positions = np.maximum(feeds[f"{prefix}attention_mask"].cumsum(axis=1) - 1, 0)
+    return {**feeds, f"{prefix}position_ids": positions}
+
+
+def compare_seq2seq(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
+    """What the encoder returns, if it returns states, and the logits of the decoder."""
+    source_mask = torch.from_numpy(mask)
+    encoded = [model.get_encoder()(torch.from_numpy(ids), source_mask) for model in case.models]
+    if case.runtime.specs["encoder"].outputs[0].name == "last_hidden_state":
+        states = [array(outputs.last_hidden_state) for outputs in encoded]
+        case.compare(case.runtime.encode(ids, mask), states, mask == 1, "encoder")
+    first = case.rng.integers(1, 5)
+    config = case.config
+    tokens = case.rng.integers(0, config.vocab_size, (len(ids), first + sum(LATER_STEPS)))
+    # only after what is decoded is there padding, which would not count
+    if config.position_ids_from == "ids":
+        tokens[tokens == config.pad_token_id] = (config.pad_token_id + 1) % config.vocab_size
+    given = dict(
+        attention_mask=source_mask, decoder_input_ids=torch.from_numpy(tokens), use_cache=False
+    )
+    expected = [
+        array(model(encoder_outputs=outputs, **given).logits)
+        for model, outputs in zip(case.models, encoded)
+    ]
+    real = np.repeat(np.any(mask, axis=1, keepdims=True), tokens.shape[1], axis=1)
+    options = Options(max_new_tokens=sum(LATER_STEPS))
+    request = GenerationRequest(
+        options, tokens[:, :first], np.ones_like(tokens[:, :first]), (ids, mask)
+    )
+    compare_steps(case, request, tokens, expected, real)
+    compare_lookup(case, request, tokens, expected, real)
+    if case.stepping is not None:
+        compare_rows(case, case.stepping, (ids, mask), tokens, expected, real)
+
+
+def compare_rows(
+    case: Case,
+    stepping: Runtime,
+    source: tuple[np.ndarray, np.ndarray],
+    tokens: np.ndarray,
+    expected: list[np.ndarray],
+    real: np.ndarray,
+) -> None:
+    """The logits of the step, in which each row has a source of its own length; `tokens` (B, T) are
+    fed one by one."""
+    spec = stepping.specs[STEP]
+    ids, mask = source
+    lengths = np.maximum(mask.sum(axis=1), 1)
+    sizes = {"rows": len(ids), "max_length": tokens.shape[1]}
+    states = {
+        tensor.name: np.zeros(shape_of(tensor, sizes), np.float32)
+        for tensor in spec.inputs
+        if ".decoder." in tensor.name
+    }
+    states |= cross_states(stepping.encode_source(ids, mask))
+    names = [tensor.name for tensor in spec.outputs]
+    for place in range(tokens.shape[1]):
+        counts = {
+            "position_ids": np.full((len(ids), 1), place),
+            "last_position": np.full(len(ids), place, np.int32),
+            "total_length": np.array([place + 1], np.int32),
+            "last_source_position": (lengths - 1).astype(np.int32),
+            "total_source_length": lengths.max(keepdims=True).astype(np.int32),
+        }
+        feeds = {"input_ids": tokens[:, place : place + 1], **counts, **states}
+        logits, *present = stepping.sessions[STEP].run(names, feeds)
+        states = {next_input_name(name): array for name, array in zip(names[1:], present)}
+        wanted = [each[:, place] for each in expected]
+        case.compare(logits, wanted, real[:, place], f"step {place + 1}")
+        case.report.compare_tokens(
+            logits, wanted[0], real[:, place], f"{case.name}, step {place + 1}"
+        )
+
+
+def compare_decoder(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
+    """The logits of a decoder, after prompts that are padded on the left."""
+    if not case.runtime.decoder_factory().takes_empty_prompts:
+        mask[~mask.any(axis=1), 0] = 1
+    ids, mask = move_padding(ids, mask, "left", 0)
+    later = case.rng.integers(0, case.config.vocab_size, (len(ids), sum(LATER_STEPS)))
+    tokens = np.concatenate([ids, later], axis=1)
+    whole_mask = np.concatenate([mask, np.ones_like(later)], axis=1)
+    positions = np.maximum(whole_mask.cumsum(axis=1) - 1, 0)
+    given = [torch.from_numpy(values) for values in (tokens, whole_mask, positions)]
+    expected = [array(model(*given, use_cache=False).logits) for model in case.models]
+    request = GenerationRequest(Options(max_new_tokens=sum(LATER_STEPS)), ids, mask)
+    compare_steps(case, request, tokens, expected, whole_mask == 1)
+    compare_lookup(case, request, tokens, expected, whole_mask == 1)
+
+
+def compare_lookup(
+    case: Case,
+    request: GenerationRequest,
+    tokens: np.ndarray,
+    expected: list[np.ndarray],
+    real: np.ndarray,
+) -> None:
+    """As `compare_steps`, of the first row alone, with the graph that checks several tokens at
+    once."""
+    if "lookup" not in case.runtime.artifact.manifest["graphs"]:
+        return
+    options = dataclasses.replace(request.options, prompt_lookup_num_tokens=max(LATER_STEPS))
+    source = None if request.source is None else (request.source[0][:1], request.source[1][:1])
+    first = GenerationRequest(options, request.input_ids[:1], request.attention_mask[:1], source)
+    compare_steps(case, first, tokens[:1], [logits[:1] for logits in expected], real[:1])
+
+
+def compare_steps(
+    case: Case,
+    request: GenerationRequest,
+    tokens: np.ndarray,
+    expected: list[np.ndarray],
+    real: np.ndarray,
+) -> None:
+    """Feeds `tokens` (B, T) in steps, the first those of `request`, and compares the logits after
+    each token, or after the last of a step where a graph gives no others. `expected` are those (B,
+    T, V) of each of `references`."""
+    end = request.input_ids.shape[1]
+    with closing(case.runtime.decoder_factory().start(request)) as decoder:
+        lengths = LATER_STEPS if decoder.max_step_tokens != 1 else (1,) * sum(LATER_STEPS)
+        logits = decoder.prefill(request.input_ids, request.attention_mask)
+        compare_step(case, logits, end, expected, real)
+        for length in lengths:
+            logits = decoder.step(tokens[:, end : end + length])
+            end += length
+            compare_step(case, logits, end, expected, real)
+
+
+def compare_step(
+    case: Case, logits: np.ndarray, end: int, expected: list[np.ndarray], real: np.ndarray
+) -> None:
+    """`logits` (B, t, V) are those after the last t of the first `end` tokens."""
+    step = slice(end - logits.shape[1], end)
+    part = f"after token {end}"
+    wanted = [states[:, step] for states in expected]
+    case.compare(logits, wanted, real[:, step], part)
+    case.report.compare_tokens(logits, wanted[0], real[:, step], f"{case.name}, {part}")

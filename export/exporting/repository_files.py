@@ -1,0 +1,337 @@
+"""What other programs read beside the graphs: config.json, genai_config.json, and the card of a
+repository on the Hub."""
+
+import json
+import os
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id, yaml_dump
+
+from ..inference.export_info import CARD, IMAGE_PROCESSOR
+from ..targets.target import Target
+
+# Which of Transformers.js's model types runs graphs of these roles as they are. "marian" is in no
+# mapping of classifiers, so that the files it names for a pipeline are these graphs; "bart" is.
+MODEL_TYPES = {("encoder",): "bert", ("decoder",): "opt", ("encoder", "decoder"): "marian"}
+MARIAN_NAMES = {
+    "d_model": "hidden_size",
+    "encoder_attention_heads": "num_attention_heads",
+    "decoder_attention_heads": "num_attention_heads",
+}
+# One of the classes for which Transformers.js gives token types; transformers 5 reads
+# tokenizer.json for it as it stands.
+TYPED_TOKENIZER = "ConvBertTokenizer"
+UNTYPED_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast", "PreTrainedTokenizer")
+# What there is a pipeline for, and a call of it in JavaScript, where that is not `pipe('A text.')`.
+TASKS = {
+    "Model": "feature-extraction",
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForCausalLM": "text-generation",
+    "ForConditionalGeneration": "text2text-generation",
+    "ForImageClassification": "image-classification",
+}
+CALLS = {
+    "feature-extraction": "pipe('A text.', { pooling: 'mean' })",
+    "fill-mask": "pipe(`A ${pipe.tokenizer.mask_token} text.`)",
+    "question-answering": "pipe('What is it?', 'It is a text.')",
+    "text-generation": "pipe('A text', { max_new_tokens: 20 })",
+    "image-classification": "pipe('image.jpg')",
+    "image-feature-extraction": "pipe('image.jpg')",
+}
+# of a card: its metadata, in YAML
+FRONT_MATTER = re.compile(r"\s*---\r?\n(.*?)\r?\n---[ \t]*\r?(?:\n|$)", re.DOTALL)
+# that hold for its exports
+OF_THE_BASE = ("language", "license", "license_name", "license_link", "datasets")
+# that genai has under the same names
+SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
+GENAI_CONFIG = "genai_config.json"
+NO_TOKENIZER = "no-tokenizer"
+
+
+def client_config(
+    config: dict, roles: Collection[str], dtypes: Sequence[str], external: Sequence[str] = ()
+) -> dict:
+    """config.json of an export: that of the checkpoint, but with a model type that Transformers.js
+    has for graphs of these `roles`, and which files it loads without options. The manifest has the
+    true model type. There always is a `label2id`.
+
+    Args:
+        dtypes: of the graphs' files, the first is the default, and a browser's wasm loads int8
+            where it is one of them; none for graphs that Transformers.js cannot run.
+        external: names of the graphs' files whose weights are in a file of their own.
+    """
+    model_type = MODEL_TYPES[tuple(role for role in ("encoder", "decoder") if role in roles)]
+    model_type = "vit" if config["model_type"] == "vanilla-vision" else model_type
+    names = (
+        {name: config[ours] for name, ours in MARIAN_NAMES.items()}
+        if model_type == "marian"
+        else {}
+    )
+    numbers = config.get("label2id") or {
+        label: int(number) for number, label in config["id2label"].items()
+    }
+    found = {**config, **names, "label2id": numbers, "model_type": model_type}
+    if not dtypes:
+        return found
+    loaded: dict[str, Any] = {"dtype": dtypes[0]}
+    if "int8" in dtypes[1:]:
+        loaded["device_config"] = {"wasm": {"dtype": "int8"}}
+    if external:
+        loaded["use_external_data_format"] = dict.fromkeys(external, True)
+    return {**found, "transformers.js_config": loaded}
+
+
+def give_token_types(path: Path) -> None:
+    """Has Transformers.js give the second of two sequences its token type, as tokenizer_config.json
+    at `path` says it for transformers: it goes by the class."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if config.get("tokenizer_class", UNTYPED_TOKENIZERS[0]) in UNTYPED_TOKENIZERS:
+        write_json(path, {**config, "tokenizer_class": TYPED_TOKENIZER})
+
+
+def give_first_token(directory: Path) -> None:
+    """Says in tokenizer_config.json, as versions before 5 did, that tokenizer.json puts a token in
+    front of each text and none after it: Transformers.js else leaves it out of prompts."""
+    template = template_of(json.loads((directory / "tokenizer.json").read_text(encoding="utf-8")))
+    if "SpecialToken" in template[0] and "SpecialToken" not in template[-1]:
+        path = directory / "tokenizer_config.json"
+        write_json(path, {**json.loads(path.read_text(encoding="utf-8")), "add_bos_token": True})
+
+
+def template_of(tokenizer: dict) -> list[dict]:
+    """What the tokenizer.json with this content makes of one text: the text, and the special tokens
+    around it."""
+    processor = tokenizer.get("post_processor") or {}
+    parts = processor.get("processors", [processor])
+    return next(
+        (part["single"] for part in parts if part.get("type") == "TemplateProcessing"),
+        [{"Sequence": {}}],
+    )
+
+
+def write_json(path: Path, content: dict) -> None:
+    path.write_text(
+        json.dumps(content, indent=2, default=str, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+
+
+# -------------------------------------------------------------------------------- onnxruntime-genai
+
+
+def write_genai_config(directory: Path, config: dict, generation: dict, file: str) -> dict:
+    """Writes genai_config.json for the portable graph `file` of a decoder with the config `config`
+    and the generation config `generation`, and returns what the manifest says of it.
+
+    Without a tokenizer that genai reads rightly it names a folder that does not exist as that of
+    the tokenizer: genai would otherwise give wrong ids without a word. There is no
+    genai_config.json where values are not as wide as keys.
+    """
+    if (width := config["head_dim"]) != config["value_head_dim"]:
+        two_widths = (
+            f"keys are {width} and values {config['value_head_dim']} wide, onnxruntime-genai has "
+            "one width"
+        )
+        return {"config": False, "tokenizer": False, "because": two_widths}
+    path = directory / "tokenizer.json"
+    because = unread_by_genai(
+        json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    )
+    end = generation.get("eos_token_id")
+    pad = generation.get("pad_token_id")
+    pad = pad if pad is not None else end[0] if isinstance(end, list) else end
+    tokens = {
+        "bos_token_id": generation.get("bos_token_id"),
+        "eos_token_id": end,
+        "pad_token_id": pad,
+    }
+    heads = config["num_attention_heads"]
+    length = config["max_position_embeddings"]
+    decoder = {
+        "filename": file,
+        "hidden_size": config["hidden_size"],
+        "head_size": width,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "num_hidden_layers": config["num_hidden_layers"],
+        "inputs": {
+            "input_ids": "input_ids",
+            "attention_mask": "attention_mask",
+            "position_ids": "position_ids",
+            "past_key_names": "past_key_values.%d.key",
+            "past_value_names": "past_key_values.%d.value",
+        },
+        "outputs": {
+            "logits": "logits",
+            "present_key_names": "present.%d.key",
+            "present_value_names": "present.%d.value",
+        },
+    }
+    model = {
+        "type": "decoder",
+        "vocab_size": config["vocab_size"],
+        "context_length": length,
+        **{name: token for name, token in tokens.items() if token is not None},
+        **({"tokenizer_dir": NO_TOKENIZER} if because else {}),
+        "decoder": decoder,
+    }
+    chosen = {name: generation[name] for name in SAMPLING if generation.get(name) is not None}
+    search = {"max_length": length, "past_present_share_buffer": False, **chosen}
+    write_json(directory / GENAI_CONFIG, {"model": model, "search": search})
+    return {
+        "config": True,
+        "tokenizer": because is None,
+        **({"because": because} if because else {}),
+    }
+
+
+def unread_by_genai(tokenizer: dict | None) -> str | None:
+    """Why genai does not read the tokenizer.json with this content; `None` if it gives the same ids
+    and texts. It knows byte-level BPE; of other kinds it reads some, and gives other ids."""
+    if tokenizer is None:
+        return "the checkpoint has no tokenizer.json"
+    parts = {
+        name: (tokenizer.get(name) or {}).get("type")
+        for name in ("model", "normalizer", "pre_tokenizer", "decoder")
+    }
+    expected = {
+        "model": "BPE",
+        "normalizer": None,
+        "pre_tokenizer": "ByteLevel",
+        "decoder": "ByteLevel",
+    }
+    if parts != expected or tokenizer["pre_tokenizer"].get("add_prefix_space"):
+        found = " and ".join(f"{name} {parts[name]}" for name in ("model", "pre_tokenizer"))
+        return f"genai reads byte-level BPE without a normalizer, and this has {found}"
+    if "SpecialToken" in template_of(tokenizer)[0]:
+        return "genai adds no token to a text, and this puts one in front"
+    return None
+
+
+# --------------------------------------------------------------------------------------------- card
+
+
+def base_name(checkpoint: str | os.PathLike) -> str | None:
+    """The Hub id of a checkpoint, or the name of its directory if a repository can have that
+    name."""
+    name = Path(checkpoint).resolve().name if Path(checkpoint).is_dir() else os.fspath(checkpoint)
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return None
+    return name
+
+
+def write_card(
+    directory: Path,
+    base: str | None,
+    readme: Path,
+    architecture: str,
+    target: Target,
+    dtypes: Sequence[str],
+) -> None:
+    """The card of an export of the checkpoint `base`, of which `readme` is the card, if it has one:
+    its terms hold here too."""
+    of_base = read_metadata(readme)
+    task = task_of(architecture)
+    if task == "text2text-generation" and of_base.get("pipeline_tag") in (
+        "translation",
+        "summarization",
+    ):
+        task = of_base["pipeline_tag"]
+    metadata = {
+        **{name: of_base[name] for name in OF_THE_BASE if name in of_base},
+        "base_model": base,
+        "base_model_relation": "quantized" if "int8" in dtypes or "int4" in dtypes else None,
+        "library_name": "transformers.js" if target.is_standard else "onnxruntime",
+        "pipeline_tag": of_base.get("pipeline_tag", task),
+        "tags": ["onnx", "vanilla-transformer"],
+    }
+    name = base or "a checkpoint"
+    lines = [
+        *front_matter(metadata),
+        f"# {name} in ONNX",
+        "",
+        f"Graphs of {name} ({architecture}),",
+        f"written by `vanilla-transformer export` for the target {target.name} in "
+        f"{' and '.join(dtypes)}. manifest.json says",
+        "with which versions, and how far they are from the checkpoint.",
+    ]
+    # what makes them of texts and images
+    inputs = (directory / name for name in ("tokenizer.json", IMAGE_PROCESSOR))
+    if target.is_standard and task and any(file.is_file() for file in inputs):
+        lines += [
+            "",
+            "```js",
+            SNIPPET.format(task=task, call=CALLS.get(task, "pipe('A text.')")),
+            "```",
+        ]
+    (directory / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def front_matter(metadata: dict[str, Any]) -> list[str]:
+    """The lines that a card begins with: what is known of `metadata`."""
+    known = {key: value for key, value in metadata.items() if value is not None}
+    return ["---", yaml_dump(known).rstrip(), "---", ""]
+
+
+def write_generator_card(
+    directory: Path,
+    base: str | None,
+    readme: Path,
+    target: Target,
+    dtypes: Sequence[str],
+    mode: str,
+) -> None:
+    """As `write_card`, of a graph that generates by itself, which no other library has a class
+    for."""
+    of_base = read_metadata(readme)
+    metadata = {
+        **{name: of_base[name] for name in OF_THE_BASE if name in of_base},
+        "base_model": base,
+        "library_name": "onnxruntime",
+        "pipeline_tag": of_base.get("pipeline_tag", "text2text-generation"),
+        "tags": ["onnx", "vanilla-transformer"],
+    }
+    lines = [
+        *front_matter(metadata),
+        f"# {base or 'a checkpoint'} in one ONNX graph",
+        "",
+        f"It takes token ids and returns sequences, by {mode} search. `vanilla-transformer export "
+        f"--generate {mode}` wrote it",
+        f"for the target {target.name} in {' and '.join(dtypes)}. manifest.json says with which "
+        f"versions.",
+    ]
+    (directory / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+SNIPPET = """import {{ pipeline }} from '@huggingface/transformers';
+
+const pipe = await pipeline('{task}', 'NAME'); // the Hub id of this repository
+console.log(await {call});"""
+
+
+def task_of(architecture: str) -> str | None:
+    """`None` where no pipeline reads what the head returns."""
+    if architecture == "VanillaSeq2SeqModel":  # it wants the decoder's tokens too
+        return None
+    if architecture == "VanillaVisionModel":
+        return "image-feature-extraction"
+    return TASKS.get(re.sub(r"^Vanilla(Encoder|Decoder|Seq2Seq|Vision)", "", architecture))
+
+
+def read_metadata(readme: Path) -> dict:
+    """What stands above a card; nothing if there is no card, or no metadata that can be read."""
+    try:
+        matched = FRONT_MATTER.match(readme.read_text(encoding="utf-8-sig"))
+        found = yaml.safe_load(matched[1]) if matched else None
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,74 @@
+"""The tokens of a vocabulary shortlist: a model generates these only, and computes no logits of the
+others."""
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from vanilla_transformer.checkpoint_files import checkpoint_directory, read_json, readers_errors
+from vanilla_transformer.files import TARGET_TOKENIZER
+from vanilla_transformer.training.data import lines_of
+
+from ..graphs.config import Config
+from ..specs.sequences import GENERATORS
+
+# Settings of a model that name tokens it must be able to generate.
+SPECIAL_TOKENS = (
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+)
+
+
+def with_special_tokens(
+    tokens: Iterable[int], config: Config, generation: dict[str, Any]
+) -> list[int]:
+    """Return `tokens` in order, with the special ones of generation_config.json.
+
+    Raises:
+        ValueError: for a model that does not generate, no tokens, or one outside the vocabulary.
+    """
+    if config.architecture not in GENERATORS:
+        raise ValueError(f"{config.architecture} does not generate, expected no shortlist")
+    known = {int(token) for token in tokens}
+    size = config.vocab_size
+    if not known or min(known) < 0 or max(known) >= size:
+        found = f"{min(known)} to {max(known)}" if known else "none"
+        raise ValueError(
+            f"the tokens of a shortlist must be in [0, {size - 1}], the vocabulary, got {found}"
+        )
+    for name in SPECIAL_TOKENS:
+        value = generation.get(name)
+        known.update([] if value is None else value if isinstance(value, list) else [value])
+    return sorted(known)
+
+
+def shortlist_from_text(text: str | os.PathLike, checkpoint: str | os.PathLike) -> list[int]:
+    """The tokens of the lines of the file `text` by the tokenizer of `checkpoint`, that of target
+    text if it has one, and all of its special ones.
+
+    Raises:
+        FileNotFoundError: if either is missing.
+        ValueError: for a tokenizer that is damaged, and for a line that is not UTF-8 text or is too
+            long for one.
+    """
+    directory = checkpoint_directory(checkpoint)
+    has_target = (directory / TARGET_TOKENIZER).is_file()
+    path = directory / (TARGET_TOKENIZER if has_target else "tokenizer.json")
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is missing, expected the tokenizer that makes tokens of {text}"
+        )
+    read_json(path)
+    with readers_errors(path):
+        tokenizer = Tokenizer.from_file(str(path))
+    special = {
+        token for token, facts in tokenizer.get_added_tokens_decoder().items() if facts.special
+    }
+    lines = lines_of([os.fspath(text)], fault=None)
+    return sorted(special.union(*(encoding.ids for encoding in tokenizer.encode_batch(lines))))

@@ -1,0 +1,81 @@
+"""A model of Triton Inference Server (https://github.com/triton-inference-server/server): the
+folder of a graph in a model repository, which Triton's backend of onnxruntime runs, with dynamic
+batching and no code."""
+
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from ..graphs.saving import data_files
+from ..specs.graph_spec import GraphSpec, TensorSpec
+
+CONFIG = "config.pbtxt"
+# of the version 1; with weights in files of their own a folder, in which the graph has this name
+# again
+GRAPH = "1/model.onnx"
+# model_config.proto of https://github.com/triton-inference-server/common
+TYPES = {"int64": "TYPE_INT64", "int32": "TYPE_INT32", "float32": "TYPE_FP32", "bool": "TYPE_BOOL"}
+BATCH_AXIS = "batch_size"
+MAX_BATCH = 32  # rows of one run
+QUEUE_DELAY = 1000  # microseconds that a request waits for others
+TEMPLATE = """# Written by vanilla-transformer export.
+backend: "onnxruntime"
+max_batch_size: {max_batch}
+{tensors}
+dynamic_batching {{
+  max_queue_delay_microseconds: {delay}
+}}
+"""
+ON_CPU = """instance_group [
+  { kind: KIND_CPU }
+]
+"""
+
+
+def write_triton_model(
+    spec: GraphSpec, export: Path, directory: Path, devices: Collection[str]
+) -> None:
+    """Writes config.pbtxt and the graph of `spec`, of the directory `export`, to `directory`, whose
+    name is the model's.
+
+    Args:
+        devices: what the graph runs on. Triton chooses a GPU where there is one, unless that is the
+            CPU alone.
+    """
+    config = config_text(spec) + (ON_CPU if set(devices) == {"cpu"} else "")
+    (directory / CONFIG).write_text(config, encoding="utf-8")
+    graph, source = directory / GRAPH, export / spec.file
+    if data := data_files(source):
+        graph /= graph.name
+    graph.parent.mkdir(parents=True)
+    shutil.copyfile(source, graph)
+    for name in data:
+        shutil.copyfile(source.parent / name, graph.parent / name)
+
+
+def config_text(spec: GraphSpec) -> str:
+    """The model's configuration, in the text format of protobuf.
+
+    Raises:
+        ValueError: for a tensor whose first axis is not the batch, or of a type that Triton has
+            not.
+    """
+    tensors = "\n".join([listed("input", spec.inputs), listed("output", spec.outputs)])
+    return TEMPLATE.format(max_batch=MAX_BATCH, tensors=tensors, delay=QUEUE_DELAY)
+
+
+def listed(name: str, tensors: Collection[TensorSpec]) -> str:
+    return "\n".join([f"{name} [", ",\n".join(map(described, tensors)), "]"])
+
+
+def described(tensor: TensorSpec) -> str:
+    """Without the axis of the batch, which Triton puts in front; -1 is any size."""
+    if tensor.shape[:1] != (BATCH_AXIS,) or len(tensor.shape) < 2:
+        raise ValueError(
+            f"{tensor.name} has shape {tensor.shape}, expected {BATCH_AXIS} and other axes "
+            f"behind it"
+        )
+    if tensor.dtype not in TYPES:
+        raise ValueError(f"{tensor.name} is of {tensor.dtype}, expected one of {', '.join(TYPES)}")
+    sizes = ", ".join(str(-1 if isinstance(size, str) else size) for size in tensor.shape[1:])
+    return f'  {{ name: "{tensor.name}", data_type: {TYPES[tensor.dtype]}, dims: [ {sizes} ] }}'

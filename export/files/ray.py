@@ -1,0 +1,266 @@
+"""A run whose shards are computed on a Ray cluster, by Ray Data; all else stays in the process that
+was called.
+
+A reader on the node of that process gives one shard after the other. Workers, which have opened the
+export each, give the results. Ray Data places the workers, keeps the order, and tries again what
+one that died was at.
+"""
+
+import contextlib
+import logging
+import pickle
+import socket
+import warnings
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from .formats import Format
+from .predictions import Predictions, open_runtime
+from .progress import Drawn, Told
+from .results import Found, Place, results_of
+from .rows import Row
+
+try:
+    import pyarrow
+    import ray
+    import ray.data
+except ImportError:
+    ray = None
+
+SAID = {  # by Ray Data, on standard error: no errors, which are raised as well
+    "ray.data": logging.WARNING,
+    "ray.data.exceptions": logging.CRITICAL,
+    "ray.data._internal.execution.streaming_executor_state": logging.CRITICAL,
+    "ray.data._internal.progress": logging.ERROR,
+}
+PATIENCE = 10  # seconds, for an address
+TRIES = 3  # more, of a shard whose worker died
+AHEAD = 2  # shards that a worker has at once, so that it need not wait for the next
+
+
+@dataclass(frozen=True)
+class Source:
+    """The inputs of a run, as its workers get them."""
+
+    paths: Sequence[Path]
+    formats: Sequence[Format]
+    shard_lines: int
+
+    def shards(self, start: tuple[int, int]) -> Iterator[tuple[Place, list[Row]]]:
+        """From the file and the shard `start` on, without the records, which only what is written
+        needs. Ends where a file is damaged: the process that was called reads it as well, and says
+        so."""
+        from .run import shards_of
+
+        for file in range(start[0], len(self.paths)):
+            with contextlib.suppress(ValueError, OSError):
+                form = self.formats[file]
+                for place, shard in shards_of(file, self.paths[file], form, self.shard_lines):
+                    if place[:2] >= start:
+                        yield place, [row._replace(record=None) for row in form.rows(shard)]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a worker makes the `Predictions` of a run from; `facts` are those that they are to
+    have."""
+
+    directory: Path
+    arguments: dict[str, Any]
+    task: str | None
+    options: dict[str, Any]
+    batch_size: int
+    facts: dict
+
+    def made(self) -> Predictions:
+        """On the node of a worker.
+
+        Raises:
+            FileNotFoundError: where the export is not.
+            ValueError: where it, or what runs it, is another.
+        """
+        node = socket.gethostname()
+        if not self.directory.is_dir():
+            raise FileNotFoundError(
+                f"{self.directory} is not on the node {node}, expected the export on every node"
+            )
+        found = Predictions(
+            open_runtime(self.directory, **self.arguments), self.task, self.options, self.batch_size
+        )
+        for name, value in found.facts().items():
+            if value != self.facts[name]:
+                expected = f"expected {self.facts[name]!r} as here"
+                raise ValueError(
+                    f"{self.directory} on the node {node} has {name} {value!r}, {expected}"
+                )
+        return found
+
+
+class Worker:
+    """What Ray Data calls for each shard, in a process of its own."""
+
+    def __init__(self, recipe: Recipe):
+        self.recipe = recipe
+        self.predictions: Predictions | None = None
+
+    def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
+        place, rows = unpacked(table)
+        found: Found | Exception
+        try:
+            # not before, as Ray tries again what fails while a worker starts
+            if self.predictions is None:
+                self.predictions = self.recipe.made()
+            found = results_of(self.predictions, rows, place.first, lambda count: None)
+        except (OSError, ValueError, MemoryError, ImportError) as error:
+            found = error
+        return packed((place, found))
+
+
+@dataclass
+class Cluster:
+    """The `Work` of a run. Shards are asked for in order; those that are not are whole, and what
+    comes of them is left out."""
+
+    source: Source
+    recipe: Recipe
+    after: int = 0  # the number of the shard that comes next in the file
+    found: Generator[tuple[Place, Found | Exception], None, None] | None = None
+
+    def __call__(self, place: Place, rows: list[Row], told: Told | Drawn) -> Found:
+        """Raises what the worker raised, OSError for what Ray did, and ValueError where the reader
+        read other lines."""
+        if self.found is None or place.number not in (0, self.after):
+            self.close()
+            self.found = self.results(place[:2])
+        self.after = place.number + 1
+        try:
+            pair = next((pair for pair in self.found if pair[0][:2] >= place[:2]), None)
+        except (ray.exceptions.RayError, ray.data.exceptions.SystemException) as error:
+            raise OSError(f"the Ray cluster could not compute a shard: {error}") from error
+        if pair is None or pair[0] != place:
+            raise ValueError(
+                f"{self.source.paths[place.file]} changed while it was read: expected it to stay "
+                f"as it is"
+            )
+        found = pair[1]
+        if isinstance(found, Exception):
+            raise found
+        told.update(len(rows))
+        return found
+
+    def close(self) -> None:
+        if self.found is not None:
+            self.found.close()
+
+    def results(
+        self, start: tuple[int, int]
+    ) -> Generator[tuple[Place, Found | Exception], None, None]:
+        """Of the shards from `start` on, in order."""
+        with warnings.catch_warnings(), ray.data.DataContext.current(settings()):
+            # of max_task_retries, which has no other place yet
+            warnings.simplefilter("ignore", DeprecationWarning)
+            shards = ray.data.from_items([0]).map_batches(
+                read,
+                fn_args=[self.source, start],
+                batch_format="pyarrow",
+                num_cpus=0,
+                label_selector={"ray.io/node-id": ray.get_runtime_context().get_node_id()},
+            )
+            found = shards.map_batches(
+                Worker,
+                batch_size=1,
+                batch_format="pyarrow",
+                fn_constructor_args=[self.recipe],
+                compute=ray.data.ActorPoolStrategy(max_tasks_in_flight_per_actor=AHEAD),
+                max_task_retries=TRIES,
+                **resources(self.recipe.arguments),
+            )
+        for table in found.iter_batches(batch_size=None, batch_format="pyarrow"):
+            yield unpacked(table)
+
+
+def read(_: "pyarrow.Table", source: Source, start: tuple[int, int]) -> Iterator["pyarrow.Table"]:
+    """What Ray Data calls once, on this node, as long as the workers want more."""
+    yield from map(packed, source.shards(start))
+
+
+def settings() -> Any:
+    """Ray Data's settings: each shard is a block of its own, they stay in order, and the progress
+    is ours."""
+    found = ray.data.DataContext.get_current().copy()
+    found.target_max_block_size = 1
+    found.execution_options.preserve_order = True
+    found.enable_progress_bars = False
+    return found
+
+
+def resources(arguments: dict[str, Any]) -> dict[str, int]:
+    """What Ray keeps for a worker."""
+    return {"num_cpus": arguments["threads"], "num_gpus": 0 if arguments["device"] == "cpu" else 1}
+
+
+def packed(value: object) -> "pyarrow.Table":
+    return pyarrow.table({"pickled": pyarrow.array([pickle.dumps(value)], pyarrow.large_binary())})
+
+
+def unpacked(table: "pyarrow.Table") -> Any:
+    [value] = table["pickled"].to_pylist()
+    return pickle.loads(value)
+
+
+@contextlib.contextmanager
+def cluster(address: str, predictions: Predictions, source: Source) -> Iterator[Cluster]:
+    """Yields the `Work` of the cluster at `address`: auto, local, or HOST:PORT, where this machine
+    is a node.
+
+    Raises:
+        ImportError: without Ray Data.
+        ConnectionError: where no cluster answers.
+        UsageError: for an address of Ray Client, and for more threads than a node has processors.
+    """
+    if ray is None:
+        raise ImportError("Ray Data is not installed: pip install 'vanilla-transformer[ray]'")
+    if "://" in address:
+        raise UsageError(
+            f"ray is {address!r}, expected auto, local or HOST:PORT: a node of the cluster makes "
+            f"this call"
+        )
+    for name, level in SAID.items():
+        logging.getLogger(name).setLevel(level)
+    try:
+        if address not in ("auto", "local"):  # as Ray asks for minutes
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConnectionError(
+            f"no Ray cluster answers at {address!r}, expected auto, local or HOST:PORT: {error}"
+        ) from None
+    try:
+        check_room(predictions.runtime.runtime.threads)
+        runtime = predictions.runtime.runtime
+        recipe = Recipe(
+            runtime.artifact.directory,
+            runtime.arguments,
+            predictions.task,
+            predictions.options,
+            predictions.batch_size,
+            predictions.facts(),
+        )
+        with contextlib.closing(Cluster(source, recipe)) as work:
+            yield work
+    finally:
+        ray.shutdown()
+
+
+def check_room(threads: int) -> None:
+    """Raises UsageError where a worker would wait for ever."""
+    most = max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"])
+    if threads > most:
+        raise UsageError(
+            f"threads is {threads}, expected at most {most}: the processors of the largest node "
+            "of the cluster"
+        )

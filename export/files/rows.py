@@ -1,0 +1,131 @@
+"""What the lines of a shard hold: what the task reads of each, or why that cannot be read."""
+
+import json
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+from ..errors import UsageError
+from .text_lines import text_of
+
+
+class Row(NamedTuple):
+    """`record` is the JSON object or the row of a table, where there is one. `example` is what the
+    task reads, `None` of a line without words, and of a bad one, of which `fault` says what is
+    wrong."""
+
+    record: Mapping[str, Any] | None = None
+    example: dict[str, Any] | None = None
+    fault: str | None = None
+
+
+MISSING = object()
+
+
+@dataclass(frozen=True)
+class Fields:
+    """What a task reads of a record: the keys of one of its `forms`, the one with the most keys
+    that are there; or `field`, in place of the only key of the first form. Dots in `field` lead
+    into nested records, unless a field has the whole name.
+
+    Raises:
+        UsageError: for a `field` where the task reads several.
+    """
+
+    forms: tuple[tuple[str, ...], ...]
+    field: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.field is not None and len(self.forms[0]) > 1:
+            raise UsageError(
+                f"field is {self.field!r}, expected None: the task reads "
+                f"{' and '.join(self.forms[0])}"
+            )
+
+    def of_text(self, line: bytes) -> Row:
+        """A line of text, for a task that reads one."""
+        try:
+            return self.row(None, {self.forms[0][0]: text_of(line, "it")})
+        except ValueError as error:
+            return Row(fault=str(error))
+
+    def of_json(self, line: bytes) -> Row:
+        """A line that is a JSON object."""
+        try:
+            text = text_of(line, "it")
+        except ValueError as error:
+            return Row(fault=str(error))
+        if not text.strip():
+            return Row()
+        try:
+            found = json.loads(
+                text,
+                parse_float=finite_number,
+                parse_constant=reject_constant,
+                object_pairs_hook=unique_fields,
+            )
+        except (ValueError, RecursionError) as error:
+            return Row(fault=f"it is no JSON that can be read: {error}")
+        if not isinstance(found, dict):
+            return Row(fault=f"it is {reprlib.repr(found)}, expected a JSON object")
+        return self.of_record(found)
+
+    def of_record(self, record: Mapping[str, Any]) -> Row:
+        """A JSON object, or the row of a table."""
+        named = [(self.field,)] if self.field is not None else self.forms
+        present = (
+            form for form in named if all(find_value(record, name) is not MISSING for name in form)
+        )
+        found = max(present, key=len, default=None)
+        if found is None:
+            expected = ", or ".join(" and ".join(form) for form in named)
+            return Row(
+                record, fault=f"it has the fields {reprlib.repr(list(record))}, expected {expected}"
+            )
+        keys = found if self.field is None else self.forms[0]
+        return self.row(record, {key: find_value(record, name) for key, name in zip(keys, found)})
+
+    def row(self, record: Mapping[str, Any] | None, example: dict[str, Any]) -> Row:
+        for key, value in example.items():
+            if key != "choices" and not isinstance(value, str):
+                return Row(record, fault=f"its {key} is {reprlib.repr(value)}, expected a string")
+        is_blank = len(example) == 1 and not str(*example.values()).strip()
+        return Row(record, None if is_blank else example)
+
+
+def find_value(record: Mapping[str, Any], name: str) -> Any:
+    """Return the field `name`, or the nested field that its dots lead to; `MISSING` if there is
+    none."""
+    if name in record:
+        return record[name]
+    outer, dot, inner = name.partition(".")
+    nested = record.get(outer)
+    return find_value(nested, inner) if dot and isinstance(nested, Mapping) else MISSING
+
+
+def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raise ValueError for a name that it has twice: only one of the values
+    would be kept."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(
+            f"the field {next(name for name in names if names.count(name) > 1)!r} is there twice, "
+            "expected once"
+        )
+    return fields
+
+
+def finite_number(text: str) -> float:
+    """Return the number. Raises ValueError if it overflows: the infinity that Python reads is no
+    JSON."""
+    if math.isinf(number := float(text)):
+        raise ValueError(f"the number {text:.40} is beyond float64, expected at most 1.8e308")
+    return number
+
+
+def reject_constant(name: str) -> NoReturn:
+    """Raise ValueError for NaN and Infinity, which Python reads but JSON does not have."""
+    raise ValueError(f"{name} is not in JSON, expected a number or null")

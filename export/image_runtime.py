@@ -1,0 +1,208 @@
+"""Images in, labels or states out: a `Runtime` and the preprocessor_config.json that came with the
+checkpoint, without transformers. The results are those of its pipelines for images."""
+
+import contextlib
+import itertools
+import math
+import os
+import reprlib
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+try:
+    from PIL import Image, ImageOps, UnidentifiedImageError
+except ImportError:
+    raise ImportError(
+        "Pillow is not installed: pip install 'vanilla-transformer[images]'"
+    ) from None
+
+from .errors import UsageError
+from .inference.config import VISION
+from .inference.export_info import IMAGE_PROCESSOR, json_object
+from .inference.lfs import check_no_pointer
+from .inference.options import is_int64
+from .runtime import MAX_TOKENS, Runtime
+from .specs.sequences import pair
+from .text.image_processor import ImageProcessor
+
+Input = str | os.PathLike | Image.Image | np.ndarray
+
+
+class ImageRuntime:
+    """An export of a vision model with its preprocessor_config.json, loaded; `options` as
+    `Runtime`.
+
+    An image is the path of a file or a Pillow image, which is turned as its EXIF data say and
+    becomes RGB, as in the pipelines of transformers; or an array (H, W, C) or (C, H, W), of which
+    as many channels are read as it has.
+
+    Raises:
+        FileNotFoundError: if the export has no preprocessor_config.json, and as `Runtime`.
+        ValueError: if the export does not read images, if preprocessor_config.json is damaged or
+            has a step that is not known, and as `Runtime`.
+    """
+
+    def __init__(self, directory: str | os.PathLike, threads: int | None = None, **options: Any):
+        self.runtime = Runtime(directory, threads, **options)
+        if self.runtime.config["model_type"] != VISION:
+            raise ValueError(
+                f"{directory} is a {self.runtime.architecture}, expected a model that reads images"
+            )
+        path = self.runtime.artifact.directory / IMAGE_PROCESSOR
+        content = self.runtime.artifact.read(IMAGE_PROCESSOR)
+        if content is None:
+            raise FileNotFoundError(
+                f"{path} is missing: the checkpoint had none, so this export takes only "
+                f"pixel values"
+            )
+        self.processor = ImageProcessor.from_config(json_object(path, content), path)
+
+    def classify(self, images: Sequence[Input], /, top_k: int = 5) -> list[list[dict[str, Any]]]:
+        """For each image its `top_k` likeliest labels (all, if there are fewer), the likeliest
+        first, each as `label` and `score`: a probability, by softmax; of labels that are
+        independent, or of a single one, by the logistic function; of a regression the number
+        itself.
+
+        Raises:
+            UsageError: for a `top_k` below 1.
+            ValueError: for a model without labels, no images, what is no image, and an image of a
+                size or number of channels that the model does not read.
+            FileNotFoundError: for a path where there is no file.
+        """
+        if not is_int64(top_k) or top_k < 1:
+            raise UsageError(f"top_k must be a whole number of at least 1, got {top_k!r}")
+        scores = activated(self._outputs(images, "logits"), self.runtime.config.get("problem_type"))
+        labels = self.runtime.config["id2label"]
+        ranked = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
+        return [
+            [
+                {"label": labels.get(str(index), f"LABEL_{index}"), "score": float(row[index])}
+                for index in order
+            ]
+            for row, order in zip(scores, ranked)
+        ]
+
+    def embed(self, images: Sequence[Input], /, pool: bool = False) -> np.ndarray:
+        """The states of the first tokens and the patches (B, S, D), or with `pool` the output of
+        the model's pooler (B, D).
+
+        Raises:
+            ValueError: for a model without states or, with `pool`, without a pooler; for images
+                whose states differ in number; and as `classify`.
+            FileNotFoundError: as `classify`.
+        """
+        return self._outputs(images, "pooler_output" if pool else "last_hidden_state")
+
+    def pixel_values(self, images: Sequence[Input], /) -> Iterator[np.ndarray]:
+        """What the model reads of each image, (C, H, W) float32. Raises: as `classify`."""
+        if isinstance(images, str | os.PathLike | Image.Image) or not isinstance(
+            images, Sequence | np.ndarray
+        ):
+            raise ValueError(
+                f"images must be a list of paths, Pillow images or arrays, got "
+                f"{reprlib.repr(images)}"
+            )
+        if len(images) == 0:
+            raise ValueError("no images, expected at least one")
+        return (
+            self._pixel_values(image, f"image {index} of {len(images)}")
+            for index, image in enumerate(images)
+        )
+
+    def _pixel_values(self, image: Input, name: str) -> np.ndarray:
+        if isinstance(image, str | os.PathLike):
+            name = os.fspath(image)
+        try:
+            pixels = self.processor(opened(image))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        expected = self.runtime.specs["encoder"].inputs[0].shape[1:]
+        if any(
+            isinstance(wanted, int) and wanted != size
+            for wanted, size in zip(expected, pixels.shape)
+        ):
+            found = "x".join(map(str, pixels.shape))
+            raise ValueError(
+                f"{name} is {found} for the model, expected {'x'.join(map(str, expected))}"
+            )
+        return pixels
+
+    def _outputs(self, images: Sequence[Input], output: str) -> np.ndarray:
+        known = [tensor.name for tensor in self.runtime.specs["encoder"].outputs]
+        if output not in known:
+            raise ValueError(
+                f"a {self.runtime.architecture} returns {' and '.join(known)}, expected {output}"
+            )
+        found = [
+            self.runtime.outputs(pixel_values=batch)[output]
+            for batch in self._batches(self.pixel_values(images))
+        ]
+        if len({states.shape[1:] for states in found}) > 1:
+            shapes = " and ".join(sorted({str(states.shape[1:]) for states in found}))
+            raise ValueError(
+                f"the states of the images have the shapes {shapes}, expected one: give images of "
+                "one size"
+            )
+        return np.concatenate(found)
+
+    def _batches(self, pixels: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """Images of one size that follow each other run together, as many as are worth it."""
+        patches = math.prod(pair(self.runtime.config["patch_size"]))
+        for (_, height, width), group in itertools.groupby(pixels, key=np.shape):
+            count = max(1, MAX_TOKENS * self.runtime.threads * patches // (height * width))
+            while batch := list(itertools.islice(group, count)):
+                yield np.stack(batch)
+
+
+def opened(image: Input) -> Image.Image | np.ndarray:
+    """Raises FileNotFoundError for a path without a file, ValueError for what is no image, and for
+    a git-lfs pointer."""
+    if isinstance(image, np.ndarray):
+        return image
+    if isinstance(image, str | os.PathLike):
+        if not Path(image).is_file():
+            raise FileNotFoundError(f"{os.fspath(image)!r} is no file, expected an image")
+        check_no_pointer(image)
+        with image_errors(), Image.open(image) as file:
+            return upright(file)
+    if not isinstance(image, Image.Image):
+        raise ValueError(
+            f"it is a {type(image).__name__}, expected a path, a Pillow image or an array"
+        )
+    with image_errors():
+        return upright(image)
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """RGB, turned as the EXIF data say."""
+    turned = ImageOps.exif_transpose(image)
+    assert turned is not None  # it is only where the image itself is turned
+    return turned.convert("RGB")
+
+
+@contextlib.contextmanager
+def image_errors() -> Iterator[None]:
+    """What Pillow raises for a file that it cannot read, of many classes, as a ValueError of one
+    line."""
+    try:
+        yield
+    except UnidentifiedImageError:
+        raise ValueError(
+            "it is no image that Pillow reads, expected one such as .png or .jpg"
+        ) from None
+    except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
+        raise ValueError(f"it is no whole image: {' '.join(str(error).split())}") from None
+
+
+def activated(logits: np.ndarray, problem_type: str | None) -> np.ndarray:
+    """Scores of the logits (B, num_labels), as `classify` describes them."""
+    if problem_type == "regression":
+        return logits
+    if problem_type == "multi_label_classification" or logits.shape[1] == 1:
+        return 1 / (1 + np.exp(-logits))
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)

@@ -1,0 +1,273 @@
+"""The export directory: ONNX files, the checkpoint's configs and tokenizer, and a manifest that
+says what they are."""
+
+import hashlib
+import io
+import json
+import os
+import reprlib
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .lfs import check_no_pointer
+
+MANIFEST = "manifest.json"
+CARD = "README.md"  # not in the manifest: people edit it
+SCHEMA_VERSION = 1
+HASHING_THREADS = 2
+IMAGE_PROCESSOR = "preprocessor_config.json"
+# of target text, where that is cut otherwise than source text
+TARGET_TOKENIZER = "target_tokenizer.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TARGET_TOKENIZER)
+# What the manifest must say, and what it may.
+REQUIRED = {
+    "architecture": str,
+    "files": dict,
+    "model_type": str,
+    "target": str,
+    "dtype": str,
+    "activations": str,
+}
+OPTIONAL = {"other_dtypes": dict, "languages": dict, "step": str}
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An export directory that was found whole: `manifest`, and the `config` and
+    `generation_config` beside it.
+
+    `stamps` says which files these were, and which directory: another one under the name, or other
+    content, has another stamp. `hashing` are the files whose content threads compare with the
+    manifest, see `open_artifact`.
+    """
+
+    directory: Path
+    manifest: dict
+    config: dict
+    generation_config: dict
+    stamps: dict[str, tuple]
+    hashing: dict[str, Future]
+
+    @property
+    def dtypes(self) -> list[str]:
+        """Of the weights, the default first."""
+        return [self.manifest["dtype"], *self.manifest.get("other_dtypes", ())]
+
+    def read(self, name: str) -> bytes | None:
+        """The content of the file `name`; `None` if there is none, and the manifest lists none.
+
+        Raises:
+            FileNotFoundError, ValueError: as `read_artifact`, if it is not the one that was
+                exported.
+        """
+        path = self.directory / name
+        if name in self.manifest["files"]:
+            return read_file(path, self.manifest["files"][name])[1]
+        if path.exists():
+            raise ValueError(f"{self.directory / MANIFEST} lists no {name}: export again")
+        return None
+
+    def check_listed(self) -> None:
+        """Raise ValueError for an unlisted file beside the graphs: onnxruntime opens whatever a
+        graph names there.
+
+        onnxruntime itself rejects graphs that name a file outside of their folder.
+        """
+        listed = self.manifest["files"]
+        for folder in {(self.directory / name).parent for name in listed if name.endswith(".onnx")}:
+            for path in sorted(folder.rglob("*")):
+                if (
+                    not path.is_dir()
+                    and (name := path.relative_to(self.directory).as_posix()) not in listed
+                ):
+                    raise ValueError(
+                        f"{self.directory} has {name!r:.200}, which {MANIFEST} does not list: "
+                        f"remove it"
+                    )
+
+    def check_hashes(self, ending: str = "") -> None:
+        """Waits until the files whose names have this `ending` were compared with the manifest.
+
+        Raises:
+            ValueError: for one that is not what was exported.
+        """
+        for name, comparing in self.hashing.items():
+            if name.endswith(ending):
+                comparing.result()
+
+    def check_unchanged(self) -> None:
+        """Checks that what has been opened by name since, graphs and their data, is what was
+        exported.
+
+        Raises:
+            FileNotFoundError, ValueError: as `read_artifact`, and if the export was replaced or
+                changed.
+        """
+        wait(self.hashing.values())
+        for name, stamp in self.stamps.items():
+            if stamp_of((self.directory / name).stat()) != stamp:
+                raise ValueError(
+                    f"{self.directory / name} was replaced or changed while the export was "
+                    "opened: open it again"
+                )
+        self.check_hashes()
+
+
+def write_manifest(directory: Path, **facts: Any) -> dict[str, Any]:
+    """Records `facts` and the size and SHA-256 of every other file of `directory` but its card, and
+    returns the manifest."""
+    unlisted = (directory / MANIFEST, directory / CARD)
+    files = sorted(path for path in directory.rglob("*") if path.is_file() and path not in unlisted)
+    manifest = {"schema_version": SCHEMA_VERSION, **facts}
+    manifest["files"] = {
+        path.relative_to(directory).as_posix(): {
+            "bytes": path.stat().st_size,
+            "sha256": sha256(path),
+        }
+        for path in files
+    }
+    (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    return manifest
+
+
+def read_artifact(directory: str | os.PathLike) -> Artifact:
+    """Checks every file against the manifest.
+
+    Raises:
+        FileNotFoundError: if the directory, its manifest or a file named there is missing.
+        ValueError: if the manifest is of another schema, lacks a fact or has one of another type,
+            or lists a file outside the directory; if a file is not the one that was exported, or is
+            none where it should be JSON.
+    """
+    artifact = open_artifact(directory)
+    artifact.check_hashes()
+    return artifact
+
+
+def check_has_manifest(directory: Path) -> None:
+    """Raise FileNotFoundError, or NotADirectoryError for a file, unless `directory` is an export.
+    Name the export of a file."""
+    if (directory / MANIFEST).is_file():
+        return
+    expected = "expected a directory `vanilla-transformer export` wrote"
+    if not directory.is_file():
+        raise FileNotFoundError(f"{directory} has no {MANIFEST}: {expected}")
+    exports = [str(parent) for parent in directory.parents[:2] if (parent / MANIFEST).is_file()]
+    raise NotADirectoryError(
+        f"{directory} is a file, {expected}" + "".join(f", such as {export}" for export in exports)
+    )
+
+
+def open_artifact(directory: str | os.PathLike) -> Artifact:
+    """As `read_artifact`, but threads go on comparing all files but the configs with their hashes:
+    whoever opens them must call `check_unchanged` before anything comes of it."""
+    # a link that comes to lead elsewhere meanwhile changes nothing
+    directory = Path(directory).resolve()
+    check_has_manifest(directory)
+    path = directory / MANIFEST
+    stamps = {".": stamp_of(directory.stat())}
+    with open(path, "rb") as file:
+        stamps[MANIFEST] = stamp_of(os.fstat(file.fileno()))
+        content = file.read()
+    manifest = json_object(path, content)
+    if (found := manifest.get("schema_version")) != SCHEMA_VERSION:
+        is_newer = isinstance(found, int) and found > SCHEMA_VERSION
+        remedy = (
+            "a newer vanilla-transformer wrote it, update this one" if is_newer else "export again"
+        )
+        raise ValueError(f"{path} has schema version {found}, expected {SCHEMA_VERSION}: {remedy}")
+    if missing := REQUIRED.keys() - manifest.keys():
+        raise ValueError(f"{path} lacks {', '.join(sorted(missing))}: export again")
+    for name, kind in {**REQUIRED, **OPTIONAL}.items():
+        if not isinstance(value := manifest.get(name, kind()), kind):
+            raise ValueError(
+                f"{path} has {name} {reprlib.repr(value)}, expected a {kind.__name__}: export again"
+            )
+    configs: dict[str, dict] = {"config.json": {}, "generation_config.json": {}}
+    hashing = {}
+    pool = ThreadPoolExecutor(HASHING_THREADS)
+    try:
+        for name, facts in manifest["files"].items():
+            # A link is followed, the Hub's cache is made of them: what it leads to must have the
+            # right hash.
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise ValueError(
+                    f"{path} lists {name!r:.200}, which is outside the directory: export again"
+                )
+            if not isinstance(facts, dict) or (
+                type(facts.get("bytes")),
+                type(facts.get("sha256")),
+            ) != (int, str):
+                found = f"{path} has {reprlib.repr(facts)} for {name:.200}"
+                raise ValueError(f"{found}, expected its bytes and sha256: export again")
+            if name in configs:
+                stamps[name], content = read_file(directory / name, facts)
+                configs[name] = json_object(directory / name, content)
+            else:
+                stamps[name], file = open_file(directory / name, facts)
+                hashing[name] = pool.submit(check_hash, file, facts, directory / name)
+    finally:
+        pool.shutdown(wait=False)  # what was submitted goes on
+    config, generation_config = configs.values()
+    # config.json names a model type that clients know.
+    config |= {"model_type": manifest["model_type"]}
+    return Artifact(directory, manifest, config, generation_config, stamps, hashing)
+
+
+def json_object(path: Path, content: bytes) -> dict:
+    """`content` of the file `path`, parsed; ValueError if it is no object."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is a {type(found).__name__}, expected a JSON object")
+    return found
+
+
+def read_file(path: Path, facts: dict) -> tuple[tuple, bytes]:
+    """The stamp and the content of the file, which must be the one that the manifest states the
+    `facts` of."""
+    stamp, file = open_file(path, facts)
+    with file:
+        content = file.read()
+    check_hash(io.BytesIO(content), facts, path)
+    return stamp, content
+
+
+def open_file(path: Path, facts: dict) -> tuple[tuple, io.BufferedReader]:
+    """The stamp of the file, which must have the size that the manifest states, and the file,
+    open."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: the export is incomplete, export again")
+    file = open(path, "rb")  # noqa: SIM115 - whoever takes it closes it
+    found = os.fstat(file.fileno())
+    if found.st_size != facts["bytes"]:
+        file.close()
+        check_no_pointer(path)
+        raise ValueError(
+            f"{path} has {found.st_size} bytes, expected {facts['bytes']}: export again"
+        )
+    return stamp_of(found), file
+
+
+def check_hash(file: io.BufferedReader | io.BytesIO, facts: dict, path: Path) -> None:
+    """Reads and closes `file`, that of `path`; ValueError if it is not the one that the manifest
+    states the `facts` of."""
+    with file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != facts["sha256"]:
+        raise ValueError(f"{path} has SHA-256 {digest}, expected {facts['sha256']}: export again")
+
+
+def stamp_of(found: os.stat_result) -> tuple:
+    """With the time of the last renaming, so that a directory that was away and came back has
+    another."""
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,224 @@
+"""What callers give, checked against what a graph takes, and run with rows of similar length
+together."""
+
+from collections.abc import Sequence, Sized
+from typing import Any
+
+import numpy as np
+
+from ..specs.graph_spec import LONG, GraphSpec, TensorSpec, shape_of
+from ..specs.sequences import pair
+from .config import LEARNED_POSITIONS
+from .session import Session
+
+# Of one run of a graph that reads whole sequences: what it may hold of padding, and what it must
+# hold of tokens to be worth a run.
+MAX_PADDING = 0.15
+MIN_TOKENS = 128
+
+
+def check_inputs(
+    tensors: Sequence[TensorSpec], given: dict[str, np.ndarray | None], reader: str
+) -> dict[str, np.ndarray]:
+    """Each of `tensors` by its name, of its type: what was `given`, or its default where that is
+    `None`. onnxruntime can end the process on an empty batch, and reads what is outside a table.
+
+    Args:
+        reader: what takes the inputs, for errors.
+
+    Raises:
+        ValueError: for an input that is missing or that `reader` does not take, and for one of
+            another type, number of axes, size of an axis that is fixed or that another input has
+            too, or range; for one without any elements; and for a number that is not finite.
+    """
+    names = [tensor.name for tensor in tensors]
+    for name, values in given.items():
+        if values is not None and name not in names:
+            raise ValueError(f"{reader} takes no {name}, expected {' and '.join(names)}")
+    sizes: dict[str, int] = {}
+    checked = {}
+    for tensor in tensors:
+        values = given.get(tensor.name)
+        if values is None and tensor.default is None:
+            raise ValueError(f"{reader} takes {tensor.name}, which was not given")
+        if values is None:
+            checked[tensor.name] = np.full(shape_of(tensor, sizes), tensor.default, tensor.dtype)
+        else:
+            checked[tensor.name] = check_input(tensor, np.asarray(values), sizes)
+    return checked
+
+
+def check_input(tensor: TensorSpec, values: np.ndarray, sizes: dict[str, int]) -> np.ndarray:
+    """`values` in the type of `tensor`. The axes in `sizes` must have these; others are added."""
+    is_flag = tensor.name.endswith("mask")
+    is_float = "float" in tensor.dtype
+    kinds = "biuf" if is_flag else "iuf" if is_float else "iu"
+    if values.dtype.kind not in kinds:
+        kind = "0s and 1s" if is_flag else "numbers" if is_float else "integers"
+        raise ValueError(
+            f"{tensor.name} must be {kind}, got {values.dtype} of shape {values.shape}"
+        )
+    expected = [sizes.get(size, size) if isinstance(size, str) else size for size in tensor.shape]
+    fits = len(expected) == values.ndim and all(
+        isinstance(size, str) or size == own for size, own in zip(expected, values.shape)
+    )
+    if not fits or values.size == 0:
+        least = "" if values.size else ", all at least 1"
+        axes = ", ".join(map(str, expected))
+        raise ValueError(f"{tensor.name} must have shape ({axes}){least}, got shape {values.shape}")
+    sizes |= {axis: own for axis, own in zip(tensor.shape, values.shape) if isinstance(axis, str)}
+    if is_flag and not ((values == 0) | (values == 1)).all():
+        raise ValueError(f"{tensor.name} must be 0s and 1s, got {np.unique(values).tolist()}")
+    if tensor.range is not None and (
+        values.min() < tensor.range[0] or values.max() > tensor.range[1]
+    ):
+        lowest, highest = tensor.range
+        raise ValueError(
+            f"{tensor.name} must be in [{lowest}, {highest}], got {values.min()} to {values.max()}"
+        )
+    if is_float and not np.isfinite(values).all():
+        raise ValueError(
+            f"{tensor.name} must be finite numbers, got {values[~np.isfinite(values)][0]}"
+        )
+    return values.astype(tensor.dtype)
+
+
+def check_contiguous(mask: np.ndarray, name: str) -> None:
+    """Raises ValueError for a row of `mask` (B, T) with a hole: a decoder counts its positions by
+    the ones."""
+    begins = mask[:, 1:] > mask[:, :-1]
+    if (begins.sum(axis=1) + mask[:, 0]).max() > 1:
+        row, place = next(
+            (row, place + 1) for row, place in np.argwhere(begins) if mask[row, : place + 1].any()
+        )
+        raise ValueError(
+            f"row {row} of {name} has ones again at place {place}, after zeros: expected its ones "
+            "together"
+        )
+
+
+def check_ends(ids: np.ndarray, mask: np.ndarray, eos_token_ids: Sequence[int]) -> None:
+    """Raises ValueError for a row of `ids` (B, S) that has tokens, but none that ends it."""
+    endless = mask.any(axis=1) & ~(np.isin(ids, eos_token_ids) & (mask == 1)).any(axis=1)
+    if endless.any():
+        raise ValueError(
+            f"row {int(endless.argmax())} of input_ids has no end token, expected one of "
+            f"{eos_token_ids} in it"
+        )
+
+
+def position_limit(config: dict) -> int | None:
+    """The rows of a learned table, `None` for positions of another kind, and for images."""
+    is_learned = config.get("position_embedding_type") in LEARNED_POSITIONS
+    return config.get("max_position_embeddings") if is_learned else None
+
+
+def check_positions(length: int, config: dict) -> None:
+    """Raises ValueError for more tokens than a learned table has rows."""
+    rows = position_limit(config)
+    if rows is not None and length > rows:
+        counted = (
+            ""
+            if config.get("model_type") == "vanilla-encoder"
+            else ", prompt and new ones together,"
+        )
+        raise ValueError(f"{length} tokens{counted} are more than the {rows} learned positions")
+
+
+def check_patches(pixel_values: np.ndarray, config: dict) -> None:
+    """Raises ValueError for images (B, C, H, W) that are smaller than a patch."""
+    patch = pair(config["patch_size"])
+    if any(side < least for side, least in zip(pixel_values.shape[2:], patch)):
+        found = "x".join(map(str, pixel_values.shape[2:]))
+        raise ValueError(
+            f"the images are {found}, expected at least {'x'.join(map(str, patch))}, a patch"
+        )
+
+
+def num_positions(ids: np.ndarray, mask: np.ndarray, config: dict) -> int:
+    """How many positions the longest row takes, by what the model counts, see
+    `VanillaTransformerConfig`."""
+    counts = config.get("position_ids_from") or "place"
+    if counts == "place":
+        return ids.shape[-1]
+    is_counted = mask == 1 if counts == "mask" else ids != config["pad_token_id"]
+    return int(is_counted.sum(axis=-1).max())
+
+
+def pad_sequences(rows: list[list[int]], pad_token_id: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Lists of token ids -> `input_ids` and `attention_mask` (B, S), padded on the right."""
+    lengths = np.array([len(row) for row in rows])
+    mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
+    ids = np.full(mask.shape, pad_token_id or 0)
+    ids[mask == 1] = np.concatenate(rows)
+    return ids, mask
+
+
+def move_padding(
+    ids: np.ndarray, mask: np.ndarray, side: str, pad_token_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Moves each row, with its holes, so that all padding is on its `side`: the new ids and
+    mask."""
+    if mask.all():
+        return ids, mask
+    first = mask.argmax(axis=1) if side == "right" else -mask[:, ::-1].argmax(axis=1)
+    places = (np.arange(mask.shape[1]) + first[:, None]) % mask.shape[1]
+    moved = np.take_along_axis(mask, places, axis=1)
+    return np.where(moved == 1, np.take_along_axis(ids, places, axis=1), pad_token_id), moved
+
+
+def run_by_length(
+    session: Session, spec: GraphSpec, feeds: dict[str, np.ndarray], max_tokens: int
+) -> dict[str, np.ndarray]:
+    """The outputs of `spec`, by name. Where there is a mask, rows run with others of similar
+    length, so that a ragged batch pays for little padding; what no run covers is 0.
+
+    Args:
+        max_tokens: of one run, where more would only take memory.
+    """
+    names = [tensor.name for tensor in spec.outputs]
+    groups = (
+        bucket_by_length(feeds["attention_mask"], max_tokens) if "attention_mask" in feeds else []
+    )
+    source_length = feeds["attention_mask"].shape[-1] if groups else 0
+    if len(groups) < 2 and not (groups and LONG <= groups[0][1] < source_length):
+        return dict(zip(names, session.run(names, feeds), strict=True))
+    trimmed = [tensor.name for tensor in spec.inputs if tensor.shape[-1] == "source_length"]
+    results: dict[str, np.ndarray] = {}
+    for rows, longest in groups:
+        own = {name: array[rows] for name, array in feeds.items()}
+        own |= {name: own[name][..., :longest] for name in trimmed}
+        for tensor, values in zip(spec.outputs, session.run(names, own), strict=True):
+            rest = zip(tensor.shape[1:], values.shape[1:])
+            sizes = [source_length if axis == "source_length" else size for axis, size in rest]
+            shape = (len(feeds["attention_mask"]), *sizes)
+            whole = results.setdefault(tensor.name, np.zeros(shape, values.dtype))
+            covered: tuple[Any, ...] = (rows, *map(slice, values.shape[1:]))
+            whole[covered] = values
+    return results
+
+
+def bucket_by_length(mask: np.ndarray, max_tokens: int) -> list[tuple[np.ndarray, int]]:
+    """The rows of `mask` (B, ..., S) in groups, longest first, each with the length it needs. A
+    group ends where one row more would make it more than `max_tokens`, or padding more than
+    `MAX_PADDING` of it, if it has `MIN_TOKENS`; a row of `LONG` tokens or more is a group of its
+    own."""
+    ends = mask * np.arange(1, mask.shape[-1] + 1)
+    lengths = np.maximum(ends.reshape(len(mask), -1).max(axis=1), 1).tolist()
+    groups: list[list[int]] = []
+    tokens = 0
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        size = (len(groups[-1]) + 1) * lengths[groups[-1][0]] if groups else 0
+        is_padded = tokens >= MIN_TOKENS and size - tokens - lengths[row] > MAX_PADDING * size
+        if not groups or size > max_tokens or is_padded or lengths[groups[-1][0]] >= LONG:
+            groups.append([])
+            tokens = 0
+        groups[-1].append(row)
+        tokens += lengths[row]
+    return [(np.array(rows), lengths[rows[0]]) for rows in groups]
+
+
+def batches(rows: Sequence[Sized], size: int) -> list[list[int]]:
+    """The indices of `rows`, those of similar length together."""
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+    return [order[start : start + size] for start in range(0, len(order), size)]

@@ -1,0 +1,278 @@
+"""Greedy search, sampling and beam search in numpy, token for token what `transformers.generate`
+does.
+
+A search is a state: it is fed the logits of the next token and gives the tokens that follow, until
+it is finished. Who drives it, one request at a time or many, it does not know.
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+from .logits import Prompt, Sampler, as_rows, log_sum_exp, top
+from .options import EXCLUDED_SCORE, LOGITS_FUNCTIONS, Options
+from .top_k import likeliest_tokens
+
+INITIAL_ROOM = 256  # new tokens that there is room for at first; it doubles as they come
+
+
+class Search(Protocol):
+    """Of one request, whose B inputs have K rows each, those of one input together."""
+
+    finished: bool  # nothing may be fed any more
+
+    def advance(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Logits (B * K, V), at the first call (B, V), which may be overwritten -> the next tokens
+        (B * K,), and the rows that each of them continues (B * K,), `None` if each its own."""
+
+    def result(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """The new tokens (B * N, T) of the `num_return_sequences` (N) of each input, filled up
+        after the end token, and their scores (B * N,), `None` if they were not asked for."""
+
+
+class Processors:
+    """The logits processors that `options` ask for, in the order of transformers; false if there
+    are none."""
+
+    def __init__(self, options: Options, prompt: Prompt):
+        self.prompt = prompt
+        made = [function(options, prompt) for function in LOGITS_FUNCTIONS]
+        self.active = [process for process in made if process is not None]
+
+    def __bool__(self) -> bool:
+        return bool(self.active)
+
+    def __call__(self, new: np.ndarray, scores: np.ndarray) -> None:
+        """Changes `scores` (R, V) in place, given the `new` tokens (R, t) after the prompts. Where
+        R is a multiple of B, the rows of one prompt stand together."""
+        ids = np.concatenate([as_rows(self.prompt.ids, len(scores)), new], axis=1)
+        for process in self.active:
+            process(ids, scores)
+
+
+def start_search(
+    options: Options, prompt: Prompt, is_scored: bool = False, threads: int = 1
+) -> Search:
+    """The search that `options` ask for, of the inputs of `prompt`, with so many processor
+    `threads`."""
+    processors = Processors(options, prompt)
+    if options.num_beams > 1:
+        return BeamSearch(len(prompt.ids), options, processors, threads)
+    scores = Scores(len(prompt.ids) * options.num_return_sequences) if is_scored else None
+    return TokenSearch(len(prompt.ids), options, processors, scores)
+
+
+class Scores:
+    """Of each of `rows` that grow token by token: the sum of log p, and how many tokens it is of,
+    the end token too. p is the softmax of the processed logits, before what sampling does to
+    them."""
+
+    def __init__(self, rows: int):
+        self.sums = np.zeros(rows)
+        self.lengths = np.zeros(rows, np.int64)
+
+    def add(self, logits: np.ndarray, tokens: np.ndarray, running: np.ndarray) -> None:
+        maximum, log_sum = log_sum_exp(logits)
+        log_p = np.take_along_axis(logits, tokens[:, None], axis=1) - maximum - log_sum
+        self.sums += np.where(running, log_p[:, 0], 0)
+        self.lengths += running
+
+    def normalized(self, length_penalty: float) -> np.ndarray:
+        """As beam search does: sum(log p) / length^length_penalty."""
+        return (self.sums / self.lengths**length_penalty).astype(np.float32)
+
+
+class TokenSearch:
+    """Greedy search, or sampling with `do_sample`, of `num_return_sequences` rows of each of
+    `inputs`: each row ends by itself, with the pad token after its end token. `processors` change
+    the logits; `scores` are added to."""
+
+    def __init__(
+        self,
+        inputs: int,
+        options: Options,
+        processors: Processors | None = None,
+        scores: Scores | None = None,
+    ):
+        self.rows = inputs * options.num_return_sequences
+        self.options = options
+        self.fill_token_id = options.fill_token_id
+        self.processors = processors or None
+        self.scores = scores
+        self.choose = Sampler(options) if options.do_sample else greedy
+        self.eos = np.array(options.eos_token_ids, np.int64)
+        self.running = np.ones(self.rows, bool)
+        self.tokens = np.empty((self.rows, min(options.max_new_tokens, INITIAL_ROOM)), np.int64)
+        self.length = 0
+        self.finished = False
+
+    def advance(self, logits: np.ndarray) -> tuple[np.ndarray, None]:
+        """As `Search`."""
+        logits = as_rows(logits, self.rows)
+        if self.length == self.tokens.shape[1]:
+            self.tokens = doubled(self.tokens, self.fill_token_id)
+        if self.processors is not None:
+            self.processors(self.tokens[:, : self.length], logits)
+        chosen_from = logits if self.scores is None else logits.copy()  # sampling overwrites them
+        tokens = np.where(self.running, self.choose(chosen_from), self.fill_token_id)
+        if self.scores is not None:
+            self.scores.add(logits, tokens, self.running)
+        self.tokens[:, self.length] = tokens
+        self.length += 1
+        self.running &= (tokens[:, None] != self.eos).all(axis=1)
+        self.finished = self.length == self.options.max_new_tokens or not self.running.any()
+        return tokens, None
+
+    def result(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """As `Search`."""
+        scores = self.scores.normalized(self.options.length_penalty) if self.scores else None
+        return self.tokens[:, : self.length], scores
+
+
+def greedy(logits: np.ndarray) -> np.ndarray:
+    return logits.argmax(axis=1)
+
+
+def doubled(tokens: np.ndarray, fill_token_id: int) -> np.ndarray:
+    """`tokens` (..., t) -> (..., 2 * t), filled up."""
+    return np.concatenate([tokens, np.full_like(tokens, fill_token_id)], axis=-1)
+
+
+class BeamSearch:
+    """The best `num_return_sequences` of `num_beams` (K) hypotheses of each of B `inputs`, by
+    sum(log p) / length^length_penalty. `processors` change the log p of each token; without,
+    `threads` find the best."""
+
+    def __init__(
+        self, inputs: int, options: Options, processors: Processors | None = None, threads: int = 1
+    ):
+        self.options = options
+        self.threads = threads
+        self.processors = processors
+        self.eos = np.array(options.eos_token_ids, np.int64)
+        self.inputs = np.arange(inputs)[:, None]
+        self.is_best = np.arange(options.candidates) < options.num_beams
+        self.tokens = np.full(
+            (inputs * options.num_beams, min(options.max_new_tokens, INITIAL_ROOM)),
+            options.fill_token_id,
+        )
+        # Rows of one input are equal at first: only the first of them counts.
+        first = np.where(np.arange(options.num_beams) == 0, np.float32(0), EXCLUDED_SCORE)
+        self.scores = np.tile(first, (inputs, 1))
+        self.ended = FinishedBeams(self.tokens, self.scores)
+        self.can_improve = np.ones((inputs, 1), bool)
+        self.length = 0
+        self.finished = False
+
+    def advance(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `Search`."""
+        options = self.options
+        if self.length == self.tokens.shape[1]:
+            self.tokens = doubled(self.tokens, options.fill_token_id)
+            self.ended.sequences = doubled(self.ended.sequences, options.fill_token_id)
+        candidates, tokens, parents = self.best_candidates(logits)
+        sequences = self.tokens[parents]
+        sequences[:, :, self.length] = tokens
+        self.length += 1
+        ends = (tokens[..., None] == self.eos).any(axis=-1) | (
+            self.length == options.max_new_tokens
+        )
+
+        # The best K candidates that go on.
+        self.scores, kept = top(
+            np.where(ends, candidates + EXCLUDED_SCORE, candidates), options.num_beams
+        )
+        self.tokens = sequences[self.inputs, kept].reshape(self.tokens.shape)
+
+        # Those of the best K that end here compete with the hypotheses that ended before.
+        stops_early = options.early_stopping is True
+        is_open = self.can_improve & ~self.ended.are_full() if stops_early else self.can_improve
+        just_ended = ends & self.is_best & is_open
+        if just_ended.any():
+            scores = candidates / np.float32(self.length**options.length_penalty)
+            self.ended.add(sequences, scores, just_ended, self.length)
+
+        self.can_improve = self.can_improve & improvable(
+            self.scores, self.ended, self.length, options
+        )
+        is_full = stops_early and self.ended.are_full().all()
+        self.finished = bool(not self.can_improve.any() or is_full or ends.all())
+        return self.tokens[:, self.length - 1].copy(), parents[self.inputs, kept].ravel()
+
+    def best_candidates(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of each input the best `candidates` (C) of all beams: log p, tokens and the rows these
+        continue, all (B, C)."""
+        beams = self.options.num_beams
+        is_first = self.length == 0
+        new = self.tokens[::beams, :0] if is_first else self.tokens[:, : self.length]
+        count = min(self.options.candidates, logits.shape[1])
+        if self.processors:
+            log_p, tokens = processed(logits, new, count, self.processors)
+        else:
+            log_p, tokens = likeliest_tokens(logits, count, self.threads)
+        if is_first:
+            log_p = np.repeat(log_p, beams, axis=0)
+            tokens = np.repeat(tokens, beams, axis=0)
+        each = log_p.shape[1]
+        candidates, chosen = top(
+            (log_p + self.scores.reshape(-1, 1)).reshape(len(self.inputs), -1),
+            self.options.candidates,
+        )
+        tokens = np.take_along_axis(tokens.reshape(len(self.inputs), -1), chosen, axis=1)
+        return candidates, tokens, self.inputs * beams + chosen // each
+
+    def result(self) -> tuple[np.ndarray, np.ndarray]:
+        """As `Search`."""
+        return self.ended.best(self.options.num_return_sequences)
+
+
+def processed(
+    logits: np.ndarray, new: np.ndarray, count: int, processors: Processors
+) -> tuple[np.ndarray, np.ndarray]:
+    """As `likeliest_tokens`, of what `processors` leave of the log p of each token after the `new`
+    ones (rows, t)."""
+    maximum, log_sum = log_sum_exp(logits)
+    logits -= maximum
+    logits -= log_sum
+    processors(new, logits)
+    return top(logits, count)
+
+
+class FinishedBeams:
+    """The best K finished hypotheses of each of B inputs, best first: like `tokens` (B * K, length)
+    and `scores` (B, K) at the start."""
+
+    def __init__(self, tokens: np.ndarray, scores: np.ndarray):
+        self.sequences = tokens.reshape(*scores.shape, -1)
+        self.scores = np.full_like(scores, -np.inf)
+        self.lengths = np.zeros(scores.shape, np.int64)  # 0 where there is none yet
+
+    def are_full(self) -> np.ndarray:
+        return np.logical_and.reduce(self.lengths, axis=1, keepdims=True)
+
+    def add(
+        self, sequences: np.ndarray, scores: np.ndarray, just_ended: np.ndarray, length: int
+    ) -> None:
+        """Those of `sequences` (B, C, length) with `scores` (B, C) that have `just_ended` (B,
+        C)."""
+        scores = np.where(just_ended, scores, scores + EXCLUDED_SCORE)
+        self.scores, best = top(np.concatenate([self.scores, scores], axis=1), self.scores.shape[1])
+        inputs = np.arange(len(best))[:, None]
+        self.sequences = np.concatenate([self.sequences, sequences], axis=1)[inputs, best]
+        self.lengths = np.concatenate([self.lengths, just_ended * length], axis=1)[inputs, best]
+
+    def best(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        width = self.lengths[:, :count].max()
+        sequences = self.sequences[:, :count, :width].reshape(-1, width)
+        return sequences, self.scores[:, :count].reshape(-1)
+
+
+def improvable(
+    scores: np.ndarray, ended: FinishedBeams, length: int, options: Options
+) -> np.ndarray:
+    """Whether the best running hypothesis may still beat the worst finished one; (B, 1)."""
+    if options.early_stopping == "never" and options.length_penalty > 0:
+        length = options.max_new_tokens
+    possible = scores[:, :1] / np.float32(length**options.length_penalty)
+    worst = np.where(ended.lengths > 0, ended.scores.min(axis=1, keepdims=True), EXCLUDED_SCORE)
+    return np.logical_or.reduce(possible > worst, axis=1, keepdims=True)

@@ -1,0 +1,109 @@
+"""What generation_config.json makes of the logits, for a graph that knows no other options than its
+inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..inference.options import Options, as_list, resolve
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from ..graphs.ops import Ops
+
+# Fields of `Options` whose values no graph here holds, and those that do.
+REFUSED = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_return_sequences": 1}
+# a decoder's count the prompt, whose length no exporter knows
+OF_PROMPTS = ("min_length", "forced_bos_token_id")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The special tokens, and what changes logits, of a model with a vocabulary of `size`
+    tokens."""
+
+    options: Options
+    size: int
+
+    @classmethod
+    def of(cls, mode: str, generation: dict[str, Any], config: dict[str, Any]) -> Rules:
+        """Of generation_config.json, and of the model's config.json.
+
+        Raises:
+            ValueError: for a field whose value a graph that generates cannot hold.
+        """
+        check_fields(mode, generation, config)
+        chosen = {
+            "do_sample": mode == "sample",
+            "num_beams": 2 if mode == "beam" else 1,
+            "max_new_tokens": 1,
+        }
+        return cls(
+            resolve(chosen | {"length_penalty": 1.0}, generation, config, prompt_length=1),
+            config["vocab_size"],
+        )
+
+    def applied(self, ops: Ops, scores: ir.Value, place: ir.Value, limit: ir.Value) -> ir.Value:
+        """`scores` (rows, V) of the token at `place` (a scalar) as these rules leave them; `limit`
+        (rows, 1) is how many tokens there are at most."""
+        options = self.options
+        never = [
+            word[0] for word in options.bad_words_ids or () if word[0] not in options.eos_token_ids
+        ]
+        scores = self.without(ops, scores, never)
+        if options.min_new_tokens:
+            scores = self.without(
+                ops, scores, options.eos_token_ids, ops("Less", place, options.min_new_tokens)
+            )
+        if options.forced_bos_token_id is not None:
+            scores = self.only(ops, scores, [options.forced_bos_token_id], ops("Equal", place, 0))
+        if options.forced_eos_token_id is not None:
+            is_last = ops("Equal", place, ops("Sub", limit, 1))
+            scores = self.only(ops, scores, as_list(options.forced_eos_token_id), is_last)
+        scores = self.without(ops, scores, options.suppress_tokens or ())
+        first = int(options.forced_bos_token_id is not None)
+        return self.without(
+            ops, scores, options.begin_suppress_tokens or (), ops("Equal", place, first)
+        )
+
+    def without(
+        self, ops: Ops, scores: ir.Value, tokens: Any, condition: ir.Value | None = None
+    ) -> ir.Value:
+        """-inf for `tokens`, those of them that there are, where the `condition` holds."""
+        known = [token for token in tokens if 0 <= token < self.size]
+        if not known:
+            return scores
+        added = np.zeros(self.size, np.float32)
+        added[known] = -np.inf
+        return ops(
+            "Add", scores, added if condition is None else ops("Where", condition, added, 0.0)
+        )
+
+    def only(self, ops: Ops, scores: ir.Value, tokens: Any, condition: ir.Value) -> ir.Value:
+        """0 for `tokens` and -inf for all others, where the `condition` holds."""
+        forced = np.full(self.size, -np.inf, np.float32)
+        forced[list(tokens)] = 0
+        return ops("Where", condition, forced, scores)
+
+
+def check_fields(mode: str, generation: dict[str, Any], config: dict[str, Any]) -> None:
+    """Raises ValueError for a field that is set and that the graph of `mode` cannot hold."""
+    refused = REFUSED | ({"min_p": 0.0} if mode == "sample" else {})
+    if config["model_type"] == "vanilla-decoder":
+        refused |= dict.fromkeys(OF_PROMPTS)
+    for name, neutral in refused.items():
+        if (value := generation.get(name)) is not None and value != neutral and (value or neutral):
+            raise ValueError(
+                f"generation_config.json has {name}={value!r:.100}, which no graph holds: "
+                f"expected {neutral}"
+            )
+    longer = [word for word in generation.get("bad_words_ids") or () if len(word) > 1]
+    if longer:
+        found = (
+            f"generation_config.json has bad_words_ids with {longer[0]!r:.100}, of several tokens"
+        )
+        raise ValueError(f"{found}, which no graph holds: expected words of one token")

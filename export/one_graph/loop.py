@@ -1,0 +1,173 @@
+"""The one graph: what is read, the loop around a step and a search, and what is returned."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir import Value
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from ..graphs.context import Values
+from ..graphs.ops import IR_VERSION, Ops, data_type, with_spec
+from ..inference.inputs import position_limit
+from ..specs.graph_spec import GraphSpec
+from ..specs.sequences import token_inputs
+from .beam_search import Beams
+from .generation_config import Rules
+from .searches import SAMPLING, STEPS, Search, TokenSearch, likeliest_tokens, sampled_tokens
+from .step import Inputs, Step
+
+SEARCHES: dict[str, Callable[[Rules], Search]] = {
+    "greedy": lambda rules: TokenSearch(rules, likeliest_tokens),
+    "sample": lambda rules: TokenSearch(rules, sampled_tokens, SAMPLING),
+    "beam": Beams,
+}
+IDS = ("batch_size", "source_length")
+
+
+def one_graph_spec(file: str, search: Search, config: dict[str, Any]) -> GraphSpec:
+    ids, mask = (
+        replace(tensor, range=None, default=None) for tensor in token_inputs(config, IDS)[:2]
+    )
+    return GraphSpec(file, (ids, mask, STEPS, *search.inputs), search.outputs)
+
+
+def one_graph(
+    step: Step,
+    search: Search,
+    spec: GraphSpec,
+    rules: Rules,
+    config: dict[str, Any],
+    opsets: dict[str, int],
+) -> ir.Model:
+    """Return the model of `spec`: a loop of `step` and `search` that returns sequences."""
+    ops = Ops()
+    settings = {tensor.name: with_spec(Value(), tensor) for tensor in spec.inputs}
+    ids, mask = settings["input_ids"], settings["attention_mask"]
+    lengths = None
+    prompt = ops.filled([ops.size(ids, 0), 1], np.int64(rules.options.decoder_start_token_id or 0))
+    if config["model_type"] == "vanilla-decoder":
+        ids, mask, lengths = padded_on_the_left(ops, ids, mask, rules.options.pad_token_id)
+        prompt = ids
+    positions = position_limit(config)
+    limit = at_most_positions(ops, max_steps(ops, settings), lengths, positions)
+    trips = ops("ReduceMax", limit, keepdims=0)
+    inputs = Inputs(ops, ids, mask, search.beams(ops, settings), lengths, positions)
+    last = ops("Slice", prompt, [-1], [np.iinfo(np.int64).max], [1])
+    initial = [
+        inputs.repeated(last),
+        *search.begin(inputs, settings, prompt, limit),
+        *step.begin(inputs),
+    ]
+    types = state_types(step, search, len(initial))
+    body = loop_body(step, search, inputs, types)
+    final = ops.outputs(len(initial), "Loop", trips, ops("Greater", trips, 0), *initial, body=body)
+    set_types(final, types)
+    results = search.end(ops, final[1 : 1 + len(search.dtypes)])
+    return model_of(ops, list(settings.values()), results, spec, opsets)
+
+
+def max_steps(ops: Ops, settings: Values) -> Value:
+    """Return how many tokens each row may get, (B, 1): with sampling no more than there are uniform
+    numbers."""
+    steps = settings["max_new_tokens"]
+    return (
+        ops("Min", steps, ops("Shape", settings["uniforms"], start=1))
+        if "uniforms" in settings
+        else steps
+    )
+
+
+def state_types(step: Step, search: Search, count: int) -> list[ir.TensorType]:
+    """Return the types of the `count` states of the loop: tokens, those of the search, masks and
+    caches."""
+    dtypes = ["int64", *search.dtypes, *["int64"] * step.num_masks]
+    dtypes += ["float32"] * (count - len(dtypes))
+    return [ir.TensorType(data_type(dtype)) for dtype in dtypes]
+
+
+def set_types(values: Sequence[Value], types: Sequence[ir.TensorType]) -> None:
+    for value, type_ in zip(values, types, strict=True):
+        value.type = type_
+
+
+def padded_on_the_left(
+    ops: Ops, ids: Value, mask: Value, pad: int | None
+) -> tuple[Value, Value, Value]:
+    """The tokens of each row of `ids` (B, S) in order, with all padding before them; their mask,
+    and how many there are (B, 1). A row without tokens has its last one."""
+    size = ops("Shape", ids, start=1)
+    places = ops.range(size)
+    is_padding = ops("Less", mask, 1)
+    # all are different
+    rank = ops("Sub", ops("Where", is_padding, ops("Mul", size, 2), size), places)
+    _, order = ops.outputs(2, "TopK", rank, size, axis=1)
+    lengths = ops("Max", ops("ReduceSum", ops.cast(ops("Not", is_padding), "int64"), [1]), 1)
+    is_token = ops("GreaterOrEqual", places, ops("Sub", size, lengths))
+    moved = ops("Where", is_token, ops("GatherElements", ids, order, axis=1), pad or 0)
+    return moved, ops.cast(is_token, "int64"), lengths
+
+
+def at_most_positions(
+    ops: Ops, steps: Value, lengths: Value | None, positions: int | None
+) -> Value:
+    """`steps` (B, 1) as far as there are `positions` after prompts of these `lengths` (B, 1), 1 if
+    `None`; 0 for less."""
+    steps = ops("Max", steps, 0)
+    if positions is None:
+        return steps
+    room = (
+        ops.value(positions)
+        if lengths is None
+        else ops("Max", ops("Sub", positions + 1, lengths), 0)
+    )
+    return ops("Min", steps, room)
+
+
+def loop_body(
+    step: Step, search: Search, inputs: Inputs, types: Sequence[ir.TensorType]
+) -> ir.Graph:
+    """Return the body of the loop. It reads and returns the tokens, the states of the search and
+    those of the step."""
+    ops = Ops(main=inputs.ops)
+    place = Value(type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
+    before = Value(type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
+    current = [Value(type=type_) for type_ in types]
+    count = 1 + len(search.dtypes)
+    logits, states = step.advance(ops, current[0], current[count:], place)
+    tokens, parents, search_states, goes_on = search.advance(ops, logits, current[1:count], place)
+    if parents is not None:
+        masks, caches = states[: step.num_masks], states[step.num_masks :]
+        states = [*masks, *inputs.reordered(ops, caches, parents)]
+    results = [tokens, *search_states, *states]
+    set_types(results, types)
+    goes_on.type, goes_on.shape = before.type, ir.Shape([])
+    return ir.Graph([place, before, *current], [goes_on, *results], nodes=ops.nodes, name="step")
+
+
+def model_of(
+    ops: Ops, inputs: list[Value], results: list[Value], spec: GraphSpec, opsets: dict[str, int]
+) -> ir.Model:
+    for value, tensor in zip(results, spec.outputs, strict=True):
+        with_spec(value, tensor)
+    kept = {*inputs, *results}
+    graph = ir.Graph(inputs, results, nodes=ops.nodes, name="generate")
+    numbers = itertools.count()
+    for value in ops.initializers.values():
+        value.name = f"weight.{next(numbers)}"
+        graph.register_initializer(value)
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        node.name = f"{node.op_type}.{next(numbers)}"
+        bodies = [
+            each.value for each in node.attributes.values() if each.type == ir.AttributeType.GRAPH
+        ]
+        for value in (*node.outputs, *(value for body in bodies for value in body.inputs)):
+            if value not in kept:
+                value.name = f"{node.op_type}.{next(numbers)}"
+    graph.opset_imports.update(opsets)
+    model = ir.Model(graph, ir_version=IR_VERSION)
+    RemoveUnusedNodesPass()(model)  # logits of a prompt
+    return model

@@ -1,1 +1,0 @@
-"""Exports, run with onnxruntime and numpy; nothing here imports torch."""

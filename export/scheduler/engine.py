@@ -1,0 +1,292 @@
+"""What generates: it checks what is asked, and gives it to lanes."""
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import TooLong, UsageError
+from ..inference.inputs import position_limit
+from ..inference.options import Options
+from .capacity import Arrangement, rows_of_lane
+from .queue import Queue, Ticket
+from .request import Event, Generated, Job
+from .slot_batch import Batch, Room, SlotBatch, slot_bytes
+from .worker import EngineEvents, Lanes, NoEvents, ThreadLanes
+
+if TYPE_CHECKING:
+    from ..runtime import Runtime
+
+MOST_KNOWN = 1024  # different options whose check is remembered
+MOST_LENGTH = 512  # tokens that a slot holds where nothing else is said
+
+
+class Engine:
+    """Generates with one loaded export, for many requests at once.
+
+    Args:
+        runtime: opened with `continuous=True`, and with as many threads as a lane shall have.
+        lanes: threads, each with a batch of its own; they share the runtime.
+        slots: rows that all lanes together run at most; by default 64, and no more than fit into 1
+            GiB of each lane.
+        max_source, max_length: tokens that are read of a source, and of a prompt with its new
+            tokens, at most; by default the model's positions, and no more than 512. Learned
+            positions are a limit always.
+        queue: rows that may wait.
+        elsewhere: what runs the lanes, as those of another process, instead of threads of this one,
+            which needs no graphs then.
+
+    Raises:
+        UsageError: for fewer slots than lanes, and for slots that there is no memory for.
+    """
+
+    def __init__(
+        self,
+        runtime: "Runtime",
+        lanes: int = 1,
+        slots: int | None = None,
+        max_source: int | None = None,
+        max_length: int | None = None,
+        queue: int = 256,
+        events: EngineEvents | None = None,
+        elsewhere: Lanes | None = None,
+    ):
+        self.runtime = runtime
+        self.arrangement = Arrangement(lanes, runtime.threads)
+        reads = "encoder" in runtime.specs
+        self.room = Room(1, self.longest(max_source) if reads else 0, self.longest(max_length))
+        self.room = dataclasses.replace(self.room, rows=self.rows_of_lane(lanes, slots))
+        self.lanes = elsewhere or self.threads(queue, events or NoEvents())
+        self._known: dict[tuple, tuple[Options, list[int]]] = {}
+
+    def longest(self, given: int | None) -> int:
+        """Tokens of a slot where so many are `given`."""
+        found = given or min(self.runtime.config["max_position_embeddings"], MOST_LENGTH)
+        return min(found, position_limit(self.runtime.config) or found)
+
+    def rows_of_lane(self, lanes: int, slots: int | None) -> int:
+        if slots is None:
+            return rows_of_lane(lanes, slot_bytes(self.runtime, self.room))
+        if slots < lanes:
+            raise UsageError(
+                f"{slots} slots are fewer than {lanes} lanes, expected at least one for each"
+            )
+        return slots // lanes
+
+    def threads(self, queue: int, events: EngineEvents) -> ThreadLanes:
+        try:
+            return ThreadLanes(
+                Queue(queue), [self.batch() for _ in range(self.arrangement.lanes)], events
+            )
+        except MemoryError:
+            found = f"no memory for {self.slots} slots of {self.describe_room()}"
+            raise UsageError(
+                f"{found}: expected fewer slots, or a smaller max_source or max_length"
+            ) from None
+
+    def batch(self) -> Batch:
+        if self.runtime.step is not None:
+            return SlotBatch(self.runtime, self.room)
+        from .static_batch import WholeBatch
+
+        return WholeBatch(self.runtime, self.room.rows)
+
+    def describe(self) -> str:
+        """In one line, for who starts it."""
+        threads = f"{self.arrangement}, {self.room.rows} rows each"
+        if self.runtime.step is None:
+            return (
+                "whole batches grouped by length (the export has no step for continuous "
+                f"batching), {threads}"
+            )
+        return f"continuous batching, {threads} of {self.describe_room()} of slots"
+
+    def describe_room(self) -> str:
+        """What a slot holds, and what all of them take."""
+        size = self.slots * slot_bytes(self.runtime, self.room) / 1e6
+        source = f"{self.room.source} source tokens and " if self.room.source else ""
+        return f"{source}{self.room.length} tokens, {size:.0f} MB"
+
+    def job(
+        self,
+        input_ids: Sequence[int],
+        options: dict[str, Any],
+        prefix: Sequence[int] = (),
+        top_logprobs: int | None = None,
+        scores_prompt: bool = False,
+    ) -> Job:
+        """What continues `input_ids`, the source of a seq2seq model (whose target begins with
+        `prefix`), or a prompt, with `options` as `Runtime.generate` takes them.
+
+        Raises:
+            UsageError, ValueError: as `Runtime.generate`; UsageError for probabilities of beams.
+            TooLong: for more tokens or rows than the slots hold, with both numbers.
+        """
+        self.check_lengths(len(input_ids))
+        length = 0 if self.room.source else len(input_ids)
+        # True is not 1 here
+        key = (length, *((name, type(value), value) for name, value in sorted(options.items())))
+        known = self.known_prompt(key, input_ids) if not prefix else None
+        if known is None:
+            known = self.checked(input_ids, options, prefix)
+            if not prefix and len(self._known) < MOST_KNOWN:
+                with contextlib.suppress(TypeError):  # lists among the options have no hash
+                    self._known[key] = known
+        resolved, start = known
+        source, prompt = (input_ids, start) if self.room.source else (None, input_ids)
+        if top_logprobs is not None and resolved.num_beams > 1:
+            raise UsageError(
+                f"logprobs do not go with num_beams={resolved.num_beams}, expected num_beams=1",
+                "logprobs",
+            )
+        job = Job(resolved, prompt, source, top_logprobs, scores_prompt)
+        self.check_room(job)
+        return job
+
+    def checked(
+        self, input_ids: Sequence[int], options: dict[str, Any], prefix: Sequence[int]
+    ) -> tuple[Options, list[int]]:
+        """The resolved options, and for seq2seq what the target begins with. Raises as
+        `Runtime.generate`."""
+        ids = np.array([input_ids], np.int64)
+        start = np.array([prefix], np.int64) if prefix else None
+        if (given := options.get("prompt_lookup_num_tokens")) is not None:
+            raise UsageError(
+                f"prompt_lookup_num_tokens is {given!r}, expected none: rows that share a batch "
+                "take a token each"
+            )
+        request = self.runtime.request(
+            ids, np.ones_like(ids), start, {**options, "prompt_lookup_num_tokens": None}
+        )
+        return request.options, request.input_ids[0].tolist()
+
+    def known_prompt(
+        self, key: tuple, input_ids: Sequence[int]
+    ) -> tuple[Options, list[int]] | None:
+        """What `checked` gave for the same options, if it would give the same for these tokens:
+        checking them anew takes as long as answering a short request otherwise does."""
+        config = self.runtime.config
+        fits = 0 < len(input_ids) <= config["max_position_embeddings"]
+        if not fits or min(input_ids) < 0 or max(input_ids) >= config["vocab_size"]:
+            return None
+        try:
+            return self._known.get(key)
+        except TypeError:
+            return None
+
+    def check_lengths(self, given: int) -> None:
+        """Before anything is made of them."""
+        if not self.room.source:
+            if given > self.room.length:
+                raise TooLong(f"the prompt has {given} tokens, expected at most {self.room.length}")
+        elif given > self.room.source:
+            raise TooLong(f"the source has {given} tokens, expected at most {self.room.source}")
+
+    def check_room(self, job: Job) -> None:
+        fed = len(job.prompt) + job.options.max_new_tokens - 1  # the last one is only read off
+        if fed > self.room.length:
+            found = (
+                f"{len(job.prompt)} tokens at the start and "
+                f"max_new_tokens={job.options.max_new_tokens} are {fed} to be fed"
+            )
+            raise TooLong(f"{found}, expected at most {self.room.length}")
+        if job.rows > self.room.rows:
+            raise TooLong(
+                f"{job.rows} beams or sequences, expected at most {self.room.rows}, the slots "
+                f"of a lane"
+            )
+
+    @property
+    def waiting(self) -> int:
+        """Rows in the queue."""
+        return self.lanes.waiting
+
+    @property
+    def running(self) -> int:
+        """Rows of all lanes."""
+        return self.lanes.running
+
+    @property
+    def slots(self) -> int:
+        """Slots of all lanes, each for one running row."""
+        return self.arrangement.lanes * self.room.rows
+
+    # ------------------------------------------------------------------------------------- requests
+
+    def start(self) -> "Engine":
+        self.lanes.start()
+        return self
+
+    async def answers(self, jobs: Sequence[Job]) -> list[list[Generated]]:
+        """Of each job the `num_return_sequences` answers, best first. Cancelled, it leaves nothing
+        running.
+
+        Raises:
+            RequestError: if the queue is full, or the server is shutting down.
+        """
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+
+        def receive(events: list[Event], is_over: bool) -> None:
+            if not future.done():
+                future.set_result(None)
+
+        ticket = self.put(Ticket(jobs, receive), loop)
+        try:
+            await future
+        finally:
+            self.lanes.cancel(ticket)
+        if ticket.error is not None:
+            raise ticket.error
+        return ticket.answers
+
+    async def stream(self, job: Job) -> AsyncGenerator[Event, None]:
+        """The tokens of each of the answers, as they come. Closed early, it leaves nothing running.
+        Raises as `answers`, and UsageError for beams, before the first."""
+        if job.options.num_beams > 1:
+            raise UsageError(
+                f"num_beams is {job.options.num_beams}, which cannot stream: expected num_beams=1"
+            )
+        loop = asyncio.get_running_loop()
+        news: asyncio.Queue[tuple[list[Event], bool]] = asyncio.Queue()
+        ticket = self.put(Ticket([job], lambda *each: news.put_nowait(each), streams=True), loop)
+        try:
+            is_over = False
+            while not is_over:
+                events, is_over = await news.get()
+                for event in events:
+                    yield event
+            if ticket.error is not None:
+                raise ticket.error
+        finally:
+            self.lanes.cancel(ticket)
+
+    def put(self, ticket: Ticket, loop: asyncio.AbstractEventLoop | None = None) -> Ticket:
+        """Into the queue. What receives it is called in `loop`, or by a lane."""
+        if loop is not None:
+            ticket.call = loop.call_soon_threadsafe
+        self.lanes.put(ticket)
+        return ticket
+
+    def generate(self, jobs: Sequence[Job], are_last: bool = False) -> list[list[Generated]]:
+        """As `answers`, without a loop: waits for them. If they `are_last`, nothing more is taken
+        in."""
+        done = threading.Event()
+        ticket = self.put(Ticket(jobs, lambda events, is_over: done.set()))
+        if are_last:
+            self.lanes.end()
+        done.wait()
+        if ticket.error is not None:
+            raise ticket.error
+        return ticket.answers
+
+    def close(self, seconds: float = 0.0) -> bool:
+        """Take no more jobs and finish those that run, for at most `seconds`. What is left then
+        fails with RequestError.
+
+        Return whether all jobs were finished."""
+        return self.lanes.close(seconds)

@@ -1,0 +1,186 @@
+"""Threads that run the jobs of a queue, each in a batch of its own."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ..errors import UsageError
+from .queue import Queue, Ticket
+from .refusals import draining
+from .slot_batch import Batch
+
+# Seconds after which a thread must hand over the interpreter: a lane waits for it after each run of
+# a graph, and Python's 5 ms are more than a step of a small model takes. Measured: 30 % more
+# requests in a second.
+SWITCH_INTERVAL = 0.0002
+
+
+class EngineEvents(Protocol):
+    """What is counted; called by lanes, so it must be quick and may be called by several at
+    once."""
+
+    def joined(self, seconds_waited: float) -> None: ...
+
+    def first_token(self, seconds: float) -> None: ...
+
+    def stepped(self, rows: int, tokens: int) -> None: ...
+
+
+class NoEvents:
+    """Counts nothing."""
+
+    def joined(self, seconds_waited: float) -> None: ...
+
+    def first_token(self, seconds: float) -> None: ...
+
+    def stepped(self, rows: int, tokens: int) -> None: ...
+
+
+class Lanes(Protocol):
+    """What runs the jobs of an engine."""
+
+    @property
+    def waiting(self) -> int:
+        """Rows that no lane has taken yet."""
+
+    @property
+    def running(self) -> int:
+        """Rows of all lanes."""
+
+    def start(self) -> None: ...
+
+    def put(self, ticket: Ticket) -> None:
+        """Raises RequestError if too many rows wait, and after `end`."""
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Nobody waits for it any more."""
+
+    def end(self) -> None:
+        """Takes nothing more in."""
+
+    def close(self, seconds: float) -> bool:
+        """As `Engine.close`."""
+
+
+class ThreadLanes:
+    """The `Lanes` of this process: one thread for each of `batches`, which take what was put into
+    `queue`."""
+
+    def __init__(self, queue: Queue, batches: Sequence[Batch], events: EngineEvents):
+        self.queue = queue
+        self.all = [Lane(queue, batch, events) for batch in batches]
+
+    @property
+    def waiting(self) -> int:
+        """As `Lanes`."""
+        return self.queue.rows
+
+    @property
+    def running(self) -> int:
+        """As `Lanes`."""
+        return sum(len(run.slots) for lane in self.all for run in list(lane.batch.running))
+
+    def start(self) -> None:
+        """As `Lanes`."""
+        for lane in self.all:
+            lane.thread.start()
+
+    def put(self, ticket: Ticket) -> None:
+        """As `Lanes`."""
+        self.queue.put(ticket)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """As `Lanes`."""
+        self.queue.cancel(ticket)
+
+    def end(self) -> None:
+        """As `Lanes`."""
+        self.queue.close()
+
+    def close(self, seconds: float) -> bool:
+        """As `Lanes`."""
+        self.queue.close()
+        until = time.monotonic() + seconds
+        for lane in self.all:
+            lane.thread.join(max(0.0, until - time.monotonic()))
+        finished = not any(lane.thread.is_alive() for lane in self.all)
+        for lane in self.all:
+            lane.gives_up = True
+        self.queue.wake()
+        for lane in self.all:
+            lane.thread.join()
+        return finished
+
+
+class Lane:
+    """Steps a batch in a thread of its own, as long as there are jobs."""
+
+    def __init__(self, queue: Queue, batch: Batch, events: EngineEvents):
+        self.thread = threading.Thread(target=self.run, name="lane", daemon=True)
+        self.queue = queue
+        self.batch = batch
+        self.events = events
+        self.gives_up = False
+        self.joined_at = 0.0
+
+    def run(self) -> None:
+        while (joining := self.queue.take(self.batch, self.joined_at)) is not None:
+            touched = {run.ticket for run in (*joining, *self.batch.running, *self.batch.unread)}
+            if self.gives_up:
+                for ticket in touched:
+                    ticket.fail(draining())
+            try:
+                self.drop()
+                self.begin([run for run in joining if not run.ticket.is_over])
+                rows = sum(len(run.slots) for run in self.batch.running)
+                self.batch.step()
+                self.events.stepped(rows, rows)
+            except Exception as error:  # what onnxruntime cannot do, as for want of memory
+                self.fail(error, joining)
+            self.end(touched)
+
+    def begin(self, joining: list) -> None:
+        now = time.perf_counter()
+        if joining:
+            self.joined_at = now
+        for run in joining:
+            self.events.joined(now - run.ticket.put_at)
+        self.batch.join(joining)
+
+    def drop(self) -> None:
+        """Runs whose request is over, as when its client has gone."""
+        for run in (*self.batch.running, *self.batch.unread):
+            if run.ticket.is_over:
+                self.batch.leave(run)
+
+    def fail(self, error: Exception, joining: list) -> None:
+        failure = error
+        if not isinstance(error, UsageError):  # which is for more than there is memory for
+            failure = RuntimeError(f"the engine failed: {error}")
+            failure.__cause__ = error
+        for run in (*joining, *self.batch.running, *self.batch.unread):
+            run.ticket.fail(failure)
+
+    def end(self, touched: set[Ticket]) -> None:
+        """Frees what has ended, and tells of it."""
+        now = time.perf_counter()
+        for run in list(self.batch.running):
+            if run.has_begun and not run.ticket.has_begun:
+                run.ticket.has_begun = True
+                self.events.first_token(now - run.ticket.put_at)
+            if run.finished or run.ticket.error is not None:
+                self.batch.leave(run)
+        news: dict[Callable[..., Any], list] = {}
+        for ticket in touched:
+            if ticket.changed:
+                news.setdefault(ticket.call, []).append((ticket.receive, ticket.news()))
+        for call, each in news.items():
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and who waited in it
+                call(tell_all, each)
+
+
+def tell_all(news: list[tuple[Callable, tuple]]) -> None:
+    for receive, each in news:
+        receive(*each)

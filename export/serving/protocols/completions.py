@@ -1,0 +1,261 @@
+"""The answers to a prompt as OpenAI's `/v1/completions` has them: pieces of text as tokens come, up
+to a stop text, and what is known of the probability of each token."""
+
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...scheduler.engine import Engine
+from ...scheduler.request import LENGTH, STOP, Event, Generated, Job, TokenLogprobs
+from ...text_runtime import TextRuntime
+from ..translation.translator import offloaded
+
+ONE_READ = 30  # characters are cut into tokens while one token is looked at
+LOWEST = -9999.0  # log p that is told; JSON has no infinity
+Chunk = dict[str, Any]  # a choice of an answer, or the next part of one
+KINDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+
+class StopTexts:
+    """Lets a text through as it comes, up to the first of `stops`, and not beyond where one may
+    have begun."""
+
+    def __init__(self, stops: Sequence[str]):
+        self.stops = stops
+        self.held = ""
+        self.found = False
+
+    def add(self, piece: str) -> str:
+        text = self.held + piece
+        places = [place for stop in self.stops if (place := text.find(stop)) >= 0]
+        self.found = bool(places)
+        certain = (
+            min(places)
+            if places
+            else len(text) - max((begun(text, stop) for stop in self.stops), default=0)
+        )
+        self.held = text[certain:]
+        return text[:certain]
+
+
+def begun(text: str, stop: str) -> int:
+    """How many of the last characters of `text` are the first ones of `stop`, at most."""
+    return next(
+        (
+            size
+            for size in range(min(len(text), len(stop) - 1), 0, -1)
+            if text.endswith(stop[:size])
+        ),
+        0,
+    )
+
+
+class Logprobs:
+    """Of tokens, in the form of the API; `runtime` names them. Offsets are places in the text that
+    is given."""
+
+    def __init__(self, runtime: TextRuntime):
+        self.name = runtime.token_names
+        self.columns: dict[str, list] = {kind: [] for kind in KINDS}
+
+    def add(self, token: int, known: TokenLogprobs | None, offset: int) -> None:
+        """Nothing is `known` of the first token of all."""
+        logprob = None if known is None else finite(known.logprob)
+        self._append(self.name(token), logprob, None if known is None else self._top(known), offset)
+
+    def _top(self, known: TokenLogprobs) -> dict[str, float]:
+        """The likeliest, and the one that was taken; of two that have the same name the first."""
+        top: dict[str, float] = {}
+        for token, logprob in (*known.top, (known.token, known.logprob)):
+            top.setdefault(self.name(token), finite(logprob))
+        return top
+
+    def _append(self, *values: Any) -> None:
+        for column, value in zip(self.columns.values(), values, strict=True):
+            column.append(value)
+
+    def take(self) -> dict[str, list]:
+        """What was added since the last time."""
+        taken, self.columns = self.columns, {kind: [] for kind in KINDS}
+        return taken
+
+
+def finite(logprob: float) -> float:
+    return logprob if logprob > LOWEST else LOWEST
+
+
+class Answer:
+    """One of the answers to a prompt. `begins` is what its text begins with, the prompt or
+    nothing."""
+
+    def __init__(self, runtime: TextRuntime, stops: Sequence[str], begins: str, has_logprobs: bool):
+        self.pieces = runtime.pieces()
+        self.stops = StopTexts(stops)
+        self.length = len(begins)  # of the text so far, with what is held back
+        self.logprobs = Logprobs(runtime) if has_logprobs else None
+        self.tokens = 0
+        self.finish_reason: str | None = None
+
+    def add(self, event: Event) -> str:
+        """The text that is certain now. The last token, or a stop text, sets `finish_reason`."""
+        self.tokens += 1
+        if self.logprobs is not None:
+            self.logprobs.add(event.token, event.logprobs, self.length)
+        piece = self.pieces.add(event.token)
+        if event.finish_reason is not None:
+            piece += self.pieces.end()
+        self.length += len(piece)
+        text = self.stops.add(piece)
+        if self.stops.found:
+            self.finish_reason = STOP
+        elif event.finish_reason is not None:
+            self.finish_reason = event.finish_reason
+            text += self.stops.held
+        return text
+
+
+@dataclass
+class Completion:
+    """The answers to one prompt.
+
+    Args:
+        first: the number of the first of them, among those to all prompts.
+        begins: what their texts begin with: the prompt, if it is to be echoed.
+        is_empty: whether no token after the prompt is wanted; the job has one, because it has to.
+    """
+
+    runtime: TextRuntime
+    job: Job
+    first: int
+    begins: str
+    stops: Sequence[str]
+    is_empty: bool
+    answers: list[Answer] = field(init=False)
+
+    def __post_init__(self) -> None:
+        has_logprobs = self.job.top_logprobs is not None
+        count = self.job.options.num_return_sequences
+        self.answers = [
+            Answer(self.runtime, self.stops, self.begins, has_logprobs) for _ in range(count)
+        ]
+
+    @property
+    def tokens(self) -> int:
+        """New ones so far, of all answers."""
+        return sum(answer.tokens for answer in self.answers)
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether it is generated as a whole: beams, and what is told of the prompt, come with the
+        end only."""
+        return self.job.options.num_beams > 1 or self.job.scores_prompt or self.is_empty
+
+    @property
+    def is_read(self) -> bool:
+        """Whether tokens are looked at one by one, as something is asked of them."""
+        return bool(self.stops) or self.job.top_logprobs is not None or self.is_empty
+
+    def size(self, generated: list[Generated]) -> int:
+        """How much work `whole` is, in characters that could be cut into tokens meanwhile."""
+        tokens = (
+            sum(len(each.tokens) for each in generated)
+            + len(self.job.prompt) * self.job.scores_prompt
+        )
+        return ONE_READ * tokens if self.is_read else tokens
+
+    async def chunks(self, engine: Engine) -> AsyncGenerator[Chunk, None]:
+        """Parts of the answers, each as soon as it is known. Ends with the last answer: what the
+        engine would generate behind stop texts is given up."""
+        if self.is_replayed:
+            [generated] = await engine.answers([self.job])
+            for chunk in await offloaded(self.size(generated), self.whole, generated):
+                yield chunk
+            return
+        async with aclosing(engine.stream(self.job)) as events:
+            begun = False
+            async for event in events:
+                if not begun:  # not before: until here the request may be refused
+                    begun = True
+                    for chunk in self.beginnings(None):
+                        yield chunk
+                for chunk in self.heard(event):
+                    yield chunk
+                if all(answer.finish_reason for answer in self.answers):
+                    return
+
+    def replayed(self, generated: list[Generated]) -> Iterator[Chunk]:
+        """What `chunks` would give, of what was generated as a whole."""
+        yield from self.beginnings(generated[0].prompt_logprobs)
+        for index, each in enumerate(generated):
+            if self.is_empty:
+                yield self.chunk(index, "", LENGTH)
+                continue
+            last = len(each.tokens) - 1
+            for place, token in enumerate(each.tokens):
+                known = each.logprobs[place] if each.logprobs else None
+                yield from self.heard(
+                    Event(index, token, each.finish_reason if place == last else None, known)
+                )
+
+    def heard(self, event: Event) -> Iterator[Chunk]:
+        """What the next token makes certain, unless its answer has ended at a stop text."""
+        answer = self.answers[event.index]
+        if answer.finish_reason is None:
+            text = answer.add(event)
+            if text or answer.finish_reason is not None:
+                yield self.chunk(event.index, text, answer.finish_reason)
+
+    def beginnings(self, known: list[TokenLogprobs] | None) -> Iterator[Chunk]:
+        """The prompt, for each answer, if it is to be echoed, with what is `known` of its
+        tokens."""
+        if not self.begins and known is None:
+            return
+        for index, answer in enumerate(self.answers):
+            if known is not None and answer.logprobs is not None:
+                self.add_prompt(answer.logprobs, known)
+            yield self.chunk(index, self.begins, None)
+
+    def add_prompt(self, logprobs: Logprobs, known: list[TokenLogprobs]) -> None:
+        pieces, offset = self.runtime.pieces(), 0
+        for token, each in zip(self.job.prompt, [None, *known], strict=True):
+            logprobs.add(token, each, min(offset, len(self.begins)))
+            offset += len(pieces.add(token))
+
+    def chunk(self, index: int, text: str, finish_reason: str | None) -> Chunk:
+        logprobs = self.answers[index].logprobs
+        return {
+            "text": text,
+            "index": self.first + index,
+            "logprobs": None if logprobs is None else logprobs.take(),
+            "finish_reason": finish_reason,
+        }
+
+    def whole(self, generated: list[Generated]) -> list[Chunk]:
+        """The answers, each in one."""
+        if self.is_read:
+            return joined(self.replayed(generated))
+        texts = self.runtime.decode([each.tokens for each in generated])
+        for answer, each in zip(self.answers, generated, strict=True):
+            answer.tokens, answer.finish_reason = len(each.tokens), each.finish_reason
+        return [
+            self.chunk(index, self.begins + text, generated[index].finish_reason)
+            for index, text in enumerate(texts)
+        ]
+
+
+def joined(chunks: Iterable[Chunk]) -> list[Chunk]:
+    """Whole choices, in order, of their parts."""
+    parts: dict[int, list[Chunk]] = {}
+    for chunk in chunks:
+        parts.setdefault(chunk["index"], []).append(chunk)
+    return [whole_of(parts[index]) for index in sorted(parts)]
+
+
+def whole_of(parts: list[Chunk]) -> Chunk:
+    logprobs = None
+    if parts[0]["logprobs"] is not None:
+        logprobs = {
+            kind: [value for part in parts for value in part["logprobs"][kind]] for kind in KINDS
+        }
+    return {**parts[-1], "text": "".join(part["text"] for part in parts), "logprobs": logprobs}

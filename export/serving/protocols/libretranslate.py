@@ -1,0 +1,372 @@
+"""LibreTranslate's endpoints (https://docs.libretranslate.com)."""
+
+import json
+from typing import Annotated, Any, Literal
+from urllib.parse import parse_qsl
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+
+from ...errors import RequestError, TooLong
+from ...text.language_pairs import Direction, language_name
+from ...text.tasks.translation import Splitting
+from ..models import ServedModel
+from ..translation.html_text import Run, replaced, text_runs
+from ..translation.translator import MOST_SENTENCES, offloaded, translate
+from .protocol import Protocol, models_of, name_in_path, settings_of
+
+AUTO = "auto"
+NO_LIMIT = -1
+FRONTEND_TIMEOUT = 500  # milliseconds that LibreTranslate's page waits after a key; its default
+SHOWN = 10  # pairs of languages in an error
+
+
+class Error(BaseModel):
+    error: str
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Error} for status in (400, 401, 403, 413, 429, 500, 503)
+}
+router = APIRouter(tags=["LibreTranslate"], responses=ERRORS)
+
+
+class Translation(BaseModel):
+    """What is to be translated; other fields are passed over."""
+
+    q: str | list[str] = Field(
+        description="A text, or a list of texts.", examples=["A dog runs across a field."]
+    )
+    source: str = Field(
+        description='The code of a language, or "auto" where one source language is served.',
+        examples=["en"],
+    )
+    target: str = Field(description="The code of a language.", examples=["de"])
+    format: Annotated[Literal["text", "html"], BeforeValidator(lambda given: given or "text")] = (
+        "text"
+    )
+    alternatives: Annotated[int, BeforeValidator(lambda given: 0 if given is None else given)] = (
+        Field(
+            0,
+            description=(
+                "How many other translations are wanted. There may be fewer, those that are the "
+                "same are left out."
+            ),
+        )
+    )
+    copy_letterless: bool = Field(
+        True, description="Copy sentences without a letter, such as 12:30 or ***."
+    )
+    api_key: str | None = Field(None, description="The token of the server, if it asks for one.")
+    model: str | None = Field(
+        None, description="The name of a model, where several have the languages."
+    )
+
+
+class DetectedLanguage(BaseModel):
+    confidence: float = 0
+    language: str
+
+
+class Translated(BaseModel):
+    """Lists for a list of texts."""
+
+    translatedText: str | list[str]
+    detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = None
+    alternatives: list[str] | list[list[str]] | None = None
+
+
+class Language(BaseModel):
+    code: str
+    name: str
+    targets: list[str]
+
+
+SCHEMA = {"schema": Translation.model_json_schema()}
+FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {kind: SCHEMA for kind in ("application/json", *FORMS)},
+    }
+}
+
+
+@router.post("/translate", openapi_extra=BODY, responses={200: {"model": Translated}})
+async def translate_texts(request: Request) -> JSONResponse:
+    """Translates a text or a list of texts, of any length, sentence by sentence; in HTML what
+    stands between tags."""
+    body = await body_of(request)
+    if not body.q:
+        raise RequestError(
+            400, f"Invalid request: q is {body.q!r}, expected a text or a list of texts"
+        )
+    model, direction = model_for(request, body)
+    check_counts(request, model, body)
+    texts = [body.q] if isinstance(body.q, str) else body.q
+    count = max(0, body.alternatives) + 1
+    splitting = Splitting(copy_letterless=body.copy_letterless, language=direction.source)
+    if body.format == "html":
+        found = await translate_html(model, direction, texts, splitting)
+    else:
+        found = await translate_plain(model, direction, texts, count, splitting)
+    return JSONResponse(answer_of(body, direction, found))
+
+
+def check_counts(request: Request, model: ServedModel, body: Translation) -> None:
+    """Raises RequestError 400 for more texts than one request may have, and more alternatives than
+    a lane has slots for."""
+    assert model.engine is not None  # every model that translates has one
+    most = settings_of(request).max_batch
+    if isinstance(body.q, list) and len(body.q) > most:
+        raise RequestError(
+            400, f"Invalid request: q has {len(body.q)} texts, expected at most {most}"
+        )
+    if body.alternatives >= (rows := model.engine.room.rows):
+        raise RequestError(
+            400,
+            f"Invalid request: alternatives is {body.alternatives}, expected at most {rows - 1}",
+        )
+
+
+def answer_of(body: Translation, direction: Direction, found: list[list[str]]) -> dict[str, Any]:
+    """The fields of a `Translated` for the translations of each text."""
+    fields: dict[str, list] = {"translatedText": [best for best, *_ in found]}
+    if body.source == AUTO:
+        fields["detectedLanguage"] = [{"confidence": 0, "language": direction.source}] * len(found)
+    if body.alternatives > 0:
+        fields["alternatives"] = [
+            [other for other in dict.fromkeys(others) if other not in ("", best)]
+            for best, *others in found
+        ]
+    return (
+        {name: values[0] for name, values in fields.items()} if isinstance(body.q, str) else fields
+    )
+
+
+async def translate_plain(
+    model: ServedModel, direction: Direction, texts: list[str], count: int, splitting: Splitting
+) -> list[list[str]]:
+    """Return `count` translations of each text, best first, and a blank text itself. The search has
+    `count` beams, or the model's number of beams if that is larger."""
+    found = [[text] for text in texts]
+    places = [place for place, text in enumerate(texts) if text.strip()]
+    options: dict[str, Any] = {}
+    if count > 1:
+        beams = max(count, model.runtime.runtime.defaults.get("num_beams") or 1)
+        options |= {"num_beams": beams, "num_return_sequences": count, "do_sample": False}
+    if places:
+        given = [
+            f"{direction.word} {texts[place]}" if direction.word else texts[place]
+            for place in places
+        ]
+        translated = await translate(
+            model, given, direction.src_lang, direction.tgt_lang, splitting, **options
+        )
+        for place, own in zip(places, translated):
+            found[place] = own
+    return found
+
+
+async def translate_html(
+    model: ServedModel, direction: Direction, texts: list[str], splitting: Splitting
+) -> list[list[str]]:
+    """Of each text one translation, which differs in what stands between tags alone."""
+    size = sum(map(len, texts))
+    runs = await offloaded(size, runs_of, texts)
+    translated = await translate_plain(
+        model, direction, [run.text for own in runs for run in own], 1, splitting
+    )
+    rest = iter(translated)
+    found = [[next(rest)[0] for _ in own] for own in runs]
+    return await offloaded(size, lambda: [[replaced(*each)] for each in zip(texts, runs, found)])
+
+
+def runs_of(texts: list[str]) -> list[list[Run]]:
+    """The text of each. Raises TooLong for more than can be sentences of one request."""
+    runs = [text_runs(text) for text in texts]
+    if (found := sum(map(len, runs))) > MOST_SENTENCES:
+        raise TooLong(f"the html has {found} pieces of text, expected at most {MOST_SENTENCES}")
+    return runs
+
+
+# ----------------------------------------------------------------------------------------- the body
+
+
+async def body_of(request: Request) -> Translation:
+    """Of JSON, or of a form, in which several `q` are a list.
+
+    Raises:
+        RequestValidationError: for a field of another type, and for a body that is none.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    try:
+        if kind not in FORMS:
+            return Translation.model_validate_json(json_text(await request.body()))
+        return Translation.model_validate(await form_of(request, kind))
+    except UnicodeDecodeError as error:
+        raise RequestError(400, f"Invalid request: the body is not JSON: {error}") from None
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        if errors[0]["type"] == "json_invalid":
+            raise RequestError(
+                400, f"Invalid request: the body is not JSON: {errors[0]['ctx']['error']}"
+            ) from None
+        raise RequestValidationError(
+            [{**each, "loc": ("body", *each["loc"])} for each in errors]
+        ) from None
+
+
+def json_text(content: bytes) -> bytes | str:
+    """Return JSON for pydantic, which reads UTF-8 without a byte order mark only. `json.loads`
+    reads more encodings.
+
+    Raises:
+        UnicodeDecodeError: if `content` is not in the encoding that its first bytes show.
+    """
+    encoding = json.detect_encoding(content)
+    return content if encoding == "utf-8" else content.decode(encoding)
+
+
+async def form_of(request: Request, kind: str) -> dict[str, Any]:
+    """Return the fields of a form, with "\\n" as line breaks, for which browsers send two
+    characters.
+
+    Raises:
+        RequestError: 400 for what is no form in UTF-8.
+    """
+    pairs: list[tuple[str, str]]
+    if kind == FORMS[1]:
+        async with request.form(max_files=0) as form:
+            pairs = [(name, str(value)) for name, value in form.multi_items()]
+    else:
+        body = await request.body()
+        try:
+            pairs = await offloaded(
+                len(body), lambda: parse_qsl(body.decode(), keep_blank_values=True, errors="strict")
+            )
+        except ValueError as error:
+            raise RequestError(
+                400, f"Invalid request: the body is no form in UTF-8: {error}"
+            ) from None
+    texts = [value.replace("\r\n", "\n") for name, value in pairs if name == "q"]
+    return dict(pairs) | ({"q": texts[0] if len(texts) == 1 else texts} if texts else {})
+
+
+# ------------------------------------------------------------------------------------ the languages
+
+
+def translators(request: Request, name: str | None = None) -> list[ServedModel]:
+    """The models that translate; the only one that the path names, else the body."""
+    models = models_of(request)
+    if (in_path := name_in_path(request)) is not None or name is not None:
+        return [models.choose(lambda model: model.translates, "translate", in_path, name)]
+    found = [model for model in models if model.translates]
+    return found or [models.only([], "translate")]
+
+
+def model_for(request: Request, body: Translation) -> tuple[ServedModel, Direction]:
+    """The model that translates what the body asks for.
+
+    Raises:
+        RequestError: 400 for languages that are not served, with those that are, and where several
+            models have them.
+    """
+    models = translators(request, body.model)
+    source = only_source(models) if body.source.lower() == AUTO else body.source
+    found = {
+        model.name: (model, each)
+        for model in models
+        if (each := model.directions.find(source, body.target))
+    }
+    if not found:
+        pairs = [f"{source} to {target}" for model in models for source, target in model.languages]
+        more = f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
+        served = ", ".join(pairs[:SHOWN]) + more
+        raise RequestError(
+            400,
+            f"{source!r:.50} to {body.target!r:.50} is not supported, expected one of: {served}",
+        )
+    model = models_of(request).only([model for model, _ in found.values()], "translate")
+    return found[model.name]
+
+
+def only_source(models: list[ServedModel]) -> str:
+    """The one language that all of `models` read. Raises RequestError 400 for several, and if none
+    is known."""
+    sources = set().union(*(model.directions.sources for model in models))
+    if len(sources) != 1:
+        served = ", ".join(sorted(sources)[:SHOWN]) if sources else "the code of a language"
+        raise RequestError(
+            400,
+            f"source is auto, which works where one source language is served, expected one of: "
+            f"{served}",
+        )
+    return sources.pop()
+
+
+@router.get("/languages", response_model=list[Language])
+async def languages(request: Request) -> JSONResponse:
+    """The languages that are served, with what each is translated to."""
+    targets: dict[str, set[str]] = {}
+    for model in translators(request):
+        for source, own in model.directions.targets.items():
+            targets[source] = targets.get(source, set()) | own
+    listed = [
+        {"code": code, "name": language_name(code), "targets": sorted(own)}
+        for code, own in targets.items()
+    ]
+    return JSONResponse(sorted(listed, key=lambda language: str(language["name"])))
+
+
+@router.get("/frontend/settings")
+async def frontend_settings(request: Request) -> JSONResponse:
+    """What LibreTranslate's page asks for: its limits, and the languages it begins with."""
+    pairs = [pair for model in translators(request) for pair in model.languages]
+    source, target = pairs[0] if pairs else ("", "")
+    needs_key = request.app.state.needs_token
+    return JSONResponse(
+        {
+            "apiKeys": needs_key,
+            "charLimit": NO_LIMIT,
+            "filesTranslation": False,
+            "frontendTimeout": FRONTEND_TIMEOUT,
+            "keyRequired": needs_key,
+            "language": {
+                "source": {"code": source, "name": language_name(source)},
+                "target": {"code": target, "name": language_name(target)},
+            },
+            "suggestions": False,
+            "supportedFilesFormat": [],
+        }
+    )
+
+
+@router.post("/detect")
+async def detect() -> None:
+    """Refused: no model here detects languages."""
+    raise RequestError(403, "Language detection is disabled on this server.")
+
+
+@router.post("/suggest")
+async def suggest() -> None:
+    """Refused: nothing is kept."""
+    raise RequestError(403, "Suggestions are disabled on this server.")
+
+
+@router.post("/translate_file")
+async def translate_file() -> None:
+    """Refused: send the text of the file to /translate."""
+    raise RequestError(403, "Files translation are disabled on this server.")
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    return {"error": error.message}
+
+
+# LibreTranslate asks for no key here: clients read keyRequired before they have one, and Mastodon
+# sends none for /languages.
+PUBLIC_PATHS = frozenset({"/languages", "/frontend/settings"})
+PROTOCOL = Protocol("LibreTranslate", router, error_body, public_paths=PUBLIC_PATHS)

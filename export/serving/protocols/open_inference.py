@@ -1,0 +1,404 @@
+"""The endpoints of the Open Inference Protocol, version 2
+(https://github.com/kserve/open-inference-protocol), which clients of Triton and KServe speak:
+models as tensors in and tensors out."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
+from tokenizers import Encoding
+
+from ... import __version__
+from ...errors import RequestError, TooLong, UsageError
+from ...inference.inputs import check_contiguous, check_inputs
+from ...scheduler.request import Job
+from ...specs.graph_spec import TensorSpec
+from ...specs.sequences import READS_CHOICES, READS_TARGETS, token_inputs
+from ...text.tasks.rows import Row, run, strings
+from ...text_runtime import TextRuntime
+from ..models import ServedModel
+from ..reading import LENGTHS
+from ..translation.translator import offloaded
+from .pipelines import CHARACTERS, continued
+from .protocol import Protocol, checked_options, models_of, settings_of
+from .tensors import (
+    JSON_LENGTH,
+    TEXTS,
+    InputTensor,
+    OutputTensor,
+    described,
+    flag,
+    inputs_of,
+    outputs_of,
+    read_request,
+    write_answer,
+)
+from .text_embeddings import SimilarityParameters, embeds, encoded, rows_to_embed
+
+router = APIRouter(tags=["Open Inference Protocol"])
+
+TEXT = TensorSpec("text", TEXTS, ("batch_size",))
+GENERATED = TensorSpec("generated_text", TEXTS, ("batch_size",))
+EMBEDDING = TensorSpec("embedding", "float32", ("batch_size", "embedding_size"))
+LANGUAGES = ("src_lang", "tgt_lang")
+VERSION = "1"  # of every model: Triton's name of the first
+READING = ("truncate",)  # parameters of models that read
+SCHEMA = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {
+        "id": {"type": "string"},
+        "model_name": {"type": "string"},
+        "parameters": {"type": "object"},
+        "inputs": {"type": "array", "items": InputTensor.model_json_schema()},
+        "outputs": {"type": "array", "items": OutputTensor.model_json_schema()},
+    },
+}
+BINARY = {"type": "string", "format": "binary"}
+BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": SCHEMA},
+            "application/octet-stream": {"schema": BINARY},
+        },
+    }
+}
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    return {"error": error.message}
+
+
+PROTOCOL = Protocol("Open Inference Protocol", router, error_body)
+
+
+# ----------------------------------------------------------------------------------- server, models
+
+
+@router.get("/v2")
+async def server() -> JSONResponse:
+    """What serves."""
+    return JSONResponse(
+        {
+            "name": "vanilla-transformer",
+            "version": __version__,
+            "extensions": ["binary_tensor_data"],
+        }
+    )
+
+
+@router.get("/v2/health/live")
+async def live() -> JSONResponse:
+    """200 as long as the process answers."""
+    return JSONResponse({"live": True})
+
+
+@router.get("/v2/health/ready")
+async def ready(request: Request) -> JSONResponse:
+    """200 when requests are taken, else 503."""
+    is_ready = request.app.state.lifecycle.status == "ok"
+    return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
+
+
+async def check_version(version: str) -> None:
+    """Raise RequestError 404 for a version of a model that is not served."""
+    if version != VERSION:
+        raise RequestError(
+            404, f"no version {version!r:.60}, expected {VERSION}: each model here has one version"
+        )
+
+
+VERSIONED: dict[str, Any] = {"dependencies": [Depends(check_version)]}
+
+
+@router.get("/v2/models/{name}")
+@router.get("/v2/models/{name}/versions/{version}", **VERSIONED)
+async def metadata(request: Request, name: str) -> JSONResponse:
+    """The inputs and outputs of a model. Of its inputs there are to be `text`, or all others that
+    have no default."""
+    model = named(request, name)
+    inputs, outputs = map(
+        list, (map(described, inputs_for(model)), map(described, outputs_for(model)))
+    )
+    about = {"name": name, "versions": [VERSION], "platform": "onnxruntime_onnx"}
+    return JSONResponse({**about, "inputs": inputs, "outputs": outputs})
+
+
+@router.get("/v2/models/{name}/ready")
+@router.get("/v2/models/{name}/versions/{version}/ready", **VERSIONED)
+async def model_ready(request: Request, name: str) -> JSONResponse:
+    """200 for a model that is served."""
+    return JSONResponse({"name": named(request, name).name, "ready": True})
+
+
+def named(request: Request, name: str) -> ServedModel:
+    return models_of(request).choose(lambda model: True, "do this", name)
+
+
+def inputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
+    return ((TEXT,) if takes_texts(model) else ()) + tensors_for(model)
+
+
+def tensors_for(model: ServedModel) -> tuple[TensorSpec, ...]:
+    """What may be given in place of texts: the inputs of the graph; of a model that generates, what
+    its source or prompt is."""
+    if model.reader is not None:
+        return model.reader.spec.inputs
+    return token_inputs(model.runtime.runtime.config, ("batch_size", "source_length"))
+
+
+def takes_texts(model: ServedModel) -> bool:
+    """Each of which is one row."""
+    return isinstance(model.runtime, TextRuntime) and model.architecture not in (
+        READS_CHOICES,
+        READS_TARGETS,
+    )
+
+
+def outputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
+    if model.reader is None:
+        return (GENERATED,)
+    return model.reader.spec.outputs + ((EMBEDDING,) if embeds(model) else ())
+
+
+# ---------------------------------------------------------------------------------------- inference
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request for a model, as far as it can be checked without it.
+
+    Args:
+        rows: how many sequences, or images, are read.
+        outputs: the names of those that are wanted, each with whether it is sent in binary.
+        parameters: options of the model.
+    """
+
+    id: str | None
+    inputs: dict[str, np.ndarray]
+    rows: int
+    outputs: dict[str, bool]
+    parameters: dict[str, Any]
+
+    @property
+    def texts(self) -> list[str] | None:
+        return self.inputs[TEXT.name].tolist() if TEXT.name in self.inputs else None
+
+    def answer(self, model: ServedModel, found: dict[str, np.ndarray]) -> Response:
+        about = {
+            "model_name": model.name,
+            "model_version": VERSION,
+            **({} if self.id is None else {"id": self.id}),
+        }
+        chosen = {name: found[name] for name in self.outputs}
+        content, headers = write_answer(
+            about, chosen, [name for name, in_binary in self.outputs.items() if in_binary]
+        )
+        return Response(content, headers=headers)
+
+
+@router.post("/v2/models/{name}/infer", openapi_extra=BODY)
+@router.post("/v2/models/{name}/versions/{version}/infer", openapi_extra=BODY, **VERSIONED)
+async def infer(request: Request, name: str) -> Response:
+    """The outputs of a model for inputs, which are texts or token ids; images are pixel values."""
+    model = named(request, name)
+    if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
+        raise RequestError(
+            415,
+            f"Content-Encoding is {encoding!r:.60}, expected none: compressed bodies are not "
+            f"read here",
+        )
+    content = await request.body()
+    most = settings_of(request).max_batch
+    asked = await offloaded(
+        len(content), asked_of, model, content, request.headers.get(JSON_LENGTH), most
+    )
+    if model.reader is not None:
+        return await model.read(asked.rows, read_and_answer, model, asked)
+    texts = await generated(model, asked)
+    return await offloaded(
+        sum(map(len, texts)), asked.answer, model, {GENERATED.name: np.array(texts, object)}
+    )
+
+
+def asked_of(model: ServedModel, content: bytes, json_length: str | None, most: int) -> Asked:
+    """Raises UsageError and RequestValidationError for what is no request for `model`, and TooLong
+    for more than `most` rows and for more tokens than a row may have."""
+    body, binary = read_request(content, json_length)
+    if body.model_name not in (None, model.name):
+        raise UsageError(
+            f"model_name is {body.model_name!r:.60}, expected {model.name!r}, as in the path, "
+            f"or none"
+        )
+    inputs = inputs_of(body.inputs, binary, inputs_for(model))
+    outputs = outputs_of(body, outputs_for(model))
+    if TEXT.name in inputs and len(inputs) > 1:
+        raise UsageError(f"inputs are {', '.join(inputs)}, expected {TEXT.name} or the others")
+    first = next(iter(inputs.values()))
+    if TEXT.name in inputs and first.ndim != 1:
+        raise UsageError(f"{TEXT.name} has shape {list(first.shape)}, expected [n]")
+    is_tokens = first.dtype == np.int64
+    # several choices of one are rows too
+    rows = int(np.prod(first.shape[:-1])) if is_tokens else len(first)
+    if rows > most:
+        raise TooLong(f"{next(iter(inputs))} has {rows} rows, expected at most {most}")
+    check_widths(model, inputs)
+    parameters = {
+        name: value
+        for name, value in (body.parameters or {}).items()
+        if name != "binary_data_output"
+    }
+    return Asked(body.id, inputs, rows, outputs, parameters)
+
+
+def check_widths(model: ServedModel, inputs: dict[str, np.ndarray]) -> None:
+    """With the padding, which outputs have too: a row of little else would take memory for
+    nothing."""
+    if model.reader is None:
+        return
+    axes = {tensor.name: tensor.shape[-1] for tensor in model.reader.spec.inputs}
+    longest = model.reader.longest
+    for name, values in inputs.items():
+        if axes.get(name) in LENGTHS and (width := values.shape[-1]) > longest:
+            raise TooLong(f"{name} has rows of {width} tokens, expected at most {longest}")
+
+
+# ---------------------------------------------------------------------------- models that only read
+
+
+def read_and_answer(model: ServedModel, asked: Asked) -> Response:
+    if unknown := [name for name in asked.parameters if name not in READING]:
+        raise UsageError(
+            f"parameters has {unknown[0]!r:.60}, expected some of {', '.join(READING)}"
+        )
+    truncates = flag("truncate", asked.parameters.get("truncate"), False)
+    texts = asked.texts
+    if texts is None:
+        if truncates:
+            raise UsageError(f"truncate is true without {TEXT.name}, expected it with texts")
+        return asked.answer(
+            model, outputs_of_tensors(model, asked.inputs, EMBEDDING.name in asked.outputs)
+        )
+    return asked.answer(model, outputs_of_texts(model, texts, asked.outputs, truncates))
+
+
+def outputs_of_tensors(
+    model: ServedModel, inputs: dict[str, np.ndarray], with_embedding: bool
+) -> dict[str, np.ndarray]:
+    """As `Runtime.outputs`, and the pooled states of each row's tokens."""
+    found = {
+        name: values.astype(np.float32)
+        for name, values in model.runtime.runtime.outputs(**inputs).items()
+    }
+    if with_embedding:
+        states = found["last_hidden_state"]
+        mask = inputs.get("attention_mask", np.ones(states.shape[:2]))
+        check_no_empty_rows(mask)
+        found[EMBEDDING.name] = embeddings(
+            model, [own[ones == 1] for own, ones in zip(states, mask, strict=True)], 0
+        )
+    return found
+
+
+def check_no_empty_rows(mask: np.ndarray) -> None:
+    if not (has_tokens := mask.any(axis=1)).all():
+        raise ValueError(
+            f"row {int(has_tokens.argmin())} of attention_mask is all 0, expected tokens"
+        )
+
+
+def outputs_of_texts(
+    model: ServedModel, texts: list[str], wanted: dict[str, bool], truncates: bool
+) -> dict[str, np.ndarray]:
+    """The `wanted` ones, each row padded with zeros to the longest. Texts that are embedded have
+    the export's prompt.
+
+    Raises:
+        ValueError: for what is no text.
+        TooLong: for one of too many tokens, unless it is to be cut.
+    """
+    strings(texts)
+    how = SimilarityParameters.model_validate({"truncate": truncates})
+    rows: Sequence[Encoding | Row]
+    prompt_length = 0
+    if embeds(model):
+        rows, prompt_length = rows_to_embed(model, texts, how)
+    else:
+        rows = encoded(model, texts, how)
+    needed = {"last_hidden_state" if name == EMBEDDING.name else name for name in wanted}
+    of_rows: dict[str, list[np.ndarray]] = {name: [np.empty(0)] * len(rows) for name in needed}
+    for place, outputs in run(model.runtime, rows):
+        for name in needed:
+            of_rows[name][place] = outputs[name]
+    found = {name: padded_rows(values) for name, values in of_rows.items()}
+    if EMBEDDING.name in wanted:
+        found[EMBEDDING.name] = embeddings(model, of_rows["last_hidden_state"], prompt_length)
+    return found
+
+
+def embeddings(model: ServedModel, states: Sequence[np.ndarray], prompt_length: int) -> np.ndarray:
+    """By the modules of the export, as `TextRuntime.embed`."""
+    modules = model.runtime.sentence_modules
+    return np.stack([modules.embedding(own, prompt_length) for own in states]).astype(np.float32)
+
+
+def padded_rows(values: Sequence[np.ndarray]) -> np.ndarray:
+    """(B, ...), float32."""
+    whole = np.zeros((len(values), *np.max([own.shape for own in values], axis=0)), np.float32)
+    for row, own in zip(whole, values, strict=True):
+        row[tuple(map(slice, own.shape))] = own
+    return whole
+
+
+# ----------------------------------------------------------------------------- models that generate
+
+
+async def generated(model: ServedModel, asked: Asked) -> list[str]:
+    """What `TextRuntime.generate` gives for each row."""
+    given = dict(asked.parameters)
+    languages = {name: given.pop(name, None) for name in LANGUAGES}
+    for name, language in languages.items():
+        if language is not None and not isinstance(language, str):
+            raise UsageError(f"{name} is {language!r:.60}, expected the name of a language")
+    options = {"num_return_sequences": 1, **checked_options(given)}
+    if (several := options["num_return_sequences"]) != 1:
+        raise UsageError(
+            f"num_return_sequences is {several}, expected 1: each row has one answer here"
+        )
+    if (texts := asked.texts) is not None:
+        if (longest := max(map(len, texts))) > CHARACTERS:
+            raise TooLong(f"a text has {longest} characters, expected at most {CHARACTERS}")
+        return list(itertools.chain(*await continued(model, texts, languages, options)))
+    if languages["src_lang"] is not None:
+        raise UsageError(
+            f"src_lang is {languages['src_lang']!r:.60} without {TEXT.name}, expected it with texts"
+        )
+    assert model.engine is not None  # every model that generates has one
+    size = sum(values.size for values in asked.inputs.values())
+    found = await model.engine.answers(
+        await offloaded(size, jobs_of_ids, model, asked.inputs, languages["tgt_lang"], options)
+    )
+    tokens = [answer.tokens for [answer] in found]
+    return await offloaded(sum(map(len, tokens)), model.runtime.decode, tokens)
+
+
+def jobs_of_ids(
+    model: ServedModel, inputs: dict[str, np.ndarray], tgt_lang: str | None, options: dict[str, Any]
+) -> list[Job]:
+    """Raises ValueError as `Runtime.generate`, and for a row without tokens."""
+    assert model.engine is not None
+    feeds = check_inputs(tensors_for(model), dict(inputs), model.architecture)
+    ids, mask = feeds["input_ids"], feeds["attention_mask"]
+    check_contiguous(mask, "attention_mask")
+    check_no_empty_rows(mask)
+    rows = [own[ones == 1].tolist() for own, ones in zip(ids, mask, strict=True)]
+    targets = model.runtime.target_options(tgt_lang, len(rows), options)
+    return [
+        model.engine.job(row, {**options, **target})
+        for row, target in zip(rows, targets, strict=True)
+    ]

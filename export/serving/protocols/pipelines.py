@@ -1,0 +1,573 @@
+"""`/predict/{task}`: what a model's head is for, in the formats of transformers' pipelines.
+`InferenceClient(model=url)` of huggingface_hub is a client, where `url` is that of the task."""
+
+import base64
+import binascii
+import codecs
+import functools
+import inspect
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from ...errors import RequestError, TooLong, UsageError, did_you_mean
+from ...files.predictions import GENERATORS, IMAGES_LABELLED, LABELLED
+from ...scheduler.request import Job
+from ...text.tasks.classification import checked_candidates
+from ...text.tasks.embedding import HEADS as STATES
+from ...text.tasks.rows import rows_of, run, single_texts, softmax, strings
+from ...text.tasks.translation import Splitting
+from ...text_runtime import TextRuntime
+from ..models import ServedModel
+from ..translation.translator import offloaded, translate
+from .protocol import Protocol, checked_options, models_of, name_in_path, settings_of, validated
+from .text_embeddings import in_json, listed
+
+router = APIRouter(tags=["pipelines"])
+
+CHARACTERS = 250_000  # of one text at most
+MOST_WINDOWS = 2000  # of one context
+# Fields of text-generation-inference that a client can be told to leave out, see
+# `generation_options`.
+LEFT_OUT: tuple[str, ...] = (
+    "adapter_id",
+    "best_of",
+    "decoder_input_details",
+    "details",
+    "frequency_penalty",
+    "grammar",
+    "stop",
+    "top_n_tokens",
+    "truncate",
+)
+LEFT_OUT += ("typical_p", "watermark", "clean_up_tokenization_spaces", "truncation")
+IMAGES = ("VisionModel", IMAGES_LABELLED)
+
+
+class PipelineRequest(BaseModel):
+    """Fields that are none of these are parameters too."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    inputs: Any = Field(
+        description="As the pipeline of the task takes them; an image is its bytes in base64."
+    )
+    parameters: dict[str, Any] | None = Field(None, description="Options of the task.")
+    stream: bool | None = Field(None, description="Must not be true: `/v1/completions` streams.")
+    model: str | None = Field(
+        None, description="The name of a model; the only one that fits if not given."
+    )
+    options: dict[str, Any] | None = Field(None, description="Has no effect.")
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    return {"error": error.message}
+
+
+PROTOCOL = Protocol("pipelines", router, error_body)
+BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["inputs"],
+                    "properties": {
+                        "inputs": {},
+                        "parameters": {"type": "object"},
+                        "stream": {"type": "boolean"},
+                    },
+                }
+            },
+            "image/*": {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
+}
+
+
+@router.post("/predict/{task}", openapi_extra=BODY)
+async def predict(request: Request, task: str) -> Response:
+    """What the pipeline `task` of transformers gives for `inputs`."""
+    if task not in TASKS:
+        known = f"expected one of {', '.join(TASKS)}{did_you_mean(task, TASKS)}"
+        raise RequestError(404, f"no task {task!r:.100}, {known}")
+    kind = TASKS[task]
+    body = body_of(await request.body(), request.headers.get("content-type", ""), kind)
+    model = models_of(request).choose(kind.fits, f"do {task}", name_in_path(request), body.model)
+    given = {**(body.model_extra or {}), **(body.parameters or {})}
+    parameters = {name: value for name, value in given.items() if value is not None}
+    if body.stream:
+        raise UsageError("stream is true, expected false: /v1/completions streams")
+    if kind.generates:
+        return await generated(model, task, body, parameters, settings_of(request).max_batch)
+    inputs = kind.inputs(body.inputs, settings_of(request).max_batch)
+    options = options_of(kind, model, parameters)
+    kind.check(model, inputs, options)
+    return in_json(await model.read(len(inputs.rows), answer, kind, model, inputs, options))
+
+
+def answer(kind: "Kind", model: ServedModel, inputs: "Inputs", options: dict[str, Any]) -> bytes:
+    found = kind.answers(model.runtime, inputs.rows, options)
+    return (
+        listed(iter(found))
+        if inputs.is_list
+        else json.dumps(found[0], ensure_ascii=False, allow_nan=False).encode()
+    )
+
+
+def body_of(content: bytes, media_type: str, kind: "Kind") -> PipelineRequest:
+    """Bytes are an image, where the task reads those.
+
+    Raises:
+        ValueError: for what is no JSON object.
+        RequestValidationError: for fields of another type.
+    """
+    is_json = media_type.split(";")[0].strip() == "application/json" or begins_an_object(content)
+    if kind.inputs is images and not is_json:
+        return PipelineRequest.model_validate({"inputs": content})
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the body is not JSON: {error}, expected an object with inputs") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"the body is {found!r:.80}, expected an object with inputs")
+    with validated(found, "body"):
+        return PipelineRequest.model_validate(found)
+
+
+def begins_an_object(content: bytes) -> bool:
+    """Return whether `content` begins as a JSON object does, after a byte order mark too."""
+    return content.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{"
+
+
+# ------------------------------------------------------------------------------------------- inputs
+
+
+@dataclass
+class Inputs:
+    """`rows`, and whether they came as a list, so that their answers are one too."""
+
+    rows: list[Any]
+    is_list: bool
+
+
+def checked(rows: list[Any], is_list: bool, most: int) -> Inputs:
+    if not rows:
+        raise UsageError("inputs is empty, expected at least one")
+    if len(rows) > most:
+        raise TooLong(f"inputs has {len(rows)} items, expected at most {most}")
+    for text in characters_of(rows):
+        if len(text) > CHARACTERS:
+            raise TooLong(f"a text has {len(text)} characters, expected at most {CHARACTERS}")
+    return Inputs(rows, is_list)
+
+
+def characters_of(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    parts = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list | tuple)
+        else ()
+    )
+    return [text for part in parts for text in characters_of(part)]
+
+
+def texts(given: Any, most: int) -> Inputs:
+    """One text, or a list of them."""
+    return checked(given if isinstance(given, list) else [given], isinstance(given, list), most)
+
+
+def classified_texts(given: Any, most: int) -> Inputs:
+    """Texts or pairs. The answer to one is a list of one too, which is what huggingface_hub's
+    client reads."""
+    return Inputs(texts(given, most).rows, True)
+
+
+def pairs(given: Any, most: int) -> Inputs:
+    """Two texts, as a list or an object; or a list of such pairs."""
+    is_one = isinstance(given, dict) or (
+        isinstance(given, list) and bool(given) and isinstance(given[0], str)
+    )
+    rows = [given] if is_one else given
+    if not isinstance(rows, list):
+        raise UsageError(f"inputs is {given!r:.80}, expected a pair of texts or a list of pairs")
+    return checked([tuple(row) if isinstance(row, list) else row for row in rows], not is_one, most)
+
+
+def objects(*keys: str) -> Callable[[Any, int], Inputs]:
+    """An object with these keys, or a list of such objects."""
+
+    def read(given: Any, most: int) -> Inputs:
+        rows = given if isinstance(given, list) else [given]
+        for row in rows:
+            if not isinstance(row, dict) or set(row) != set(keys):
+                raise UsageError(
+                    f"inputs is {row!r:.80}, expected an object with {' and '.join(keys)}"
+                )
+        found = checked(rows, isinstance(given, list), most)
+        for row in rows:
+            if isinstance(row[keys[1]], list) and len(row[keys[1]]) > most:
+                raise TooLong(f"{keys[1]} has {len(row[keys[1]])} items, expected at most {most}")
+        return found
+
+    return read
+
+
+def images(given: Any, most: int) -> Inputs:
+    """An image's bytes, or base64 of them; or a list of such texts."""
+    rows = given if isinstance(given, list) else [given]
+    checked([None] * len(rows), True, most)
+    return Inputs(rows, isinstance(given, list))
+
+
+def image_of(given: Any) -> Any:
+    from PIL import Image
+
+    from ...image_runtime import image_errors, upright
+
+    if isinstance(given, str):
+        try:
+            given = base64.b64decode(
+                given.rpartition(",")[2] if given.startswith("data:") else given, validate=True
+            )
+        except (binascii.Error, ValueError) as error:
+            raise UsageError(
+                f"inputs is {given!r:.40}, expected an image's bytes in base64: {error}"
+            ) from None
+    if not isinstance(given, bytes):
+        raise UsageError(f"inputs is {given!r:.80}, expected an image's bytes in base64")
+    try:
+        with image_errors(), Image.open(io.BytesIO(given)) as file:
+            return upright(file)
+    except ValueError as error:
+        raise UsageError(f"inputs: {error}") from None
+
+
+# -------------------------------------------------------------------------------------------- tasks
+
+
+Answers = Callable[[Any, list[Any], dict[str, Any]], Sequence[Any]]
+
+
+@dataclass
+class Kind:
+    """A task: the `heads` that do it, how its inputs are read, the method of the runtime that has
+    its options, and the answer to each input. `method` is `None` where a function here has them."""
+
+    heads: tuple[str, ...]
+    inputs: Callable[[Any, int], Inputs]
+    answers: Answers
+    method: str | None = None
+    # options of a task without a method, each with its type and default
+    own: dict[str, Any] | None = None
+    defaults: dict[str, Any] | None = None  # that differ from the method's
+    check: Callable[[ServedModel, Inputs, dict[str, Any]], None] = lambda model, inputs, options: (
+        None
+    )
+    generates: bool = False
+
+    def fits(self, model: ServedModel) -> bool:
+        return model.architecture.endswith(self.heads)
+
+
+def options_of(kind: Kind, model: ServedModel, given: dict[str, Any]) -> dict[str, Any]:
+    """Those of the task, checked: their names and types by the method's signature, their values by
+    the method."""
+    fields = kind.own or {}
+    if kind.method is not None:
+        fields = fields_of(getattr(type(model.runtime), kind.method))
+    if unknown := sorted(given.keys() - fields.keys()):
+        expected = f"expected some of {', '.join(fields)}" if fields else "this task has none"
+        raise UsageError(
+            f"parameters has {unknown[0]!r:.60}, {expected}{did_you_mean(unknown[0], fields)}"
+        )
+    with validated(given, "body", "parameters"):
+        model_of(tuple(fields.items())).model_validate(given)
+    return {**(kind.defaults or {}), **given}
+
+
+@functools.cache
+def fields_of(method: Callable[..., Any]) -> dict[str, Any]:
+    found = inspect.signature(method).parameters.values()
+    named = [each for each in found if each.kind is each.POSITIONAL_OR_KEYWORD]
+    return {
+        each.name: (each.annotation, ... if each.default is each.empty else each.default)
+        for each in named
+    }
+
+
+@functools.cache
+def model_of(fields: tuple[tuple[str, Any], ...]) -> type[BaseModel]:
+    config = ConfigDict(strict=True, arbitrary_types_allowed=True)
+    return create_model("Parameters", __config__=config, **dict(fields))
+
+
+def classified(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
+    return runtime.classify(rows, **options)
+
+
+def zero_shot(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
+    found = runtime.zero_shot(rows, **options)
+    return [
+        [{"label": label, "score": score} for label, score in zip(each["labels"], each["scores"])]
+        for each in found
+    ]
+
+
+def check_candidates(model: ServedModel, inputs: Inputs, options: dict[str, Any]) -> None:
+    count = len(inputs.rows) * len(checked_candidates(options["candidate_labels"]))
+    if count > MOST_WINDOWS:
+        raise TooLong(
+            f"inputs and candidate_labels are {count} pairs, expected at most {MOST_WINDOWS}"
+        )
+
+
+def tagged(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
+    return runtime.tag(rows, **options)
+
+
+def check_tag_windows(model: ServedModel, inputs: Inputs, options: dict[str, Any]) -> None:
+    longest = model.runtime.tokenizer_settings.longest
+    if longest is not None and options.get("stride"):
+        room = (
+            longest - model.runtime.tokenizer.num_special_tokens_to_add(False) - options["stride"]
+        )
+        check_windows(
+            max(map(len, characters_of(inputs.rows)), default=0),
+            room,
+            f"stride={options['stride']}",
+        )
+
+
+def check_windows(tokens: int, new: int, why: str) -> None:
+    """Raises TooLong for more windows than are read, where each has so many `new` tokens."""
+    if new > 0 and tokens // new > MOST_WINDOWS:
+        raise TooLong(
+            f"{why} may be {tokens // new} windows, expected at most {MOST_WINDOWS}: give shorter "
+            "texts, or less"
+        )
+
+
+def answered(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
+    found = runtime.answer(
+        [row["question"] for row in rows], [row["context"] for row in rows], **options
+    )
+    return found if options.get("top_k", 1) > 1 else [each[0] for each in found]
+
+
+def check_question(model: ServedModel, inputs: Inputs, options: dict[str, Any]) -> None:
+    """Its length, as what it leaves of a window may be next to nothing."""
+    size = options.get("max_seq_len") or min(model.runtime.tokenizer_settings.longest or 384, 384)
+    stride = options["doc_stride"] if options.get("doc_stride") is not None else min(size // 2, 128)
+    for row in inputs.rows:
+        context = row["context"] if isinstance(row["context"], str) else ""
+        if len(context) > MOST_WINDOWS:
+            question = row["question"] if isinstance(row["question"], str) else ""
+            tokens = len(
+                model.runtime.tokenizer.encode(question[: 50 * size], add_special_tokens=False).ids
+            )
+            tokens = min(tokens, options.get("max_question_len") or tokens)
+            check_windows(
+                len(context),
+                size - tokens - 4 - stride,
+                f"doc_stride={stride} with max_seq_len={size}",
+            )
+
+
+def filled(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
+    return runtime.fill_mask(rows, **options)
+
+
+def features(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
+    """The states of the tokens of each text, with the axis of a batch of one, as in the
+    pipeline."""
+    found = rows_of(runtime, strings(rows))
+    states: list[Any] = [None] * len(found)
+    for index, outputs in run(runtime, found):
+        states[index] = [outputs["last_hidden_state"].tolist()]
+    return states
+
+
+def similarities(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
+    found = []
+    for row in rows:
+        vectors = runtime.embed(
+            [row["source_sentence"], *listed_texts(row["sentences"])], **options
+        )
+        found.append(runtime.similarity(vectors[:1], vectors[1:])[0].tolist())
+    return found
+
+
+def listed_texts(given: Any) -> list[str]:
+    if not isinstance(given, list) or not given:
+        raise UsageError(f"sentences is {given!r:.80}, expected a list of texts, at least one")
+    return given
+
+
+def followed(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
+    scores = softmax(runtime.next_sentence(rows)).tolist()
+    return [labelled(["isNext", "notNext"], own) for own in scores]
+
+
+def chosen(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
+    found = runtime.choose([row["text"] for row in rows], [row["choices"] for row in rows])
+    return [
+        labelled(row["choices"], softmax(scores).tolist())
+        for row, scores in zip(rows, found, strict=True)
+    ]
+
+
+def labelled(labels: Sequence[str], scores: Sequence[float]) -> list[dict[str, Any]]:
+    """The likeliest first."""
+    return sorted(
+        ({"label": label, "score": score} for label, score in zip(labels, scores)),
+        key=lambda each: -each["score"],
+    )
+
+
+def images_classified(runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
+    return runtime.classify([image_of(row) for row in rows], **options)
+
+
+def image_features(runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
+    """States (1, S, D) of each, as in the pipeline; with `pool` (D,)."""
+    found = [runtime.embed([image_of(row)], **options)[0].tolist() for row in rows]
+    return found if options.get("pool") else [[states] for states in found]
+
+
+def generator(heads: tuple[str, ...]) -> Kind:
+    return Kind(heads, texts, lambda runtime, rows, options: (), generates=True)
+
+
+# By the names that transformers has for them; the last two are ours.
+TASKS = {
+    "text-classification": Kind(
+        (LABELLED,), classified_texts, classified, "classify", defaults={"top_k": None}
+    ),
+    "zero-shot-classification": Kind(
+        (LABELLED,), texts, zero_shot, "zero_shot", check=check_candidates
+    ),
+    "token-classification": Kind(
+        ("ForTokenClassification",), texts, tagged, "tag", check=check_tag_windows
+    ),
+    "question-answering": Kind(
+        ("ForQuestionAnswering",),
+        objects("question", "context"),
+        answered,
+        "answer",
+        check=check_question,
+    ),
+    "fill-mask": Kind(("ForMaskedLM", "ForPreTraining"), texts, filled, "fill_mask"),
+    "feature-extraction": Kind(STATES, texts, features),
+    "sentence-similarity": Kind(
+        STATES, objects("source_sentence", "sentences"), similarities, "embed"
+    ),
+    "translation": generator(GENERATORS[1:]),
+    "summarization": generator(GENERATORS[1:]),
+    "text2text-generation": generator(GENERATORS[1:]),
+    "text-generation": generator(GENERATORS[:1]),
+    "image-classification": Kind((IMAGES_LABELLED,), images, images_classified, "classify"),
+    "image-feature-extraction": Kind(
+        ("VisionModel",), images, image_features, own={"pool": (bool, False)}
+    ),
+    "next-sentence": Kind(("ForNextSentencePrediction", "ForPreTraining"), pairs, followed),
+    "multiple-choice": Kind(("ForMultipleChoice",), objects("text", "choices"), chosen),
+}
+NAMES = {"translation": "translation_text", "summarization": "summary_text"}
+
+
+# --------------------------------------------------------------------------------------- generation
+
+
+async def generated(
+    model: ServedModel, task: str, body: PipelineRequest, given: dict[str, Any], most: int
+) -> Response:
+    """Each text's translation, or what goes on from it: `[{"generated_text": str}, ...]`, for a
+    list of texts a list of these."""
+    inputs = texts(body.inputs, most)
+    single_texts(inputs.rows)
+    own, options = generation_options(task, given)
+    if task == "translation":
+        splitting = Splitting(copy_letterless=own.pop("copy_letterless"))
+        found = await translate(model, inputs.rows, splitting=splitting, **own, **options)
+    else:
+        found = await continued(model, inputs.rows, own, options)
+    if own.get("return_full_text"):
+        found = [
+            [row + text for text in texts] for row, texts in zip(inputs.rows, found, strict=True)
+        ]
+    name = NAMES.get(task, "generated_text")
+    answers = [[{name: text} for text in each] for each in found]
+    return JSONResponse(answers if inputs.is_list else answers[0])
+
+
+OWN: dict[str, dict[str, Any]] = {
+    "text-generation": {"return_full_text": True},
+    "translation": {"src_lang": None, "tgt_lang": None, "copy_letterless": True},
+    **dict.fromkeys(
+        ("summarization", "text2text-generation"), {"src_lang": None, "tgt_lang": None}
+    ),
+}
+
+
+def generation_options(task: str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The task's own, and those of `Runtime.generate`.
+
+    Raises:
+        UsageError: for a name that is neither, and for a value that an option cannot have.
+    """
+    given = dict(given)
+    more = given.pop("generate_parameters", {})
+    if not isinstance(more, dict):
+        raise UsageError(f"generate_parameters is {more!r:.80}, expected an object")
+    given |= {name: value for name, value in more.items() if value is not None}
+    own = {name: given.pop(name, default) for name, default in OWN[task].items()}
+    if unused := [name for name in given if name in LEFT_OUT]:
+        # What huggingface_hub's client knows as "leave these out": it warns, and asks again without
+        # them.
+        raise UsageError(
+            f"The following `model_kwargs` are not used by the model: {unused}, expected options "
+            "of this server"
+        )
+    for name in ("return_full_text", "copy_letterless"):
+        if name in own and not isinstance(own[name], bool):
+            raise UsageError(f"{name} is {own[name]!r:.60}, expected true or false")
+    for name in ("src_lang", "tgt_lang"):
+        if own.get(name) is not None and not isinstance(own[name], str):
+            raise UsageError(f"{name} is {own[name]!r:.60}, expected the name of a language")
+    return own, checked_options(given)
+
+
+async def continued(
+    model: ServedModel, rows: list[str], own: dict[str, Any], options: dict[str, Any]
+) -> list[list[str]]:
+    assert model.engine is not None  # every model that generates has one
+    size = sum(map(len, rows))
+    jobs = await offloaded(size, jobs_of, model, rows, own, options)
+    found = await model.engine.answers(jobs)
+    decoded = iter(
+        await offloaded(
+            size, model.runtime.decode, [each.tokens for answers in found for each in answers]
+        )
+    )
+    return [[next(decoded) for _ in answers] for answers in found]
+
+
+def jobs_of(
+    model: ServedModel, rows: list[str], own: dict[str, Any], options: dict[str, Any]
+) -> list[Job]:
+    assert model.engine is not None
+    targets = model.runtime.target_options(own.get("tgt_lang"), len(rows), options)
+    ids = model.runtime.rows(rows, own.get("src_lang"))
+    engine = model.engine
+    return [engine.job(row, {**options, **target}) for row, target in zip(ids, targets)]

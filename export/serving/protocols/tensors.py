@@ -1,0 +1,309 @@
+"""Requests and answers of the Open Inference Protocol. Tensors are in the JSON, flat or nested, or
+behind it as bytes, which is Triton's extension for binary data: numbers of little endian in the
+order of rows, texts each behind 4 bytes of its length."""
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from ...errors import UsageError, did_you_mean
+from ...specs.graph_spec import TensorSpec
+from .protocol import validated
+
+# header: how many bytes of a body are JSON, where others follow
+JSON_LENGTH = "Inference-Header-Content-Length"
+TEXTS = "bytes"  # dtype of a TensorSpec, beside numpy's
+DATATYPES = {TEXTS: "BYTES", "int64": "INT64", "float32": "FP32"}
+WIDTH = 4  # bytes of the length of a text
+# of values in JSON
+TYPES: dict[str, set[type]] = {TEXTS: {str}, "int64": {int}, "float32": {int, float}}
+SHARED_MEMORY = "shared_memory"
+Parameters = dict[str, Any] | None
+
+
+class InputTensor(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+    shape: list[int] = Field(min_length=1)
+    datatype: str = Field(description="As the model's metadata says it.", examples=["BYTES"])
+    parameters: Parameters = Field(
+        None, description="binary_data_size: how many bytes behind the JSON are its data."
+    )
+    data: Any = Field(None, description="The values in one list, or in lists of lists.")
+
+
+class OutputTensor(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+    parameters: Parameters = Field(
+        None, description="binary_data: whether its data follow the JSON."
+    )
+
+
+class InferRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: str | None = Field(None, description="Is sent back.")
+    model_name: str | None = Field(
+        None, description="That of the path, which KServe's clients send here too."
+    )
+    parameters: Parameters = Field(
+        None, description="Options of the model; binary_data_output, the default of binary_data."
+    )
+    inputs: list[InputTensor] = Field(min_length=1)
+    outputs: list[OutputTensor] | None = Field(
+        None, description="Those that are wanted; all if not given."
+    )
+
+
+def described(tensor: TensorSpec) -> dict[str, Any]:
+    """As metadata say it: -1 for a size that is free."""
+    shape = [-1 if isinstance(size, str) else size for size in tensor.shape]
+    return {"name": tensor.name, "datatype": DATATYPES[tensor.dtype], "shape": shape}
+
+
+# ----------------------------------------------------------------------------------------- requests
+
+
+def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest, memoryview]:
+    """A request, and the bytes that follow its JSON.
+
+    Args:
+        json_length: the header of that name.
+
+    Raises:
+        UsageError: for a length that is none, or above that of the body, and for what is no JSON
+            object.
+        RequestValidationError: for fields of another type.
+    """
+    end = len(content)
+    if json_length is not None:
+        if (
+            not (json_length.isascii() and json_length.isdecimal())
+            or len(json_length) > 18
+            or int(json_length) > end
+        ):
+            raise UsageError(
+                f"{JSON_LENGTH} is {json_length!r:.60}, expected a number of at most {end}, the "
+                "bytes of the body"
+            )
+        end = int(json_length)
+    try:
+        found = json.loads(content[:end])
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the body is not JSON: {error}, expected an object with inputs") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"the body is {found!r:.80}, expected an object with inputs")
+    with validated(found, "body"):
+        return InferRequest.model_validate(found), memoryview(content)[end:]
+
+
+def inputs_of(
+    given: Sequence[InputTensor], binary: memoryview, known: Sequence[TensorSpec]
+) -> dict[str, np.ndarray]:
+    """The values of each by its name, in its shape; texts as strings in an array of objects.
+
+    Raises:
+        UsageError: for a name that is not `known`, or comes twice, another datatype than that,
+            values that do not fit the datatype or the shape, and bytes that are too many or too
+            few.
+    """
+    specs = {tensor.name: tensor for tensor in known}
+    found: dict[str, np.ndarray] = {}
+    place = 0
+    for tensor in given:
+        if tensor.name not in specs:
+            expected = f"expected some of {', '.join(specs)}{did_you_mean(tensor.name, specs)}"
+            raise UsageError(f"no input {tensor.name!r:.60}, {expected}")
+        if tensor.name in found:
+            raise UsageError(f"two inputs {tensor.name}, expected one")
+        dtype = specs[tensor.name].dtype
+        if tensor.datatype != DATATYPES[dtype]:
+            raise UsageError(
+                f"{tensor.name} has datatype {tensor.datatype!r:.60}, expected {DATATYPES[dtype]}"
+            )
+        if min(tensor.shape) < 1:
+            raise UsageError(
+                f"{tensor.name} has shape {tensor.shape!r:.60}, expected sizes of at least 1"
+            )
+        size = binary_size(tensor, len(binary) - place)
+        values = (
+            values_of(tensor, dtype)
+            if size is None
+            else values_in(binary[place : place + size], tensor, dtype)
+        )
+        place += size or 0
+        found[tensor.name] = values.reshape(tensor.shape)
+    if place != len(binary):
+        raise UsageError(
+            f"{len(binary)} bytes follow the JSON, expected {place}, the binary_data_size of "
+            f"all inputs"
+        )
+    return found
+
+
+def binary_size(tensor: InputTensor, most: int) -> int | None:
+    """How many of the `most` bytes that are left are the values of `tensor`; `None` if they are in
+    the JSON."""
+    parameters = tensor.parameters or {}
+    check_no_shared_memory(tensor.name, parameters)
+    size = parameters.get("binary_data_size")
+    if size is None:
+        return None
+    if type(size) is not int or not 0 <= size <= most:
+        raise UsageError(
+            f"binary_data_size of {tensor.name} is {size!r:.60}, expected at most {most}, the "
+            "bytes that are left"
+        )
+    if tensor.data is not None:
+        raise UsageError(f"{tensor.name} has data and binary_data_size, expected one of them")
+    return size
+
+
+def check_no_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
+    if any(each.startswith(SHARED_MEMORY) for each in parameters):
+        raise UsageError(
+            f"{name} is in shared memory, expected it in the body: it is not supported here"
+        )
+
+
+def values_of(tensor: InputTensor, dtype: str) -> np.ndarray:
+    """Those in the JSON."""
+    if not isinstance(tensor.data, list):
+        raise UsageError(f"data of {tensor.name} is {tensor.data!r:.60}, expected a list of values")
+    # of a type of numpy's own, one long text would make every value as long
+    values = np.array(tensor.data, object)
+    count = math.prod(tensor.shape)
+    if values.size != count or (values.ndim > 1 and list(values.shape) != tensor.shape):
+        shape = f"{tensor.shape!r:.60}"
+        raise UsageError(
+            f"data of {tensor.name} has shape {list(values.shape)}, expected {shape} or "
+            f"[{count}], its shape"
+        )
+    types = set(map(type, values.flat))
+    if wrong := types - TYPES[dtype]:
+        seen = next(value for value in values.flat if type(value) in wrong)
+        raise UsageError(
+            f"data of {tensor.name} has {seen!r:.60}, expected values of {DATATYPES[dtype]}"
+        )
+    if dtype == TEXTS:
+        return values
+    try:
+        # what is too large for float32 is infinite, which is refused by who reads it
+        with np.errstate(over="ignore"):
+            return values.astype(dtype)
+    except OverflowError:
+        raise UsageError(
+            f"data of {tensor.name} has a number that {DATATYPES[dtype]} cannot hold"
+        ) from None
+
+
+def values_in(content: memoryview, tensor: InputTensor, dtype: str) -> np.ndarray:
+    """Those of the bytes `content`."""
+    count = math.prod(tensor.shape)
+    if dtype == TEXTS:
+        texts = texts_in(content, tensor.name)
+        if len(texts) != count:
+            raise UsageError(f"{tensor.name} has {len(texts)} texts, expected {count}, its shape")
+        return np.array(texts, object)
+    little = np.dtype(dtype).newbyteorder("<")
+    if len(content) != count * little.itemsize:
+        expected = f"{count * little.itemsize} for {DATATYPES[dtype]} of shape {tensor.shape!r:.60}"
+        raise UsageError(
+            f"binary_data_size of {tensor.name} is {len(content)}, expected {expected}"
+        )
+    return np.frombuffer(content, little)
+
+
+def texts_in(content: memoryview, name: str) -> list[str]:
+    found: list[str] = []
+    place = 0
+    while place < len(content):
+        start = place + WIDTH
+        place = start + int.from_bytes(content[place:start], "little")
+        if place > len(content):
+            raise UsageError(
+                f"text {len(found)} of {name} ends at byte {place}, expected at most "
+                f"{len(content)}, its data"
+            )
+        try:
+            found.append(str(content[start:place], "utf-8"))
+        except UnicodeDecodeError as error:
+            raise UsageError(f"text {len(found)} of {name} is not UTF-8: {error}") from None
+    return found
+
+
+def outputs_of(body: InferRequest, known: Sequence[TensorSpec]) -> dict[str, bool]:
+    """The names of those that are wanted, each with whether its data follow the JSON.
+
+    Raises:
+        UsageError: for a name that is not `known`, or comes twice, and for a parameter that is not
+            supported.
+    """
+    in_binary = flag("binary_data_output", (body.parameters or {}).get("binary_data_output"), False)
+    names = [tensor.name for tensor in known]
+    found: dict[str, bool] = {}
+    for tensor in body.outputs or ():
+        if tensor.name not in names:
+            expected = f"expected some of {', '.join(names)}{did_you_mean(tensor.name, names)}"
+            raise UsageError(f"no output {tensor.name!r:.60}, {expected}")
+        if tensor.name in found:
+            raise UsageError(f"two outputs {tensor.name}, expected one")
+        parameters = tensor.parameters or {}
+        check_no_shared_memory(tensor.name, parameters)
+        if parameters.get("classification"):
+            raise UsageError(
+                f"classification of {tensor.name} is not supported here, expected none: order "
+                f"its values"
+            )
+        found[tensor.name] = flag(
+            f"binary_data of {tensor.name}", parameters.get("binary_data"), in_binary
+        )
+    return found or dict.fromkeys(names, in_binary)
+
+
+def flag(name: str, value: Any, default: bool) -> bool:
+    """`value`, which must be true, false or nothing."""
+    if value is not None and not isinstance(value, bool):
+        raise UsageError(f"{name} is {value!r:.60}, expected true or false")
+    return default if value is None else value
+
+
+# ------------------------------------------------------------------------------------------ answers
+
+
+def write_answer(
+    about: dict[str, Any], outputs: Mapping[str, np.ndarray], in_binary: Collection[str]
+) -> tuple[bytes, dict[str, str]]:
+    """The body and its headers. Texts are strings in arrays of objects; of numbers there are those
+    of `DATATYPES`."""
+    listed, parts = [], []
+    for name, values in outputs.items():
+        datatype = DATATYPES[TEXTS if values.dtype == object else values.dtype.name]
+        facts: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(values.shape)}
+        if name in in_binary:
+            parts.append(bytes_of(values))
+            facts["parameters"] = {"binary_data_size": len(parts[-1])}
+        else:
+            facts["data"] = values.ravel().tolist()
+        listed.append(facts)
+    header = json.dumps({**about, "outputs": listed}, ensure_ascii=False, allow_nan=False).encode()
+    if not parts:
+        return header, {"Content-Type": "application/json"}
+    return b"".join([header, *parts]), {
+        "Content-Type": "application/octet-stream",
+        JSON_LENGTH: str(len(header)),
+    }
+
+
+def bytes_of(values: np.ndarray) -> bytes:
+    if values.dtype != object:
+        return values.astype(values.dtype.newbyteorder("<")).tobytes()
+    texts = [text.encode() for text in values.flat]
+    return b"".join(len(text).to_bytes(WIDTH, "little") + text for text in texts)

@@ -1,0 +1,616 @@
+"""The endpoints of text-embeddings-inference
+(https://github.com/huggingface/text-embeddings-inference): embeddings, labels of texts and of
+pairs, and reranking."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from tokenizers import Encoding, normalizers
+
+from ... import __version__
+from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
+from ...runtime import MAX_TOKENS
+from ...text.tasks import embedding
+from ...text.tasks.classification import FUNCTIONS, HEAD, sentence_config
+from ...text.tasks.rows import (
+    Cut,
+    Pair,
+    Row,
+    check_string,
+    decode,
+    errors_of,
+    labels_of,
+    rows_of,
+    run,
+)
+from ...text_runtime import TextRuntime
+from ..models import ServedModel
+from ..reading import WORKERS
+from .protocol import Protocol, models_of, name_in_path, settings_of, validated
+
+router = APIRouter(tags=["text-embeddings-inference"])
+
+# of a token at most, so that texts which are too long are known before they are cut into tokens
+CHARACTERS = 250
+# of the texts of `/tokenize` together: the answer has a hundred bytes for each token
+MOST_CHARACTERS = 250_000
+DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+TYPES = {400: "Empty", 424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
+INPUTS = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {
+                "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]
+            },
+        },
+        {"type": "array", "items": {"type": "integer"}},
+    ]
+}
+TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+IDS = {
+    "anyOf": [
+        {"type": "array", "items": {"type": "integer"}},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+    ]
+}
+SEQUENCES = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "maxItems": 2},
+        {"type": "array", "items": {"type": "array", "items": {"type": "string"}, "maxItems": 2}},
+    ]
+}
+
+
+# ----------------------------------------------------------------------------------------- requests
+
+
+class Fields(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = Field(
+        None, description="The name of a model; the only one that fits if not given."
+    )
+
+
+class Truncation(Fields):
+    truncate: bool | None = Field(
+        False, description="Whether texts that are too long are cut; else they are refused."
+    )
+    truncation_direction: Literal["left", "right", "Left", "Right"] = Field(
+        "right", description="Where texts are cut."
+    )
+
+    @property
+    def side(self) -> str:
+        return self.truncation_direction.lower()
+
+
+class Embedded(Truncation):
+    inputs: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
+        description="A text, token ids, or a list of these.", examples=["a dog"]
+    )
+    prompt_name: str | None = Field(
+        None, description="Of a prompt of the export, which is put before each text."
+    )
+
+
+class EmbedRequest(Embedded):
+    normalize: bool = Field(True, description="Whether each vector has the length 1.")
+    dimensions: int | None = Field(
+        None, ge=1, description="Only so many first values of each vector."
+    )
+
+
+class PredictRequest(Truncation):
+    inputs: Annotated[Any, WithJsonSchema(SEQUENCES)] = Field(
+        description="A text, a pair of texts, or a list of lists of one or two texts.",
+        examples=["a fine film"],
+    )
+    raw_scores: bool = Field(False, description="Whether scores are the model's logits.")
+
+
+class RerankRequest(Truncation):
+    query: str
+    texts: list[str]
+    raw_scores: bool = Field(False, description="Whether scores are the model's logits.")
+    return_text: bool = Field(False, description="Whether each rank has its text.")
+
+
+class Sentences(Fields):
+    source_sentence: str
+    sentences: list[str]
+
+
+class SimilarityParameters(Truncation):
+    prompt_name: str | None = None
+
+
+class SimilarityRequest(Fields):
+    inputs: Sentences
+    parameters: SimilarityParameters | None = None
+
+
+class TokenizeRequest(Fields):
+    inputs: Annotated[Any, WithJsonSchema(TEXTS)] = Field(
+        description="A text, or a list of texts.", examples=["a dog"]
+    )
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+
+
+class DecodeRequest(Fields):
+    ids: Annotated[Any, WithJsonSchema(IDS)] = Field(
+        description="Token ids, or a list of such lists.", examples=[[1, 2]]
+    )
+    skip_special_tokens: bool = True
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    kind = "Tokenizer" if error.code == TOKENIZER_FAILED else TYPES.get(error.status, "Validation")
+    return {"error": error.message, "error_type": kind}
+
+
+PROTOCOL = Protocol("text-embeddings-inference", router, error_body, validation=422)
+
+
+# ---------------------------------------------------------------------------------------- endpoints
+
+
+@router.post("/")
+async def answer(request: Request, body: dict[str, Any]) -> Response:
+    """As /embed, /rerank or /predict, by what the model does: `InferenceClient(model=url)` of
+    huggingface_hub posts here."""
+    name = body.get("model")
+    model = chosen(request, reads, "embed or label texts", name if isinstance(name, str) else None)
+    endpoint, form = next((endpoint, form) for fits, endpoint, form in ENDPOINTS if fits(model))
+    with validated(body, "body"):
+        checked = form.model_validate(body)
+    return await endpoint(request, checked)
+
+
+@router.post("/embed")
+async def embed(request: Request, body: EmbedRequest) -> Response:
+    """One vector for each input: the pooling and the linear maps of the export, and its
+    normalisation if asked for."""
+    model = chosen(request, embeds, "embed texts", body.model)
+    inputs = inputs_of("inputs", body.inputs, settings_of(request).max_batch, model.runtime)
+    return in_json(await model.read(len(inputs), vectors_in_json, model, inputs, body))
+
+
+@router.post("/embed_all")
+async def embed_all(request: Request, body: Embedded) -> Response:
+    """The state of each token of each input."""
+    model = chosen(request, embeds, "embed texts", body.model)
+    inputs = inputs_of("inputs", body.inputs, settings_of(request).max_batch, model.runtime)
+    return in_json(await model.read(len(inputs), states_in_json, model, inputs, body))
+
+
+@router.post("/similarity")
+async def similarity(request: Request, body: SimilarityRequest) -> Response:
+    """The cosine of the vectors of a sentence and of each of several others."""
+    model = chosen(request, embeds, "embed texts", body.model)
+    if not body.inputs.sentences:
+        raise empty("inputs.sentences")
+    sentences = [body.inputs.source_sentence, *body.inputs.sentences]
+    inputs = inputs_of("inputs", sentences, settings_of(request).max_batch, model.runtime)
+    how = body.parameters or SimilarityParameters.model_validate({})
+    return JSONResponse(await model.read(len(inputs), cosines, model, inputs, how))
+
+
+@router.post("/predict")
+async def predict(request: Request, body: PredictRequest) -> Response:
+    """All labels of each text, or pair of texts, the likeliest first."""
+    model = chosen(request, classifies, "label texts", body.model)
+    sequences, is_batch = sequences_of(body.inputs)
+    check_number("inputs", sequences, settings_of(request).max_batch)
+    found = await model.read(len(sequences), labels, model, sequences, body, body.raw_scores)
+    return JSONResponse(found if is_batch else found[0])
+
+
+@router.post("/rerank")
+async def rerank(request: Request, body: RerankRequest) -> Response:
+    """How well each text answers the query, the best first."""
+    model = chosen(request, reranks, "rerank texts, which takes one label", body.model)
+    if not body.texts:
+        raise empty("texts")
+    check_number("texts", body.texts, settings_of(request).max_batch)
+    pairs = [(body.query, text) for text in body.texts]
+    found = await model.read(len(pairs), scores_of, model, pairs, body, body.raw_scores)
+    ranks = sorted(
+        ((float(scores[0]), place) for place, scores in enumerate(found)),
+        key=lambda rank: (-rank[0], rank[1]),
+    )
+    texts = [{"text": body.texts[place]} if body.return_text else {} for _, place in ranks]
+    return JSONResponse(
+        [{"index": place, **text, "score": score} for (score, place), text in zip(ranks, texts)]
+    )
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request, body: TokenizeRequest) -> Response:
+    """The tokens of each text. Places are those of bytes in UTF-8, as in
+    text-embeddings-inference."""
+    model = chosen(request, has_tokenizer, "cut texts into tokens", body.model)
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"inputs is {body.inputs!r:.80}, expected a text or a list of texts")
+    check_number("inputs", texts, settings_of(request).max_batch)
+    if (size := sum(map(len, texts))) > MOST_CHARACTERS:
+        raise TooLong(f"inputs has {size} characters, expected at most {MOST_CHARACTERS}")
+    return in_json(await model.read(len(texts), tokens_in_json, model.runtime, texts, body))
+
+
+@router.post("/decode")
+async def decode_ids(request: Request, body: DecodeRequest) -> Response:
+    """The text of token ids."""
+    model = chosen(request, has_tokenizer, "make texts of tokens", body.model)
+    rows = inputs_of("ids", body.ids, settings_of(request).max_batch, model.runtime)
+    if any(isinstance(row, str) for row in rows):
+        raise UsageError(f"ids is {body.ids!r:.80}, expected token ids or a list of such lists")
+
+    def texts() -> list[str]:
+        return [
+            decode(model.runtime, row, body.skip_special_tokens)
+            for row in rows
+            if isinstance(row, list)
+        ]
+
+    return JSONResponse(await model.read(len(rows), texts))
+
+
+@router.get("/info")
+async def info(request: Request, model: str | None = None) -> Response:
+    """What is served, as far as text-embeddings-inference says it too."""
+    found = chosen(request, reads, "embed or label texts", model)
+    settings, runtime = settings_of(request), found.runtime.runtime
+    dtype = runtime.dtype
+    facts = {
+        "model_id": found.name,
+        "model_sha": None,
+        "model_dtype": DTYPES.get(dtype, dtype),
+        "served_model_name": found.name,
+        "model_type": model_type(found),
+        "max_concurrent_requests": settings.requests,
+        "max_input_length": longest(found),
+        "max_batch_tokens": MAX_TOKENS * runtime.threads,
+        "max_batch_requests": None,
+        "max_client_batch_size": settings.max_batch,
+        "auto_truncate": False,
+        "tokenization_workers": WORKERS,
+        "version": __version__,
+        "sha": None,
+        "docker_label": None,
+    }
+    return JSONResponse(facts)
+
+
+# What POST / does with a model, of the first line that fits.
+ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[Fields]], ...] = (
+    (lambda model: embeds(model), embed, EmbedRequest),
+    (lambda model: reranks(model), rerank, RerankRequest),
+    (lambda model: classifies(model), predict, PredictRequest),
+)
+
+
+# ------------------------------------------------------------------------------------------- models
+
+
+def chosen(
+    request: Request, fits: Callable[[ServedModel], bool], purpose: str, name: str | None
+) -> ServedModel:
+    """Raises RequestError as `ServedModels.choose`, but 424 where a model does not fit, as in
+    text-embeddings-inference."""
+    try:
+        return models_of(request).choose(fits, purpose, name_in_path(request), name)
+    except RequestError as refusal:
+        raise RequestError(424 if refusal.status == 400 else 422, refusal.message) from None
+
+
+def embeds(model: ServedModel) -> bool:
+    return model.architecture.endswith(embedding.HEADS)
+
+
+def classifies(model: ServedModel) -> bool:
+    return model.architecture.endswith(HEAD)
+
+
+def reranks(model: ServedModel) -> bool:
+    return classifies(model) and len(model.runtime.runtime.config["id2label"]) == 1
+
+
+def reads(model: ServedModel) -> bool:
+    return embeds(model) or classifies(model)
+
+
+def has_tokenizer(model: ServedModel) -> bool:
+    return isinstance(model.runtime, TextRuntime)
+
+
+def longest(model: ServedModel) -> int:
+    """How many tokens of a text are read at most."""
+    limit = (
+        model.runtime.runtime.config["max_position_embeddings"]
+        if model.reader is None
+        else model.reader.longest
+    )
+    return min(limit, embedding.length_and_case(model.runtime)[0]) if embeds(model) else limit
+
+
+def model_type(model: ServedModel) -> dict[str, Any]:
+    if embeds(model):
+        return {"embedding": {"pooling": "+".join(model.runtime.sentence_modules.poolings)}}
+    config = model.runtime.runtime.config
+    names = {"id2label": config["id2label"], "label2id": config.get("label2id") or {}}
+    return {"reranker" if reranks(model) else "classifier": names}
+
+
+# ------------------------------------------------------------------------------------------- inputs
+
+
+def empty(name: str) -> RequestError:
+    return RequestError(400, f"{name} is empty, expected at least one text")
+
+
+def check_number(name: str, inputs: Sequence[Any], most: int) -> None:
+    if not inputs:
+        raise empty(name)
+    if len(inputs) > most:
+        raise TooLong(f"{name} has {len(inputs)} items, expected at most {most}")
+
+
+def check_input(text: str, name: str) -> str:
+    """Return `text`, which must not be empty; white space is embedded, as in
+    text-embeddings-inference."""
+    if not text:
+        raise UsageError(f"{name} is '', expected at least one character", name)
+    return check_string(text, name)
+
+
+def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[str | list[int]]:
+    """Texts, and rows of ids."""
+    inputs = [given] if isinstance(given, str) else given
+    if isinstance(inputs, list) and inputs and all(type(each) is int for each in inputs):
+        inputs = [inputs]
+    if not isinstance(inputs, list):
+        raise UsageError(f"{name} is {given!r:.80}, expected a text, token ids or a list of these")
+    check_number(name, inputs, most)
+    size = runtime.runtime.config["vocab_size"]
+    for place, each in enumerate(inputs):
+        if isinstance(each, str):
+            check_input(each, f"{name} {place} of {len(inputs)}")
+            continue
+        if not isinstance(each, list) or not each or not all(type(token) is int for token in each):
+            raise UsageError(f"{name} has {each!r:.80}, expected a text or token ids")
+        if outside := [token for token in each if not 0 <= token < size]:
+            raise UsageError(
+                f"{name} has the token {outside[0]}, expected ids in [0, {size - 1}], the "
+                f"vocabulary"
+            )
+    return inputs
+
+
+def sequences_of(given: Any) -> tuple[list[str | Pair], bool]:
+    """Texts and pairs, and whether they were given as a list of them."""
+    if isinstance(given, str):
+        return [check_input(given, "inputs")], False
+    if isinstance(given, list) and given and all(isinstance(each, list) for each in given):
+        return [
+            sequence_of(each, f"inputs {place} of {len(given)}") for place, each in enumerate(given)
+        ], True
+    if given == []:
+        raise empty("inputs")
+    return [sequence_of(given, "inputs")], False
+
+
+def sequence_of(given: Any, name: str) -> str | Pair:
+    if (
+        not isinstance(given, list)
+        or len(given) not in (1, 2)
+        or not all(isinstance(part, str) for part in given)
+    ):
+        raise UsageError(f"{name} is {given!r:.80}, expected a text, or a list of one or two texts")
+    parts = [check_input(part, name) for part in given]
+    return parts[0] if len(parts) == 1 else (parts[0], parts[1])
+
+
+def encoded(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> list[Encoding]:
+    """What the tokenizer makes of each, cut if that is asked for. Raises TooLong for what is too
+    long."""
+    limit = longest(model)
+    if how.truncate:
+        shortened = [first_characters(text, limit * CHARACTERS, how.side) for text in texts]
+        return rows_of(model.runtime, shortened, Cut(limit, side=how.side))
+    for text in texts:
+        if (
+            size := len(text) if isinstance(text, str) else sum(map(len, text))
+        ) > limit * CHARACTERS:
+            raise TooLong(
+                f"a text has {size} characters, expected at most {limit * CHARACTERS}, or truncate"
+            )
+    rows = rows_of(model.runtime, texts)
+    check_lengths([len(row.ids) for row in rows], limit)
+    return rows
+
+
+def check_lengths(lengths: Sequence[int], limit: int) -> None:
+    if max(lengths) > limit:
+        raise TooLong(f"a text has {max(lengths)} tokens, expected at most {limit}, or truncate")
+
+
+def first_characters(text: str | Pair, most: int, side: str) -> str | Pair:
+    """Or the last ones, where that is what stays."""
+    if isinstance(text, str):
+        return text[:most] if side == "right" else text[-most:]
+    first, second = (first_characters(part, most, side) for part in text)
+    return first, second  # type: ignore[return-value]
+
+
+def rows_to_embed(
+    model: ServedModel, inputs: Sequence[str | list[int]], how: Embedded | SimilarityParameters
+) -> tuple[list[Encoding | Row], int]:
+    """As `embedding.rows_to_embed`, of texts and ids; ids are read as they are, or with a prompt as
+    the text that they are."""
+    runtime = model.runtime
+    prompt = embedding.chosen_prompt(sentence_config(runtime), how.prompt_name, None)
+    lowered = (
+        normalizers.Lowercase().normalize_str if embedding.length_and_case(runtime)[1] else str
+    )
+    if prompt:
+        inputs = [
+            each if isinstance(each, str) else decode(runtime, each, skip_special_tokens=True)
+            for each in inputs
+        ]
+    texts = [lowered(prompt + each) for each in inputs if isinstance(each, str)]
+    of_texts = iter(encoded(model, texts, how) if texts else [])
+    rows = [
+        next(of_texts) if isinstance(each, str) else row_of(each, longest(model), how)
+        for each in inputs
+    ]
+    length = embedding.length_of(rows_of(runtime, [lowered(prompt)])[0]) if prompt else 0
+    return rows, min(length, longest(model))
+
+
+def row_of(ids: list[int], limit: int, how: Truncation) -> Row:
+    if how.truncate:
+        ids = ids[:limit] if how.side == "right" else ids[-limit:]
+    check_lengths([len(ids)], limit)
+    return Row(ids, [0] * len(ids))
+
+
+# ------------------------------------------------------------------------------------------ answers
+
+
+def in_json(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
+
+
+def listed(values: Iterator[Any]) -> bytes:
+    """A list, as JSON: each of its values by itself, so that other threads have their turn in
+    between."""
+    return (
+        b"["
+        + b",".join(
+            json.dumps(each, ensure_ascii=False, allow_nan=False).encode() for each in values
+        )
+        + b"]"
+    )
+
+
+def states_of(
+    model: ServedModel, inputs: Sequence[str | list[int]], how: Embedded | SimilarityParameters
+) -> tuple[list[np.ndarray], int]:
+    """Of the tokens of each input (S, D), and how many of them are the prompt's."""
+    rows, prompt_length = rows_to_embed(model, inputs, how)
+    states: list[np.ndarray] = [np.empty(0)] * len(rows)
+    for index, outputs in run(model.runtime, rows):
+        states[index] = outputs["last_hidden_state"]
+    return states, prompt_length
+
+
+def vectors(
+    model: ServedModel,
+    inputs: Sequence[str | list[int]],
+    how: Embedded | SimilarityParameters,
+    width: int | None = None,
+) -> list[np.ndarray]:
+    """One for each input, without the export's normalisation at the end."""
+    modules = model.runtime.sentence_modules
+    steps = modules.steps
+    while steps and steps[-1] is embedding.normalized:
+        steps = steps[:-1]
+    states, prompt_length = states_of(model, inputs, how)
+    found = [replace(modules, steps=steps).embedding(each, prompt_length) for each in states]
+    if width is not None:
+        check_dimensions(width, len(found[0]))
+    return [vector[:width] for vector in found]
+
+
+def check_dimensions(dimensions: int, width: int) -> None:
+    """Raise UsageError for more `dimensions` than vectors of this `width` have."""
+    if dimensions > width:
+        raise UsageError(f"dimensions is {dimensions}, expected at most {width}", "dimensions")
+
+
+def vectors_in_json(
+    model: ServedModel, inputs: Sequence[str | list[int]], body: EmbedRequest
+) -> bytes:
+    found = vectors(model, inputs, body, body.dimensions)
+    return listed(
+        (embedding.normalized(vector) if body.normalize else vector).tolist() for vector in found
+    )
+
+
+def states_in_json(model: ServedModel, inputs: Sequence[str | list[int]], body: Embedded) -> bytes:
+    return listed(states.tolist() for states in states_of(model, inputs, body)[0])
+
+
+def cosines(
+    model: ServedModel, inputs: Sequence[str | list[int]], how: SimilarityParameters
+) -> list[float]:
+    found = embedding.normalized(np.stack(vectors(model, inputs, how)))
+    return (found[1:] @ found[0]).tolist()
+
+
+def scores_of(
+    model: ServedModel, sequences: Sequence[str | Pair], how: Truncation, is_raw: bool
+) -> list[np.ndarray]:
+    """Of all labels of each: logits, or probabilities, by the sigmoid where labels are independent
+    or there is only one."""
+    config = model.runtime.runtime.config
+    is_independent = (
+        config.get("problem_type") == "multi_label_classification" or len(config["id2label"]) == 1
+    )
+    function = FUNCTIONS["none" if is_raw else "sigmoid" if is_independent else "softmax"]
+    rows = encoded(model, sequences, how)
+    found: list[np.ndarray] = [np.empty(0)] * len(rows)
+    for index, outputs in run(model.runtime, rows):
+        found[index] = function(outputs["logits"])
+    return found
+
+
+def labels(
+    model: ServedModel, sequences: Sequence[str | Pair], how: Truncation, is_raw: bool
+) -> list[list[dict[str, Any]]]:
+    names = labels_of(model.runtime)
+    orders = [
+        (scores, np.argsort(-scores, kind="stable").tolist())
+        for scores in scores_of(model, sequences, how, is_raw)
+    ]
+    return [
+        [{"score": float(scores[label]), "label": names[label]} for label in order]
+        for scores, order in orders
+    ]
+
+
+def tokens_in_json(runtime: TextRuntime, texts: Sequence[str], body: TokenizeRequest) -> bytes:
+    prompt = embedding.chosen_prompt(sentence_config(runtime), body.prompt_name, None)
+    whole = [prompt + text for text in texts]
+    with errors_of(runtime.path):
+        found = runtime.encode(whole, special_tokens=body.add_special_tokens)
+    return listed(tokens_of(encoding, text) for encoding, text in zip(found, whole, strict=True))
+
+
+def tokens_of(encoding: Encoding, text: str) -> list[dict[str, Any]]:
+    places = np.cumsum([0, *(len(letter.encode()) for letter in text)]).tolist()
+    facts = zip(
+        encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True
+    )
+    return [
+        {
+            "id": id,
+            "text": token if is_special else text[start:end],
+            "special": bool(is_special),
+            "start": None if is_special else places[start],
+            "stop": None if is_special else places[end],
+        }
+        for id, token, is_special, (start, end) in facts
+    ]

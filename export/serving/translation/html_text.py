@@ -1,0 +1,206 @@
+"""The text in HTML: where it stands, and other text in its place. All else stays as it is, byte for
+byte.
+
+What is markup is told by the rules of the HTML standard (13.2.5, tokenization), in time that grows
+with the length alone, however broken it is. The standard library's parser, as of Python 3.11,
+raises on some of it, and needs time that grows with the square of it.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from html import unescape
+from typing import NamedTuple
+
+from ...text.tasks.translation import has_letters
+
+BEGIN = re.compile(r"<(?=[a-zA-Z!?]|/.)", re.DOTALL)  # of markup; any other "<" is text
+COMMENT = re.compile(r"<!--(?:-?>|.*?--!?>)", re.DOTALL)
+# a doctype, and what browsers take for a comment
+OTHER = re.compile(r"<(?:[!?]|/(?![a-zA-Z]))[^>]*>")
+TAG = re.compile(
+    r"<(?P<end>/?)(?P<name>[a-zA-Z][^\s/>]*+)"
+    r"(?P<rest>(?:[^>=]++|=\s*+(?:\"[^\"]*+\"|'[^']*+'|(?![\"'])))*+)>"
+)
+ATTRIBUTE = re.compile(r"""([^\s"'>/=]++)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|[^\s>]*+))?+""")
+ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);")
+SPACE = " \t\n\f\r"
+SPACES = re.compile(rf"[{SPACE}]+")
+
+# without tags within, never text
+RAW = {"script", "style", "textarea", "xmp", "iframe", "noembed", "noframes", "plaintext"}
+KEPT = {"code", "kbd", "math", "pre", "samp", "svg", "var"}  # what is in them is not translated
+VOID = {
+    *(
+        "area",
+        "base",
+        "br",
+        "col",
+        "embed",
+        "hr",
+        "img",
+        "input",
+        "link",
+        "meta",
+        "param",
+        "source",
+        "track",
+        "wbr",
+    )
+}
+BLOCKS = {
+    *(
+        "address",
+        "article",
+        "aside",
+        "blockquote",
+        "details",
+        "div",
+        "dl",
+        "fieldset",
+        "figure",
+        "footer",
+        "form",
+        "h1",
+        "h2",
+    ),
+    *(
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+        "header",
+        "hr",
+        "main",
+        "nav",
+        "ol",
+        "p",
+        "pre",
+        "section",
+        "table",
+        "ul",
+    ),
+}
+# Elements that end where one of these begins, without a tag for it.
+ENDED_BY = {
+    "p": BLOCKS,
+    "li": {"li"},
+    "dt": {"dt", "dd"},
+    "dd": {"dt", "dd"},
+    "td": {"td", "th", "tr"},
+    "th": {"td", "th", "tr"},
+}
+
+
+class Run(NamedTuple):
+    """Text between two tags, without the white space around it: where it begins and ends, and what
+    it says."""
+
+    start: int
+    end: int
+    text: str
+
+
+def text_runs(html: str) -> list[Run]:
+    """What is to be translated, in order: text with letters, its entities as characters and its
+    white space as single spaces, but for elements with `translate="no"` or the class `notranslate`,
+    and those of `KEPT` and `RAW`."""
+    runs = []
+    elements = Elements()
+    place = 0
+    while place < len(html):
+        found = BEGIN.search(html, place)
+        start = found.start() if found else len(html)
+        if elements.translate:
+            runs += run_between(html, place, start)
+        place = end_of_markup(html, start, elements)
+    return runs
+
+
+def run_between(html: str, start: int, end: int) -> list[Run]:
+    """The one there, if it has letters."""
+    raw = html[start:end]
+    start += len(raw) - len(raw.lstrip(SPACE))
+    raw = raw.strip(SPACE)
+    text = SPACES.sub(" ", unescape(raw))
+    return [Run(start, start + len(raw), text)] if has_letters(text) else []
+
+
+def end_of_markup(html: str, start: int, elements: "Elements") -> int:
+    """Where what begins at `start` ends; the end of all where it never does."""
+    if html.startswith("<!--", start):
+        found = COMMENT.match(html, start)
+    elif (found := TAG.match(html, start)) is None:
+        found = OTHER.match(html, start)
+    elif found["end"]:
+        elements.close(found["name"].lower())
+    else:
+        name = found["name"].lower()
+        if name in RAW:
+            ending = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(html, found.end())
+            return ending.start() if ending else len(html)
+        elements.open(name, found["rest"])
+    return found.end() if found else len(html)
+
+
+class Elements:
+    """The open ones, each with whether its text is translated."""
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[str, bool]] = []
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def translate(self) -> bool:
+        return self.stack[-1][1] if self.stack else True
+
+    def open(self, name: str, rest: str) -> None:
+        """At a tag, with the `rest` of it behind the name."""
+        while self.stack and name in ENDED_BY.get(self.stack[-1][0], ()):
+            self.close(self.stack[-1][0])
+        if name not in VOID and not rest.endswith("/"):
+            own = own_choice(rest)
+            self.stack.append((name, self.translate and name not in KEPT if own is None else own))
+            self.counts[name] += 1
+
+    def close(self, name: str) -> None:
+        """With those that are open within it, if it is open."""
+        while self.counts[name]:
+            inner = self.stack.pop()[0]
+            self.counts[inner] -= 1
+            if inner == name:
+                return
+
+
+def own_choice(rest: str) -> bool | None:
+    """What the attributes of an element say of its translation; `None` if nothing."""
+    if "translate" not in rest.lower():
+        return None
+    attributes: dict[str, str] = {}
+    for name, value in ATTRIBUTE.findall(rest):
+        attributes.setdefault(name.lower(), value.strip("\"'").lower())
+    if "notranslate" in attributes.get("class", "").split():
+        return False
+    return {"": True, "yes": True, "no": False}.get(attributes.get("translate", "none"))
+
+
+def replaced(html: str, runs: Sequence[Run], texts: Sequence[str]) -> str:
+    """`html` with one of `texts` in the place of each of `runs`; those that are as they were keep
+    their bytes."""
+    parts = []
+    place = 0
+    for run, text in zip(runs, texts, strict=True):
+        raw = html[run.start : run.end]
+        parts += [html[place : run.start], raw if text == run.text else escaped(text, raw)]
+        place = run.end
+    return "".join([*parts, html[place:]])
+
+
+def escaped(text: str, raw: str) -> str:
+    """`text` as HTML. A character that is an entity in `raw`, which stood there, is the same
+    one."""
+    own = {unescape(entity): entity for entity in reversed(ENTITY.findall(raw))}
+    entities = {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {
+        character: own[character] for character in own if len(character) == 1
+    }
+    return text.translate(str.maketrans(entities))

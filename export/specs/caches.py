@@ -1,0 +1,68 @@
+"""Specs of caches: the keys and values that a decoder graph reads, `past_key_values`, and returns,
+`present`."""
+
+from .graph_spec import GraphSpec, TensorSpec
+from .sequences import DECODER_FILE, FILE, source_encoder_spec
+
+NAMES = ("past_key_values", "present")
+SOURCE_MASK = TensorSpec("encoder_attention_mask", "int64", ("batch_size", "source_length"))
+
+
+def cache_specs(
+    config: dict, name: str, rows: str, lengths: dict[str, str], dtype: str = "float32"
+) -> tuple[TensorSpec, ...]:
+    """Return the keys and values of each layer.
+
+    Args:
+        name: what the names of all tensors begin with.
+        rows: the first axis.
+        lengths: the axis of positions of each attention: `"decoder."` and `"encoder."`, or `""` if
+            a layer has only one.
+    """
+    depth = config[
+        "num_hidden_layers" if config["model_type"] == "vanilla-decoder" else "decoder_layers"
+    ]
+    widths = {"key": config["head_dim"], "value": config["value_head_dim"]}
+    return tuple(
+        TensorSpec(
+            f"{name}.{layer}.{attention}{part}",
+            dtype,
+            (rows, config["num_attention_heads"], length, width),
+        )
+        for layer in range(depth)
+        for attention, length in lengths.items()
+        for part, width in widths.items()
+    )
+
+
+def fixed_cache_specs(
+    config: dict,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    axes: tuple[str, str],
+    dtype: str = "float32",
+) -> dict[str, GraphSpec]:
+    """Return the graphs, by role, of a model whose caches have a fixed size and are written in
+    place.
+
+    `past_key_values` and `present` are one buffer. The encoder of a seq2seq model returns the keys
+    and values of cross-attention, which its decoder takes as they are.
+
+    Args:
+        axes: the rows and the positions of a cache.
+        dtype: that of caches. Logits and hidden states are always float32.
+    """
+    rows, length = axes
+    is_decoder = config["model_type"] == "vanilla-decoder"
+    own = {"" if is_decoder else "decoder.": length}
+    past, present = (cache_specs(config, name, rows, own, dtype) for name in NAMES)
+    if is_decoder:
+        return {"decoder": GraphSpec(FILE, (*inputs, *past), (*outputs, *present))}
+    source = {"encoder.": "source_length"}
+    cross, computed = (cache_specs(config, name, "batch_size", source, dtype) for name in NAMES)
+    return {
+        "encoder": source_encoder_spec(config, computed),
+        "decoder": GraphSpec(
+            DECODER_FILE, (*inputs, SOURCE_MASK, *past, *cross), (*outputs, *present)
+        ),
+    }

@@ -1,0 +1,316 @@
+"""Images -> what a model takes, by preprocessor_config.json, with Pillow and numpy: pixel for pixel
+what the image processors of transformers give without torchvision
+(`image_processing_backends.PilBackend`)."""
+
+import math
+import reprlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ..inference.options import Kind, is_int64
+
+SIZE = Kind("a whole number of at least 1", lambda value: is_int64(value) and value >= 1)
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+NUMBER = Kind(
+    "a number",
+    lambda value: (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    ),
+)
+NUMBERS = Kind(
+    "a number or a list of numbers",
+    lambda value: (
+        NUMBER.holds(value)
+        or (isinstance(value, list) and bool(value) and all(map(NUMBER.holds, value)))
+    ),
+)
+SIZES = (
+    ("height", "width"),
+    ("shortest_edge",),
+    ("shortest_edge", "longest_edge"),
+    ("max_height", "max_width"),
+)
+LAYOUTS = ("channels_first", "channels_last")
+# The steps in which these differ from each other, see the classes of these names in transformers.
+HALF = (0.5, 0.5, 0.5)
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+TYPES: dict[str, dict[str, Any]] = {
+    "ViTImageProcessor": {"size": 224, "resample": 2},
+    "DeiTImageProcessor": {"size": 256, "resample": 3, "do_center_crop": True, "crop_size": 224},
+    "BitImageProcessor": {  # DINOv2's
+        **{
+            "size": 224,
+            "default_to_square": False,
+            "resample": 3,
+            "do_center_crop": True,
+            "crop_size": 224,
+        },
+        **{"do_convert_rgb": True, "image_mean": CLIP_MEAN, "image_std": CLIP_STD},
+    },
+}
+DEFAULTS: dict[str, Any] = {
+    "do_convert_rgb": False,
+    "do_resize": True,
+    "default_to_square": True,
+    "do_center_crop": False,
+    "crop_size": None,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": HALF,
+    "image_std": HALF,
+    "input_data_format": None,
+}
+KINDS = {
+    **dict.fromkeys(
+        (
+            "do_convert_rgb",
+            "do_resize",
+            "default_to_square",
+            "do_center_crop",
+            "do_rescale",
+            "do_normalize",
+        ),
+        FLAG,
+    ),
+    "resample": Kind(
+        "one of Pillow's filters, 0 to 5", lambda value: is_int64(value) and 0 <= value <= 5
+    ),
+    "rescale_factor": NUMBER,
+    "image_mean": NUMBERS,
+    "image_std": NUMBERS,
+    "input_data_format": Kind(" or ".join(LAYOUTS), lambda value: value in LAYOUTS),
+}
+# What changes no pixel.
+UNUSED = (
+    *(
+        "image_processor_type",
+        "feature_extractor_type",
+        "processor_class",
+        "model_input_names",
+        "data_format",
+        "device",
+    ),
+    *("return_tensors", "disable_grouping", "image_seq_length", "pad_size"),
+)
+
+
+@dataclass(frozen=True)
+class ImageProcessor:
+    """The steps of preprocessor_config.json, in order: RGB, resizing, center crop, rescaling,
+    normalisation.
+
+    Args:
+        settings: the keys of `DEFAULTS`, "size" and "resample", with their values; sizes as
+            dictionaries.
+    """
+
+    settings: dict[str, Any]
+
+    @classmethod
+    def from_config(cls, config: dict, path: Path) -> "ImageProcessor":
+        """`config` is the content of `path`.
+
+        Raises:
+            ValueError: for an image processor or a step that is not known, and for a value of
+                another type or range.
+        """
+        name = str(config.get("image_processor_type") or config.get("feature_extractor_type"))
+        base = (
+            name.replace("FeatureExtractor", "ImageProcessor")
+            .removesuffix("Fast")
+            .removesuffix("Pil")
+        )
+        if base not in TYPES:
+            raise ValueError(
+                f"{path} has the image_processor_type {name!r:.100}, expected one of "
+                f"{', '.join(TYPES)}"
+            )
+        given = {name: value for name, value in config.items() if value is not None}
+        settings = DEFAULTS | TYPES[base]
+        for name, value in given.items():
+            if name not in (*settings, *UNUSED) and value is not False and not name.startswith("_"):
+                known = ", ".join(step for step in settings if step.startswith("do_"))
+                raise ValueError(
+                    f"{path} has {name} {reprlib.repr(value)}, a step that is not known here: "
+                    f"expected {known}"
+                )
+        # null, as in transformers
+        settings |= {name: False for name in config.keys() - given if KINDS.get(name) is FLAG}
+        settings |= {name: value for name, value in given.items() if name in settings}
+        for name, (expected, holds) in KINDS.items():
+            if name in given and not holds(given[name]):
+                raise ValueError(
+                    f"{path} has {name} {reprlib.repr(given[name])}, expected {expected}"
+                )
+        settings["size"] = size_of("size", settings["size"], settings["default_to_square"], path)
+        if settings["do_center_crop"]:
+            settings["crop_size"] = size_of("crop_size", settings["crop_size"], True, path)
+            if "height" not in settings["crop_size"]:
+                raise ValueError(
+                    f"{path} has crop_size {settings['crop_size']}, expected height and width"
+                )
+        return cls(settings)
+
+    def __call__(self, image: Image.Image | np.ndarray) -> np.ndarray:
+        """A Pillow image, or an array (H, W, C) or (C, H, W) of 0 to 255 or, if it has fractions, 0
+        to 1 -> (C, H, W), float32. As in transformers, an array whose first and last axes could
+        both be channels (1, 3 or 4 of them) has them first.
+
+        Raises:
+            ValueError: for an array of other axes or values, and for another number of channels
+                than image_mean has.
+        """
+        settings = self.settings
+        pixels = self.pixels(image)
+        if settings["do_resize"]:
+            pixels = resize(
+                pixels, new_size(pixels.shape[1:], settings["size"]), settings["resample"]
+            )
+        if settings["do_center_crop"]:
+            pixels = center_crop(
+                pixels, settings["crop_size"]["height"], settings["crop_size"]["width"]
+            )
+        if settings["do_rescale"]:
+            pixels = rescale(pixels, settings["rescale_factor"])
+        if settings["do_normalize"]:
+            pixels = normalize(pixels, settings["image_mean"], settings["image_std"])
+        return pixels.astype(np.float32)
+
+    def pixels(self, image: Image.Image | np.ndarray) -> np.ndarray:
+        """(C, H, W), of the type that `image` has."""
+        converts = self.settings["do_convert_rgb"]
+        if isinstance(image, Image.Image):
+            pixels = np.array(rgb(image) if converts else image)
+            return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
+        if image.ndim != 3 or image.size == 0 or image.dtype.kind not in "biuf":
+            found = f"{image.dtype} of shape {image.shape}"
+            raise ValueError(
+                f"the image is {found}, expected numbers (height, width, channels) or (channels, "
+                f"height, width)"
+            )
+        if (self.settings["input_data_format"] or layout(image)) == "channels_last":
+            image = np.moveaxis(image, -1, 0)
+        return rgb_pixels(image) if converts else image
+
+
+def size_of(name: str, value: Any, is_square: bool, path: Path) -> dict[str, int]:
+    """A size as a dictionary: older files have a number or a pair of height and width."""
+    if SIZE.holds(value):
+        value = {"height": value, "width": value} if is_square else {"shortest_edge": value}
+    elif isinstance(value, list) and len(value) == 2:
+        value = dict(zip(("height", "width"), value))
+    known = isinstance(value, dict) and any(value.keys() == set(names) for names in SIZES)
+    if not known or not all(map(SIZE.holds, value.values())):
+        expected = " or ".join(" and ".join(names) for names in SIZES)
+        raise ValueError(
+            f"{path} has {name} {reprlib.repr(value)}, expected {expected}, whole numbers of at "
+            f"least 1"
+        )
+    return value
+
+
+def layout(pixels: np.ndarray) -> str:
+    """Where the axis of channels is; the first where both could be."""
+    for name, axis in zip(LAYOUTS, (0, 2)):
+        if pixels.shape[axis] in (1, 3, 4):
+            return name
+    raise ValueError(
+        f"the image has shape {pixels.shape}, expected 1, 3 or 4 channels first or last"
+    )
+
+
+def rgb(image: Image.Image) -> Image.Image:
+    """What is transparent is white."""
+    if "A" not in image.getbands() and image.info.get("transparency") is None:
+        return image.convert("RGB")
+    background = Image.new("RGBA", image.size, (255, 255, 255, 255))
+    return Image.alpha_composite(background, image.convert("RGBA")).convert("RGB")
+
+
+def rgb_pixels(pixels: np.ndarray) -> np.ndarray:
+    """As `rgb`, of (C, H, W)."""
+    if len(pixels) == 1:
+        return np.repeat(pixels, 3, axis=0)
+    if len(pixels) != 4:
+        return pixels
+    is_float = pixels.dtype.kind == "f"
+    if is_float and (pixels.min() < 0 or pixels.max() > 1):
+        raise ValueError(
+            f"the image has values from {pixels.min()} to {pixels.max()}, expected 0 to 1 with an "
+            "alpha channel"
+        )
+    white = 1.0 if is_float else 255
+    alpha = pixels[3:] / white
+    blended = alpha * pixels[:3] + (1 - alpha) * white
+    return (blended if is_float else np.round(blended)).astype(pixels.dtype)
+
+
+def new_size(old: tuple[int, ...], size: dict[str, int]) -> tuple[int, int]:
+    """The height and width that an image of the `old` ones is resized to; what `size` leaves open
+    keeps their ratio."""
+    height, width = old
+    if "height" in size:
+        return size["height"], size["width"]
+    if "max_height" in size:
+        scale = min(size["max_height"] / height, size["max_width"] / width)
+        return int(height * scale), int(width * scale)
+    short, long = sorted(old)
+    new_short: float = size["shortest_edge"]
+    new_long = int(new_short * long / short)
+    if "longest_edge" in size and long / short * new_short > size["longest_edge"]:
+        new_short = size["longest_edge"] * short / long
+        new_long = int(new_short * long / short)
+    if short == round(new_short):
+        return height, width
+    return (new_long, round(new_short)) if width <= height else (round(new_short), new_long)
+
+
+def resize(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndarray:
+    """(C, H, W) -> (C, *size), by Pillow, whose images are whole numbers up to 255."""
+    if len(pixels) > 4:
+        raise ValueError(f"the image has {len(pixels)} channels, expected at most 4")
+    with np.errstate(invalid="ignore"):  # what is not finite is refused below
+        is_whole = pixels.dtype == np.uint8 or np.allclose(pixels, pixels.astype(int))
+    highest = 255 if is_whole else 1
+    if not (pixels.min() >= 0 and pixels.max() <= highest):
+        kind = "whole numbers" if is_whole else "fractions"
+        raise ValueError(
+            f"the image has values from {pixels.min()} to {pixels.max()}, expected 0 to {highest} "
+            f"of {kind}"
+        )
+    levels = (pixels if is_whole else rescale(pixels, 255)).astype(np.uint8)
+    image = Image.fromarray(
+        levels[0] if len(levels) == 1 else np.ascontiguousarray(np.moveaxis(levels, 0, -1))
+    )
+    resized = np.array(image.resize(size[::-1], resample=resample))
+    resized = resized[None] if resized.ndim == 2 else np.moveaxis(resized, -1, 0)
+    return resized if is_whole else rescale(resized, 1 / 255)
+
+
+def center_crop(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """(C, H, W) -> (C, height, width), with zeros around an image that is smaller."""
+    missing = [max(0, wanted - own) for wanted, own in zip((height, width), pixels.shape[1:])]
+    pixels = np.pad(pixels, [(0, 0), *((math.ceil(each / 2), each // 2) for each in missing)])
+    top, left = (pixels.shape[1] - height) // 2, (pixels.shape[2] - width) // 2
+    return pixels[:, top : top + height, left : left + width]
+
+
+def rescale(pixels: np.ndarray, factor: float) -> np.ndarray:
+    return (pixels.astype(np.float64) * factor).astype(np.float32)
+
+
+def normalize(
+    pixels: np.ndarray, mean: float | list[float], std: float | list[float]
+) -> np.ndarray:
+    pixels = pixels if pixels.dtype.kind == "f" else pixels.astype(np.float32)
+    for name, values in (("image_mean", mean), ("image_std", std)):
+        if isinstance(values, list | tuple) and len(values) != len(pixels):
+            raise ValueError(
+                f"the image has {len(pixels)} channels, expected {len(values)}, as {name} has"
+            )
+    return ((pixels.T - np.array(mean, pixels.dtype)) / np.array(std, pixels.dtype)).T

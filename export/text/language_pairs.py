@@ -1,0 +1,212 @@
+"""Which languages a model translates, under the codes that clients know, and what the runtime calls
+them."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import UsageError
+from ..inference.export_info import CARD, Artifact
+from .language_names import NAMES, shorten_codes
+from .languages import some
+
+if TYPE_CHECKING:
+    from ..text_runtime import TextRuntime
+
+Pair = tuple[str, str]  # the codes of a source and of a target
+
+SEQ2SEQ = "Seq2SeqForConditionalGeneration"
+OF_CARD = re.compile(r"^---\n(.*?)^---$", re.DOTALL | re.MULTILINE)
+# LibreTranslate's, where a model does not have these themselves
+ALIASES = {"zh": "zh-hans", "zt": "zh-hant", "pb": "pt-br"}
+
+
+class Direction(NamedTuple):
+    """A pair of codes, and what the runtime takes for it: languages, or the `word` in front of a
+    text."""
+
+    source: str
+    target: str
+    src_lang: str | None = None
+    tgt_lang: str | None = None
+    word: str = ""
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Of one model: its `pairs`; the names that the model itself has for languages, by code; and
+    whether these are words of texts, for targets only. Without `pairs` nothing is known of its
+    languages, and any are taken."""
+
+    pairs: Sequence[Pair]
+    names: dict[str, str]
+    has_words: bool
+
+    def find(self, source: str, target: str) -> Direction | None:
+        """That of codes, in any case, or of the model's own names; `None` if the model does not
+        have it."""
+        if not self.pairs:
+            return Direction(source, target)
+        found = self.codes.get(key(source)), self.codes.get(key(target))
+        if found not in self.known:
+            return None
+        source, target = found
+        if self.has_words:
+            return Direction(source, target, word=self.names[target])
+        return Direction(source, target, self.names.get(source), self.names.get(target))
+
+    @cached_property
+    def known(self) -> set[Pair]:
+        return set(self.pairs)
+
+    @cached_property
+    def codes(self) -> dict[str, str]:
+        """The code by each key that a client may send: the code, the model's name, or the language
+        in an unambiguous name."""
+        codes = list(dict.fromkeys(code for pair in self.pairs for code in pair))
+        named = {key(name): code for code in codes if (name := self.names.get(code))}
+        stems = Counter(name.partition("-")[0] for name in named)
+        stem_codes = {
+            stem: code for name, code in named.items() if stems[stem := name.partition("-")[0]] == 1
+        }
+        found = stem_codes | named | {key(code): code for code in codes}
+        return {alias: found[long] for alias, long in ALIASES.items() if long in found} | found
+
+    @cached_property
+    def targets(self) -> dict[str, set[str]]:
+        """Those of each language, none for one that is only a target."""
+        found: dict[str, set[str]] = {}
+        for source, target in self.pairs:
+            found.setdefault(source, set()).add(target)
+            found.setdefault(target, set())
+        return found
+
+    @cached_property
+    def sources(self) -> set[str]:
+        return {source for source, _ in self.pairs}
+
+
+def directions_of(runtime: "TextRuntime", pairs: Sequence[Pair]) -> Directions:
+    """Those of a loaded export that translates `pairs`, which are what `languages_of_model`
+    gives."""
+    languages = runtime.languages
+    return Directions(
+        pairs, names_by_code([*languages.tokens, *languages.words]), bool(languages.words)
+    )
+
+
+def languages_of_model(runtime: "TextRuntime", given: Sequence[Pair] = ()) -> list[Pair]:
+    """The pairs of languages that an export translates: those `given`; else all pairs of the
+    tokenizer's languages; else what its card says, where one direction stands in the name of the
+    model and both languages in the metadata; else none. None, too, for a model that does not
+    translate.
+
+    Codes are those of ISO 639-1, with script or region where a model has several, as in "zh-Hans";
+    else the model's own.
+
+    Raises:
+        UsageError: for a language that the model does not have.
+    """
+    if not runtime.runtime.architecture.endswith(SEQ2SEQ):
+        return []
+    languages = runtime.languages
+    names = names_by_code([*languages.tokens, *languages.words])
+    if given:
+        own = Directions([(code, code) for code in names], names, False).codes
+        return list(dict.fromkeys(given_pair(pair, own, bool(languages.words)) for pair in given))
+    if languages.tokens:
+        return [(source, target) for source in names for target in names if source != target]
+    card = front_matter(runtime.runtime.artifact)
+    spoken = listed(card, "language")
+    if languages.words:
+        sources = [code for code in spoken if code not in names]
+        return [(source, target) for source in sources for target in names]
+    parts = re.split(
+        r"[^a-zA-Z]+",
+        " ".join([*listed(card, "base_model"), runtime.runtime.artifact.directory.name]),
+    )
+    found = {
+        pair for pair in zip(parts, parts[1:]) if pair[0] != pair[1] and set(pair) <= set(spoken)
+    }
+    return list(found) if len(found) == 1 else []
+
+
+def sentence_languages(runtime: "TextRuntime") -> dict[str | None, str]:
+    """Return the code of the language to split sentences by for each `src_lang`. None is the
+    model's own source language.
+
+    A language is missing if nothing is known of it.
+    """
+    codes: dict[str | None, str] = {
+        name: code for code, name in names_by_code(runtime.languages.tokens).items()
+    }
+    sources = (
+        {source for source, _ in languages_of_model(runtime)}
+        if not codes
+        else {codes[runtime.languages.source]}
+    )
+    return codes | ({None: sources.pop()} if len(sources) == 1 else {})
+
+
+def given_pair(pair: Pair, own: dict[str, str], has_words: bool) -> Pair:
+    """`pair` in the codes of the model, its `own` by what they may be called. Words are of targets
+    only."""
+    source, target = (own.get(key(code), code) for code in pair)
+    for code in (target,) if has_words else (source, target):
+        if own and code not in own.values():
+            known = some(set(own.values()))
+            raise UsageError(
+                f"languages {'-'.join(pair)}: {code!r} is no language of the model, expected one "
+                f"of {known}"
+            )
+    return source, target
+
+
+def names_by_code(names: Iterable[str]) -> dict[str, str]:
+    """`names` that a model has for languages, such as eng_Latn, de_DE or >>fra<<, by the code of
+    each: of two letters where it is the only one of its language, else with what follows it, else
+    the name itself."""
+    parts = {name: re.split("[_-]", name.strip("<>"), maxsplit=1) for name in names}
+    short = shorten_codes(stem for stem, *_ in parts.values())
+    stems = {name: short[stem] for name, (stem, *_) in parts.items()}
+    found: dict[str, list[str]] = {}
+    for name, (_, *rest) in parts.items():
+        is_only = list(stems.values()).count(stems[name]) == 1
+        code = stems[name] if is_only else "-".join([stems[name], *rest])
+        found.setdefault(code if stems[name] in NAMES else name.strip("<>"), []).append(name)
+    return {
+        code if len(same) == 1 else name.strip("<>"): name
+        for code, same in found.items()
+        for name in same
+    }
+
+
+def key(code: str) -> str:
+    """What is compared of a code."""
+    return code.strip("<>").replace("_", "-").lower()
+
+
+def language_name(code: str) -> str:
+    """In English; `code` itself where the table has none."""
+    stem, *rest = code.split("-", 1)
+    return " ".join([NAMES[stem], *(f"({each})" for each in rest)]) if stem in NAMES else code
+
+
+def front_matter(artifact: Artifact) -> str:
+    """What stands above the card of an export; empty without one."""
+    try:
+        found = OF_CARD.match(
+            (artifact.directory / CARD).read_text(encoding="utf-8", errors="replace")
+        )
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def listed(front_matter: str, name: str) -> list[str]:
+    """The strings of a field: one, `[one, two]`, or one to a line."""
+    found = re.search(rf"^{name}:(.*\n(?:[ \t]*- .*\n)*)", front_matter, re.MULTILINE)
+    return re.findall(r"[^\s\[\],\"'-][^\s\[\],\"']*", found[1]) if found else []

@@ -1,0 +1,136 @@
+"""Source and target languages of a multilingual model, by what the manifest says of its
+tokenizer."""
+
+import re
+import reprlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import UsageError, did_you_mean, nearest
+from ..inference.export_info import MANIFEST, Artifact
+
+LANGUAGE_WORD = re.compile(r">>[^\s<>]*<<")  # of Marian, at the start of a text
+
+Choice = str | list[str] | None  # one for all texts, or one for each
+
+
+@dataclass(frozen=True)
+class Languages:
+    """`tokens` by name; the name of the `source` that the tokenizer has by itself; `before` and
+    `after`, the ids around a text, `None` for its language; `target`, the option of generation that
+    the target language is. Or `words`, which a text begins with. All are empty for a model without
+    languages.
+    """
+
+    tokens: dict[str, int] = field(default_factory=dict)
+    source: str | None = None
+    before: list[int | None] = field(default_factory=list)
+    after: list[int | None] = field(default_factory=list)
+    target: str = ""
+    words: list[str] = field(default_factory=list)
+
+    def rows(self, rows: list[list[int]], src_lang: Choice) -> list[list[int]]:
+        """`rows` of tokens without special ones -> with those around them for the language of each.
+        Raises UsageError for what is no language of the model."""
+        ids = self.ids("src_lang", src_lang, len(rows))
+        return [
+            [language if id is None else id for id in self.before]
+            + row
+            + [language if id is None else id for id in self.after]
+            for row, language in zip(rows, ids)
+        ]
+
+    def ids(self, name: str, given: Choice, count: int) -> list[int]:
+        """Of the languages that are `given` for `count` texts as the argument `name`.
+
+        Raises:
+            UsageError: for a model without languages, one that is unknown, and another number of
+                them.
+        """
+        if not self.tokens:
+            hint = (
+                f"a text begins with one of {some(self.words)}"
+                if self.words
+                else "the model has no languages to choose"
+            )
+            raise UsageError(f"{name} is {given!r}, expected None: {hint}")
+        chosen = [given] * count if isinstance(given, str) else given
+        if not isinstance(chosen, list | tuple) or not all(
+            isinstance(language, str) for language in chosen
+        ):
+            raise UsageError(
+                f"{name} must be the name of a language, or a list of one for each text, got "
+                f"{given!r}"
+            )
+        if len(chosen) != count:
+            raise UsageError(
+                f"{name} has {len(chosen)} languages, expected one for each of {count} texts"
+            )
+        for language in chosen:
+            if language not in self.tokens:
+                close = nearest_language(language, self.tokens)
+                hint = f"; did you mean {close!r}?" if close else ""
+                raise UsageError(
+                    f"{name} {language!r} is no language of the model, expected one of "
+                    f"{some(self.tokens)}{hint}"
+                )
+        return [self.tokens[language] for language in chosen]
+
+    def target_options(
+        self, tgt_lang: Choice, count: int, options: dict[str, Any], default: int | None
+    ) -> list[dict[str, Any]]:
+        """The options of generation for the target language of each of `count` texts, beside the
+        given `options`. Without `tgt_lang` it is the `default` of the model's own settings, if that
+        is a language.
+
+        Raises:
+            UsageError: as `ids`; without any target language, and for two.
+        """
+        if tgt_lang is None:
+            if self.tokens and self.target not in options and default not in self.tokens.values():
+                found = "tgt_lang is None, and generation_config.json names no target language"
+                raise UsageError(f"{found}, expected one of {some(self.tokens)}")
+            return [{}] * count
+        ids = self.ids("tgt_lang", tgt_lang, count)
+        if self.target in options:
+            raise UsageError(
+                f"tgt_lang is {tgt_lang!r}, and {self.target} is given too, expected one of them"
+            )
+        others = {"forced_bos_token_id": None} if self.target == "decoder_start_token_id" else {}
+        return [{**others, self.target: id} for id in ids]
+
+    def check_words(self, texts: Iterable[str]) -> None:
+        """Raises ValueError for a text that begins with the word of a language that the model does
+        not know."""
+        for text in texts if self.words else ():
+            if (found := LANGUAGE_WORD.match(text)) and found[0] not in self.words:
+                known = f"expected one of {some(self.words)}{did_you_mean(found[0], self.words)}"
+                raise ValueError(
+                    f"a text begins with {found[0]:.50}, no language of the model, {known}"
+                )
+
+
+def languages_of(artifact: Artifact) -> Languages:
+    """By the manifest of `artifact`; ValueError for what it cannot hold."""
+    found = artifact.manifest.get("languages") or {}
+    try:
+        return Languages(**found)
+    except TypeError as error:
+        raise ValueError(
+            f"{artifact.directory / MANIFEST} has languages {reprlib.repr(found)}: {error}: "
+            f"export again"
+        ) from None
+
+
+def some(names: Iterable[str]) -> str:
+    return reprlib.repr(sorted(names))
+
+
+def nearest_language(name: str, known: Iterable[str]) -> str | None:
+    """The one of `known` that has the same language with another script or region, that `name` is
+    the beginning of, or that is most like it, if any is."""
+    stem = name.partition("_")[0].lower()
+    same = [language for language in known if language.partition("_")[0].lower() == stem]
+    longer = [language for language in known if stem and language.lower().startswith(stem)]
+    return next(iter(sorted(same) + sorted(longer)), None) or nearest(name, known)

@@ -1,0 +1,242 @@
+"""Text and zero-shot classification, as transformers' pipelines of these names."""
+
+import itertools
+import reprlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenizers import Encoding
+
+from ...errors import UsageError
+from ...inference.export_info import json_object
+from .rows import (
+    Cut,
+    Pair,
+    check_count,
+    check_one_of,
+    labels_of,
+    require,
+    rows_of,
+    run,
+    sigmoid,
+    single_texts,
+    softmax,
+    texts_or_pairs,
+)
+
+if TYPE_CHECKING:
+    from ...text_runtime import TextRuntime
+
+HEAD = "ForSequenceClassification"
+SENTENCE_CONFIG = "config_sentence_transformers.json"
+Scoring = Callable[[np.ndarray], np.ndarray]  # of logits
+FUNCTIONS: dict[str, Scoring] = {
+    "softmax": softmax,
+    "sigmoid": sigmoid,
+    "none": lambda logits: logits,
+}
+# The activations that sentence-transformers names by torch's classes.
+ACTIVATIONS: dict[str, Scoring] = {
+    "Identity": FUNCTIONS["none"],
+    "Sigmoid": sigmoid,
+    "Tanh": np.tanh,
+    "ReLU": lambda values: np.maximum(values, 0),
+}
+
+
+def classify(
+    runtime: "TextRuntime",
+    texts: Sequence[str | Pair | dict[str, str]],
+    /,
+    top_k: int | None = 1,
+    function_to_apply: str | None = None,
+) -> list[list[dict[str, Any]]]:
+    """The labels of each text, the likeliest first: `{"label": str, "score": float}`, as the
+    pipeline "text-classification" gives them where it is given `top_k`.
+
+    Args:
+        texts: strings, or pairs `(text, text_pair)` or `{"text": ..., "text_pair": ...}`. They are
+            not cut.
+        top_k: so many labels; `None` is all.
+        function_to_apply: from logits to scores, `"softmax"`, `"sigmoid"` or `"none"`. By default
+            the activation that a cross-encoder of sentence-transformers recorded; else none for
+            `config.problem_type` "regression", the sigmoid for "multi_label_classification" and for
+            one label, and the softmax for all others.
+
+    Raises:
+        UsageError: for another `top_k` or `function_to_apply`.
+        ValueError: for an export without a sequence classification head, a text that is none, has
+            no tokens or more tokens than the model has positions, a label without a name in the
+            config, and a recorded activation that is not known.
+    """
+    require(runtime, "classify", HEAD)
+    if top_k is not None:
+        check_count("top_k", top_k)
+    function = scoring(runtime, function_to_apply)
+    labels = labels_of(runtime)
+    rows = rows_of(runtime, texts_or_pairs(texts))
+    results: list[list[dict[str, Any]]] = [[] for _ in rows]
+    for index, outputs in run(runtime, rows):
+        scores = function(outputs["logits"])
+        best = np.argsort(-scores, kind="stable")[:top_k].tolist()
+        results[index] = [{"label": labels[label], "score": float(scores[label])} for label in best]
+    return results
+
+
+def scoring(runtime: "TextRuntime", name: str | None) -> Scoring:
+    """From logits to scores, see `classify`."""
+    if name is not None:
+        check_one_of("function_to_apply", name, FUNCTIONS)
+        return FUNCTIONS[name]
+    if recorded := recorded_activation(runtime):
+        return activation(recorded, "the activation of this cross-encoder")
+    config = runtime.runtime.config
+    problem = config.get("problem_type")
+    if problem == "regression":
+        return FUNCTIONS["none"]
+    is_independent = problem == "multi_label_classification" or len(config["id2label"]) == 1
+    return sigmoid if is_independent else softmax
+
+
+def recorded_activation(runtime: "TextRuntime") -> str | None:
+    """What a cross-encoder applies to its logits, by the name of torch's class, in one of the three
+    places where sentence-transformers has put it."""
+    config = runtime.runtime.config
+    nested = config.get("sentence_transformers")
+    if isinstance(nested, dict) and nested.get("activation_fn"):
+        return nested["activation_fn"]
+    if older := config.get("sbert_ce_default_activation_function"):
+        return older
+    return sentence_config(runtime).get("activation_fn")
+
+
+def sentence_config(runtime: "TextRuntime") -> dict:
+    """The content of config_sentence_transformers.json, empty without one."""
+    artifact = runtime.runtime.artifact
+    return json_object(
+        artifact.directory / SENTENCE_CONFIG, artifact.read(SENTENCE_CONFIG) or b"{}"
+    )
+
+
+def activation(name: object, place: str) -> Scoring:
+    """That of the class `name` of torch; `place` is for errors."""
+    kind = str(name).rpartition(".")[2]
+    if not str(name).startswith("torch.") or kind not in ACTIVATIONS:
+        expected = ", ".join(f"torch.nn.{known}" for known in ACTIVATIONS)
+        raise ValueError(
+            f"{place} is {reprlib.repr(name)}, which this runtime does not know: expected one of "
+            f"{expected}"
+        )
+    return ACTIVATIONS[kind]
+
+
+def zero_shot(
+    runtime: "TextRuntime",
+    texts: Sequence[str],
+    /,
+    candidate_labels: str | Sequence[str],
+    hypothesis_template: str = "This example is {}.",
+    multi_label: bool = False,
+) -> list[dict[str, Any]]:
+    """How well each of `candidate_labels` fits each text, by a model of natural language inference
+    (Yin et al. 2019): `{"sequence": text, "labels": [str, ...], "scores": [float, ...]}`, the
+    likeliest label first, as the pipeline "zero-shot-classification" gives them.
+
+    Args:
+        texts: strings; what is longer than the tokenizer's `model_max_length` with its hypothesis
+            is cut, as there.
+        candidate_labels: a list, or a string with commas between them.
+        hypothesis_template: what is said of a text, with `{}` for the label.
+        multi_label: whether each label is true or not by itself; else the scores of all labels are
+            1 together.
+
+    Raises:
+        UsageError: for no labels, and a template without `{}`.
+        ValueError: as `classify`, and for a model whose labels have none that begins with "entail".
+    """
+    require(runtime, "zero_shot", HEAD)
+    texts = single_texts(texts)
+    candidates = checked_candidates(candidate_labels)
+    hypotheses = [hypothesis_of(hypothesis_template, label) for label in candidates]
+    entailment, contradiction = entailment_and_contradiction(runtime)
+    pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
+    rows = rows_of_pairs(runtime, pairs, runtime.tokenizer_settings.longest)
+    logits = np.zeros((len(pairs), len(runtime.runtime.config["id2label"])), np.float32)
+    for index, outputs in run(runtime, rows):
+        logits[index] = outputs["logits"]
+    by_text = logits.reshape(len(texts), len(candidates), -1)
+    if multi_label or len(candidates) == 1:
+        scores = softmax(by_text[..., [contradiction, entailment]])[..., 1]
+    else:
+        scores = softmax(by_text[..., entailment])
+    return [ranked(text, candidates, row) for text, row in zip(texts, scores)]
+
+
+def rows_of_pairs(
+    runtime: "TextRuntime", pairs: Sequence[Pair], longest: int | None
+) -> list[Encoding]:
+    """Return the tokens of each pair of a text and a hypothesis.
+
+    Texts are truncated so that a row has at most `longest` tokens. Hypotheses are not: where one
+    leaves no room for a text, the pair stays whole, as in the pipeline."""
+    if longest is None:
+        return rows_of(runtime, pairs)
+    room = longest - runtime.tokenizer.num_special_tokens_to_add(True)
+    lengths = {
+        text: len(runtime.tokenizer.encode(text, add_special_tokens=False)) for _, text in pairs
+    }
+    fits = [lengths[hypothesis] < room for _, hypothesis in pairs]
+    truncated = iter(
+        rows_of(runtime, list(itertools.compress(pairs, fits)), Cut(longest, "only_first"))
+    )
+    whole = iter(rows_of(runtime, [pair for pair, is_short in zip(pairs, fits) if not is_short]))
+    return [next(truncated if is_short else whole) for is_short in fits]
+
+
+def ranked(text: str, labels: list[str], scores: np.ndarray) -> dict[str, Any]:
+    order = scores.argsort()[::-1].tolist()
+    return {
+        "sequence": text,
+        "labels": [labels[place] for place in order],
+        "scores": scores[order].tolist(),
+    }
+
+
+def checked_candidates(labels: object) -> list[str]:
+    if isinstance(labels, str):
+        labels = [label.strip() for label in labels.split(",") if label.strip()]
+    if (
+        not isinstance(labels, list | tuple)
+        or not labels
+        or not all(isinstance(label, str) for label in labels)
+    ):
+        raise UsageError(
+            f"candidate_labels must be strings, at least one, got {reprlib.repr(labels)}"
+        )
+    return list(labels)
+
+
+def hypothesis_of(template: object, label: str) -> str:
+    try:
+        found = template.format(label)  # type: ignore[attr-defined]
+    except (AttributeError, IndexError, KeyError, ValueError):
+        found = template
+    if found == template:
+        raise UsageError(
+            f"hypothesis_template must have {{}} where the label goes, got {template!r:.80}"
+        )
+    return found
+
+
+def entailment_and_contradiction(runtime: "TextRuntime") -> tuple[int, int]:
+    """The numbers of these labels; the second as the pipeline has it, the first label or else the
+    last."""
+    labels = labels_of(runtime)
+    found = [number for number, label in enumerate(labels) if label.lower().startswith("entail")]
+    if not found:
+        raise ValueError(
+            f"zero_shot needs a label that begins with 'entail', and this model's are "
+            f"{reprlib.repr(labels)}"
+        )
+    return found[0], -1 if found[0] == 0 else 0

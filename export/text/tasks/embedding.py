@@ -1,0 +1,328 @@
+"""One vector for each text, made of its tokens' states as the export's folder of
+sentence-transformers says."""
+
+import json
+import re
+import reprlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenizers import Encoding, normalizers
+
+from ...errors import UsageError, did_you_mean
+from ...inference.export_info import json_object
+from ...inference.options import as_list
+from .classification import activation, sentence_config
+from .rows import Cut, Row, check_count, check_one_of, require, rows_of, run, strings
+
+if TYPE_CHECKING:
+    from ...inference.export_info import Artifact
+    from ...text_runtime import TextRuntime
+
+HEADS = ("EncoderModel", "DecoderModel")
+# of which `max_seq_length` and `do_lower_case` are read
+LENGTH_CONFIG = re.compile(r"sentence_[\w-]+_config\.json")
+SMALLEST_NORM = 1e-12
+DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
+# Names of poolings, and what older versions of sentence-transformers have in place of them; in the
+# order in which several stand one after the other.
+POOLINGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+Step = Callable[[np.ndarray], np.ndarray]  # (D,) -> (E,)
+
+
+@dataclass(frozen=True)
+class SentenceModules:
+    """What makes one vector of the states of a text's tokens: the `poolings`, whose vectors stand
+    one after the other, over all tokens or without those of the prompt; and the `steps` after
+    them."""
+
+    poolings: tuple[str, ...]
+    includes_prompt: bool
+    steps: tuple[Step, ...]
+
+    def embedding(self, states: np.ndarray, prompt_length: int) -> np.ndarray:
+        """(S, D) -> (E,)"""
+        skipped = 0 if self.includes_prompt else prompt_length
+        found = np.concatenate([pooled(name, states, skipped) for name in self.poolings])
+        for step in self.steps:
+            found = step(found)
+        return found
+
+
+def embed(
+    runtime: "TextRuntime",
+    texts: Sequence[str],
+    /,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    truncate_dim: int | None = None,
+) -> np.ndarray:
+    """One vector for each text (B, E), float32, as `SentenceTransformer.encode` gives it: the
+    pooling, linear maps and normalisation of the export's modules.json; the mean over all tokens
+    without one, as there.
+
+    Args:
+        texts: strings, blank ones too; what is longer than the folder's `max_seq_length` is cut, as
+            there.
+        prompt_name: of one of the prompts of config_sentence_transformers.json, by default its
+            `default_prompt_name`.
+        prompt: what is put before each text, in place of one by name.
+        truncate_dim: only so many first values of each vector, by default the `truncate_dim` of the
+            folder, else all. They are not normalised again.
+
+    Raises:
+        UsageError: for a name that is no prompt's, both a prompt and a name, and a `truncate_dim`
+            that is no number from 1 on.
+        ValueError: for an export that gives no states, a text that is a pair or has no tokens, and
+            a module that this runtime cannot apply.
+    """
+    require(runtime, "embed", *HEADS)
+    prompt = chosen_prompt(sentence_config(runtime), prompt_name, prompt)
+    return vectors(runtime, *rows_to_embed(runtime, strings(texts), prompt), truncate_dim)
+
+
+def rows_to_embed(
+    runtime: "TextRuntime", texts: Sequence[str], prompt: str = ""
+) -> tuple[list[Encoding], int]:
+    """What is read of each of `texts` behind the `prompt`, and how many of its tokens are the
+    prompt's."""
+    longest, lowers = length_and_case(runtime)
+    lowered = normalizers.Lowercase().normalize_str if lowers else str
+    rows = rows_of(runtime, [lowered(prompt + text) for text in texts], Cut(longest))
+    return rows, length_of(rows_of(runtime, [lowered(prompt)], Cut(longest))[0]) if prompt else 0
+
+
+def vectors(
+    runtime: "TextRuntime",
+    rows: Sequence[Encoding | Row],
+    prompt_length: int = 0,
+    truncate_dim: int | None = None,
+) -> np.ndarray:
+    """As `embed`, of tokens; those of a `Row` are read as they are."""
+    modules = runtime.sentence_modules
+    width = sentence_config(runtime).get("truncate_dim") if truncate_dim is None else truncate_dim
+    if width is not None:
+        check_count("truncate_dim", width)
+    found: list[np.ndarray] = [np.empty(0)] * len(rows)
+    for index, outputs in run(runtime, rows):
+        found[index] = modules.embedding(outputs["last_hidden_state"], prompt_length)[:width]
+    return np.stack(found).astype(np.float32)
+
+
+def similarity(runtime: "TextRuntime", first: np.ndarray, second: np.ndarray, /) -> np.ndarray:
+    """How alike each of the vectors `first` (A, E) is to each of `second` (B, E): (A, B), float32,
+    by the folder's `similarity_fn_name`: `"cosine"` (by default), `"dot"`, or `"euclidean"` and
+    `"manhattan"`, which are distances below 0.
+
+    Raises:
+        ValueError: for what are no two tables of numbers of one width, and a name that is none of
+            these.
+    """
+    name = sentence_config(runtime).get("similarity_fn_name") or "cosine"
+    if name not in SIMILARITIES:
+        raise ValueError(
+            f"the folder's similarity_fn_name is {name!r:.60}, expected one of "
+            f"{', '.join(SIMILARITIES)}"
+        )
+    one, other = (np.atleast_2d(np.asarray(vectors, np.float32)) for vectors in (first, second))
+    if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1]:
+        raise ValueError(
+            f"similarity takes vectors (A, E) and (B, E), got shapes {one.shape} and {other.shape}"
+        )
+    if name == "cosine":
+        one, other = normalized(one), normalized(other)
+    if name in ("cosine", "dot"):
+        return one @ other.T
+    order = 2 if name == "euclidean" else 1
+    return -np.stack([np.linalg.norm(row - other, ord=order, axis=1) for row in one])
+
+
+# -------------------------------------------------------------------------------------- the prompts
+
+
+def chosen_prompt(config: dict, prompt_name: str | None, prompt: str | None) -> str:
+    prompts = config.get("prompts") or {}
+    if prompt is not None:
+        if prompt_name is not None:
+            raise UsageError(
+                f"prompt {prompt!r:.60} and prompt_name {prompt_name!r:.60} are given, expected "
+                "one of them"
+            )
+        if not isinstance(prompt, str):
+            raise UsageError(f"prompt must be a string, got {prompt!r:.60}")
+        return prompt
+    if prompt_name is None:
+        return prompts.get(config.get("default_prompt_name")) or ""
+    if prompt_name not in prompts:
+        expected = (
+            f"expected one of {', '.join(prompts)}" if prompts else "and this export has none"
+        )
+        raise UsageError(
+            f"no prompt {prompt_name!r:.60}, {expected}{did_you_mean(str(prompt_name), prompts)}"
+        )
+    return prompts[prompt_name] or ""
+
+
+def length_of(prompt: Encoding) -> int:
+    """How many tokens of a text with this prompt are the prompt's, with the special tokens in front
+    of it."""
+    return len(prompt.ids) - (prompt.special_tokens_mask[-1:] == [1])
+
+
+def length_and_case(runtime: "TextRuntime") -> tuple[int, bool]:
+    """How many tokens of a text are read at most, and whether in small letters."""
+    artifact = runtime.runtime.artifact
+    names = sorted(name for name in artifact.manifest["files"] if LENGTH_CONFIG.fullmatch(name))
+    config = (
+        json_object(artifact.directory / names[0], artifact.read(names[0]) or b"{}")
+        if names
+        else {}
+    )
+    longest = config.get("max_seq_length") or runtime.tokenizer_settings.longest
+    places = runtime.runtime.config["max_position_embeddings"]
+    return min(longest or places, places), bool(config.get("do_lower_case"))
+
+
+# -------------------------------------------------------------------------------------- the modules
+
+
+def sentence_modules(runtime: "TextRuntime") -> SentenceModules:
+    """Those of the export.
+
+    Raises:
+        ValueError: for modules in an order, or with a setting, that this runtime does not apply.
+    """
+    artifact = runtime.runtime.artifact
+    first, *rest = artifact.manifest.get("sentence_modules") or [
+        {"type": "Pooling", "pooling_mode": "mean"}
+    ]
+    kinds = [module.get("type") for module in (first, *rest)]
+    if kinds[0] != "Pooling" or not set(kinds[1:]) <= {"Dense", "Normalize"}:
+        raise ValueError(
+            f"{artifact.directory} has the modules {kinds}, expected a Pooling and then Dense or "
+            f"Normalize"
+        )
+    for module in rest:
+        check_names(module)
+    steps = [
+        normalized if module["type"] == "Normalize" else dense(artifact, module) for module in rest
+    ]
+    return SentenceModules(poolings_of(first), first.get("include_prompt", True), tuple(steps))
+
+
+def check_names(module: dict) -> None:
+    """Of what a module reads and writes: all here read what the one before them wrote."""
+    for name in ("module_input_name", "module_output_name"):
+        if module.get(name) not in (None, "sentence_embedding"):
+            raise ValueError(
+                f"the module {module['type']} has {name} {module[name]!r:.60}, expected "
+                f"'sentence_embedding'"
+            )
+
+
+def poolings_of(config: dict) -> tuple[str, ...]:
+    names = (
+        as_list(config.get("pooling_mode"))
+        or [name for old, name in POOLINGS.items() if config.get(old)]
+        or ["mean"]
+    )
+    for name in names:
+        if name not in POOLINGS.values():
+            raise ValueError(
+                f"the pooling is {name!r:.60}, expected one of {', '.join(POOLINGS.values())}"
+            )
+    return tuple(names)
+
+
+def pooled(name: str, states: np.ndarray, skipped: int) -> np.ndarray:
+    """(S, D) -> (D,), without the first `skipped` tokens."""
+    rest = states[skipped:]
+    match name:
+        case "cls":
+            return rest[0] if len(rest) else states[0]
+        case "lasttoken":
+            return states[-1]
+        case "max":
+            return rest.max(axis=0, initial=-np.inf)
+        case "weightedmean":
+            weights = np.arange(skipped + 1, len(states) + 1, dtype=np.float32)
+            return weights @ rest / max(weights.sum(), 1e-9)
+        case _:
+            count = max(len(rest), 1e-9)
+            return rest.sum(axis=0) / (np.sqrt(count) if name == "mean_sqrt_len_tokens" else count)
+
+
+def normalized(vectors: np.ndarray) -> np.ndarray:
+    """Of length 1, over the last axis."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), SMALLEST_NORM)
+
+
+def dense(artifact: "Artifact", module: dict) -> Step:
+    """The linear map of a module, its activation after it.
+
+    Raises:
+        ValueError: for one with a residual connection, an activation that is not known, and weights
+            that are missing or no safetensors file.
+    """
+    if module.get("use_residual"):
+        raise ValueError(
+            "the module Dense has use_residual=True, which this runtime does not apply: "
+            "expected False"
+        )
+    function = activation(
+        module.get("activation_function", "torch.nn.Tanh"), "the activation of the module Dense"
+    )
+    if "folder" not in module:
+        raise ValueError(f"{artifact.directory} names no folder of its module Dense: export again")
+    name = f"{module['folder']}/model.safetensors"
+    content = artifact.read(name)
+    if content is None:
+        raise ValueError(
+            f"{artifact.directory} has no {name}, which its module Dense needs: export again"
+        )
+    tensors = read_safetensors(content, name)
+    if "linear.weight" not in tensors:
+        raise ValueError(
+            f"{artifact.directory / name} has {reprlib.repr(list(tensors))}, expected linear.weight"
+        )
+    weight, bias = tensors["linear.weight"], tensors.get("linear.bias", np.float32(0))
+    return lambda vector: function(weight @ vector + bias)
+
+
+def read_safetensors(content: bytes, name: str) -> dict[str, np.ndarray]:
+    """The tensors of a safetensors file (8 bytes with the length of a JSON header, the header, the
+    data), in float32.
+
+    Raises:
+        ValueError: for what is no such file, and for a tensor of another type than the floating
+            ones.
+    """
+    try:
+        start = 8 + int.from_bytes(content[:8], "little")
+        header: dict[str, Any] = json.loads(content[8:start])
+        header.pop("__metadata__", None)
+        return {key: tensor_of(content[start:], facts) for key, facts in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{name} is not a safetensors file that this runtime reads: {error}"
+        ) from None
+
+
+def tensor_of(data: bytes, facts: dict) -> np.ndarray:
+    begin, end = facts["data_offsets"]
+    if facts["dtype"] == "BF16":  # the upper half of a float32
+        values = (np.frombuffer(data[begin:end], "<u2").astype(np.uint32) << 16).view(np.float32)
+    else:
+        check_one_of("dtype", facts["dtype"], DTYPES)
+        values = np.frombuffer(data[begin:end], DTYPES[facts["dtype"]]).astype(np.float32)
+    return values.reshape(facts["shape"])

@@ -1,0 +1,121 @@
+"""What stands behind a mask, as transformers' pipeline "fill-mask"."""
+
+import reprlib
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import UsageError
+from .rows import check_count, decode, named, require, rows_of, run, single_texts, softmax
+
+if TYPE_CHECKING:
+    from ...text_runtime import TextRuntime
+
+HEADS = ("ForMaskedLM", "ForPreTraining")
+
+
+def fill_mask(
+    runtime: "TextRuntime",
+    texts: Sequence[str],
+    /,
+    top_k: int = 5,
+    targets: str | Sequence[str] | None = None,
+) -> list[list[Any]]:
+    """The likeliest tokens for the mask in each text: `{"score": float, "token": int, "token_str":
+    str, "sequence": str}`, as the pipeline "fill-mask" gives them; where a text has several masks,
+    a list of these for each.
+
+    Args:
+        texts: strings with the tokenizer's mask token. They are not cut.
+        top_k: so many tokens.
+        targets: the only tokens to choose from; of one that is none the first that the tokenizer
+            makes of it, with a warning.
+
+    Raises:
+        UsageError: for a `top_k` that is no number from 1 to the size of the vocabulary, and for
+            targets without any token.
+        ValueError: for an export without a masked language model, a text that is empty, is a pair,
+            has no mask or more tokens than the model has positions, and a tokenizer without a mask
+            token.
+    """
+    require(runtime, "fill_mask", *HEADS)
+    check_count("top_k", top_k, most=runtime.runtime.config["vocab_size"])
+    mask = mask_token(runtime)
+    chosen = None if targets is None else target_ids(runtime, targets)
+    rows = rows_of(runtime, single_texts(texts))
+    for row, name in named(rows):
+        if mask not in row.ids:
+            raise ValueError(
+                f"{name} has no mask, expected {runtime.tokenizer.id_to_token(mask)} in it"
+            )
+    results: list[list[Any]] = [[] for _ in rows]
+    for index, outputs in run(runtime, rows):
+        ids = rows[index].ids
+        places = [place for place, token in enumerate(ids) if token == mask]
+        logits = next(iter(outputs.values()))  # pretraining has others too
+        filled = [
+            fillings(runtime, ids, place, logits[place], top_k, chosen, len(places) == 1)
+            for place in places
+        ]
+        results[index] = filled[0] if len(places) == 1 else filled
+    return results
+
+
+def mask_token(runtime: "TextRuntime") -> int:
+    """Its id; ValueError for a tokenizer that has none."""
+    found = runtime.tokenizer_settings.special_tokens["mask_token"]
+    if found is None:
+        raise ValueError(
+            f"{runtime.path.parent} has a tokenizer without a mask token, which a masked language "
+            "model reads"
+        )
+    return found
+
+
+def fillings(
+    runtime: "TextRuntime",
+    ids: list[int],
+    place: int,
+    logits: np.ndarray,
+    top_k: int,
+    targets: list[int] | None,
+    is_only: bool,
+) -> list[dict[str, Any]]:
+    """The likeliest tokens at `place`. What is read instead has no special tokens, unless other
+    masks are among them."""
+    scores = softmax(logits)
+    tokens = np.arange(len(scores)) if targets is None else np.array(targets)
+    best = tokens[np.argsort(-scores[tokens], kind="stable")[:top_k]].tolist()
+    pad = runtime.runtime.config.get("pad_token_id")
+    found = []
+    for token in best:
+        filled = [*ids[:place], token, *ids[place + 1 :]]
+        sequence = decode(
+            runtime, [each for each in filled if each != pad], skip_special_tokens=is_only
+        )
+        text = decode(runtime, [token], skip_special_tokens=False)
+        found.append(
+            {"score": float(scores[token]), "token": token, "token_str": text, "sequence": sequence}
+        )
+    return found
+
+
+def target_ids(runtime: "TextRuntime", targets: object) -> list[int]:
+    names = [targets] if isinstance(targets, str) else targets
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"targets must be strings, got {reprlib.repr(targets)}")
+    found: list[int] = []
+    for name in names:
+        token = runtime.tokenizer.token_to_id(name)
+        if token is None:
+            [encoding] = runtime.encode([name], special_tokens=False)
+            token = encoding.ids[0] if encoding.ids else None
+            instead = "is left out" if token is None else f"{encoding.tokens[0]!r} stands for it"
+            warnings.warn(f"the target {name!r} is no token: {instead}", UserWarning, stacklevel=3)
+        if token is not None:
+            found.append(token)
+    if not found:
+        raise UsageError(f"targets are {reprlib.repr(targets)}, expected at least one token")
+    return list(dict.fromkeys(found))

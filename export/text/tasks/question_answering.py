@@ -1,0 +1,218 @@
+"""The span of a context that answers a question (Devlin et al. 2019, section 4.2), as our pipeline
+"question-answering"."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenizers import Encoding
+
+from ...errors import UsageError
+from .rows import Cut, check_count, check_text, listed, require, rows_of, run, softmax
+
+if TYPE_CHECKING:
+    from ...text_runtime import TextRuntime
+
+HEAD = "ForQuestionAnswering"
+MAX_SEQ_LEN, DOC_STRIDE = 384, 128
+
+
+def answer(
+    runtime: "TextRuntime",
+    questions: Sequence[str],
+    contexts: Sequence[str],
+    /,
+    top_k: int = 1,
+    max_answer_len: int = 15,
+    handle_impossible_answer: bool = False,
+    align_to_words: bool = True,
+    max_seq_len: int | None = None,
+    doc_stride: int | None = None,
+    max_question_len: int | None = None,
+) -> list[list[dict[str, Any]]]:
+    """What in each of `contexts` answers the question at its place, the likeliest first: `{"score":
+    float, "start": int, "end": int, "answer": str}`, where `answer` is `context[start:end]`. A
+    context that is too long for the model is read in overlapping windows, each with the question.
+    All is as in our pipeline "question-answering".
+
+    Args:
+        questions, contexts: as many of one as of the other.
+        top_k: answers of each, at most.
+        max_answer_len: most tokens of an answer.
+        handle_impossible_answer: the empty answer `""` competes too, with the lowest score that a
+            window gives its CLS token.
+        align_to_words: extend answers to whole words, as the tokenizer splits them.
+        max_seq_len: most tokens of a window; 384 by default, or the tokenizer's `model_max_length`
+            if that is less.
+        doc_stride: tokens that windows share; 128 by default, or half of `max_seq_len` if that is
+            less.
+        max_question_len: cut the question to this many tokens.
+
+    Raises:
+        UsageError: for arguments out of range.
+        ValueError: for an export without a question answering head, other numbers of questions and
+            contexts, one that is empty, and windows without room for more of the context than they
+            share.
+    """
+    require(runtime, "answer", HEAD)
+    for name, value in (("top_k", top_k), ("max_answer_len", max_answer_len)):
+        check_count(name, value)
+    for name, length in (("max_seq_len", max_seq_len), ("max_question_len", max_question_len)):
+        if length is not None:
+            check_count(name, length)
+    if doc_stride is not None:
+        check_count("doc_stride", doc_stride, least=0)
+    examples = checked_examples(questions, contexts)
+    if max_seq_len is None:
+        max_seq_len = min(runtime.tokenizer_settings.longest or MAX_SEQ_LEN, MAX_SEQ_LEN)
+    if doc_stride is None:
+        doc_stride = min(max_seq_len // 2, DOC_STRIDE)
+    if doc_stride > max_seq_len:
+        raise UsageError(f"doc_stride must be at most max_seq_len, {max_seq_len}, got {doc_stride}")
+    rows: list[Encoding] = []
+    numbers: list[int] = []  # of the examples that the rows are of
+    for number, (question, context) in enumerate(examples):
+        if max_question_len is not None:
+            question = shortened_question(runtime, question, max_question_len)
+        rows += (own := windows_of(runtime, question, context, number, max_seq_len, doc_stride))
+        numbers += [number] * len(own)
+    # several spans may become one when they are extended to words
+    count = 2 * top_k + 10 if align_to_words else top_k
+    spans: list[list[dict]] = [[] for _ in rows]
+    nulls = np.zeros(len(rows))
+    for index, outputs in run(
+        runtime, rows, [f"context {number} with its question" for number in numbers]
+    ):
+        context = examples[numbers[index]][1]
+        tokens, start, end, nulls[index] = probabilities(runtime, rows[index], outputs)
+        extents = extents_of(rows[index], tokens, sequence_of(runtime), align_to_words)
+        for first, last, score in best_spans(start, end, max_answer_len, count):
+            begin, stop = extents[first][0], extents[last][1]
+            spans[index].append(
+                {"score": score, "start": begin, "end": stop, "answer": context[begin:stop]}
+            )
+    results = []
+    for number in range(len(examples)):
+        own_rows = [index for index, of in enumerate(numbers) if of == number]
+        null_score = float(nulls[own_rows].min()) if handle_impossible_answer else None
+        results.append(
+            merged([span for index in own_rows for span in spans[index]], null_score)[:top_k]
+        )
+    return results
+
+
+def checked_examples(questions: object, contexts: object) -> list[tuple[str, str]]:
+    found = []
+    for name, given in (("question", questions), ("context", contexts)):
+        texts = listed(given, f"strings, the {name}s")
+        found.append(
+            [
+                check_text(text, f"{name} {index} of {len(texts)}")
+                for index, text in enumerate(texts)
+            ]
+        )
+    if len(found[0]) != len(found[1]):
+        raise ValueError(
+            f"{len(found[0])} questions and {len(found[1])} contexts, expected as many of one as "
+            "of the other"
+        )
+    return list(zip(*found, strict=True))
+
+
+def sequence_of(runtime: "TextRuntime") -> int:
+    """Which of the two the context is: padding goes to the side of the question, as in the
+    pipeline."""
+    return 1 if runtime.tokenizer_settings.padding_side == "right" else 0
+
+
+def shortened_question(runtime: "TextRuntime", question: str, longest: int) -> str:
+    [encoding] = runtime.encode([question], special_tokens=False)
+    return question[: encoding.offsets[longest - 1][1]] if len(encoding.ids) > longest else question
+
+
+def windows_of(
+    runtime: "TextRuntime",
+    question: str,
+    context: str,
+    number: int,
+    max_seq_len: int,
+    doc_stride: int,
+) -> list[Encoding]:
+    """The windows of the context `number`, each with the question."""
+    sequence = sequence_of(runtime)
+    pair = (question, context) if sequence else (context, question)
+    [whole] = rows_of(runtime, [pair])
+    length = whole.sequence_ids.count(sequence)
+    if not length:
+        raise ValueError(f"context {number} has no tokens, expected words that the tokenizer knows")
+    room = max_seq_len - (len(whole.ids) - length)
+    if length <= room:
+        return [whole]
+    if room <= doc_stride:
+        raise ValueError(
+            f"max_seq_len={max_seq_len} leaves {room} tokens for context {number} beside its "
+            "question, and the context has "
+            f"{length}: expected room for more than doc_stride={doc_stride}"
+        )
+    [first] = rows_of(
+        runtime, [pair], Cut(max_seq_len, "only_second" if sequence else "only_first", doc_stride)
+    )
+    return [first, *first.overflowing]
+
+
+def probabilities(
+    runtime: "TextRuntime", row: Encoding, outputs: dict[str, np.ndarray]
+) -> tuple[list[int], np.ndarray, np.ndarray, float]:
+    """The places of the context's tokens; of each to be the answer's first one, and its last; and
+    of the CLS token to be both, or 0."""
+    tokens = [
+        place for place, found in enumerate(row.sequence_ids) if found == sequence_of(runtime)
+    ]
+    cls_id = runtime.tokenizer_settings.special_tokens["cls_token"]
+    cls = [place for place, token in enumerate(row.ids) if token == cls_id][:1]
+    cls = [place for place in cls if place not in tokens]
+    start, end = (softmax(outputs[name][tokens + cls]) for name in ("start_logits", "end_logits"))
+    null_score = float(start[-1] * end[-1]) if cls else 0.0
+    return tokens, start[: len(tokens)], end[: len(tokens)], null_score
+
+
+def extents_of(
+    row: Encoding, tokens: list[int], sequence: int, align_to_words: bool
+) -> list[tuple[int, int]]:
+    """Where in the text each of `tokens` begins and ends; or with `align_to_words` so much of its
+    word as is in the row."""
+    offsets, words = row.offsets, row.word_ids
+    if not align_to_words:
+        return [offsets[token] for token in tokens]
+    of_words: dict[int | None, tuple[int, int] | None] = {
+        word: row.word_to_chars(word, sequence)
+        for word in {words[token] for token in tokens}
+        if word is not None
+    }
+    # some tokenizers have no words
+    return [of_words.get(words[token]) or offsets[token] for token in tokens]
+
+
+def best_spans(
+    start: np.ndarray, end: np.ndarray, max_answer_len: int, count: int
+) -> list[tuple[int, int, float]]:
+    """First token, last token and probability of the `count` likeliest spans, the likeliest
+    first."""
+    firsts, lasts = np.nonzero(
+        np.tril(np.triu(np.ones((len(start), len(start)), bool)), max_answer_len - 1)
+    )
+    scores = start[firsts] * end[lasts]
+    best = np.argsort(-scores, kind="stable")[:count]
+    return [(int(firsts[place]), int(lasts[place]), float(scores[place])) for place in best]
+
+
+def merged(spans: list[dict], null_score: float | None) -> list[dict[str, Any]]:
+    """Spans with the same text become one, with all of their probability; and the empty answer,
+    unless `null_score` is `None`. The likeliest first."""
+    answers: dict[str, dict] = {}
+    for span in spans:
+        answers.setdefault(span["answer"].lower(), {**span, "score": 0.0})["score"] += span["score"]
+    found = list(answers.values())
+    if null_score is not None:
+        found.append({"score": null_score, "start": 0, "end": 0, "answer": ""})
+    return sorted(found, key=lambda answer: -answer["score"])

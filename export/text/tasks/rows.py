@@ -1,0 +1,351 @@
+"""What the tasks share: texts that are checked and cut into tokens, and rows of tokens, run with
+others of similar length."""
+
+import contextlib
+import reprlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from tokenizers import Encoding
+
+from ...errors import TokenizerError, UsageError, did_you_mean
+from ...inference.export_info import json_object
+from ...inference.inputs import bucket_by_length, check_positions, num_positions, pad_sequences
+from ...runtime import MAX_TOKENS
+from ...specs.sequences import READS_CHOICES
+from ..tokenization_spaces import clean_up, cleans_up
+
+if TYPE_CHECKING:
+    from ...text_runtime import TextRuntime
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+NO_LIMIT = 10**9  # of tokens: transformers writes 10**30 where a tokenizer has none
+# What the classes of tokenizers mean that an old tokenizer_config.json, which names no special
+# token at all, leaves to them.
+CONVENTIONS = {
+    "mask_token": ("[MASK]", "<mask>"),
+    "cls_token": ("[CLS]", "<s>"),
+    "unk_token": ("[UNK]", "<unk>"),
+}
+
+Pair = tuple[str, str]
+
+
+# ------------------------------------------------------------------------------------ the tokenizer
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """What tokenizer_config.json adds to tokenizer.json, as transformers reads it: `longest` texts,
+    in tokens, where a task cuts them; which token is for what, by name; whether the tokens of a
+    pair have types; and the sides."""
+
+    longest: int | None
+    special_tokens: dict[str, int | None]
+    has_types: bool
+    cleans_up: bool
+    truncation_side: str
+    padding_side: str
+
+
+@contextlib.contextmanager
+def errors_of(path: Path) -> Iterator[None]:
+    """Raise TokenizerError for whatever `tokenizers` raises.
+
+    A panic of its Rust code, as for a regular expression that never ends, is no `Exception`."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(f"the tokenizer of {path} failed: {error}") from None
+
+
+def tokenizer_settings(runtime: "TextRuntime") -> TokenizerSettings:
+    """Those of `runtime`'s export."""
+    artifact = runtime.runtime.artifact
+    config = json_object(
+        artifact.directory / TOKENIZER_CONFIG, artifact.read(TOKENIZER_CONFIG) or b"{}"
+    )
+    is_silent = not any(name.endswith("_token") for name in config)
+    tokens = {
+        name: token_id(runtime, config.get(name), names if is_silent else ())
+        for name, names in CONVENTIONS.items()
+    }
+    longest = config.get("model_max_length")
+    is_number = isinstance(longest, int | float) and not isinstance(longest, bool)
+    is_limit = is_number and 0 < longest < NO_LIMIT  # type: ignore[operator]
+    types = config.get("model_input_names", ["token_type_ids"])
+    return TokenizerSettings(
+        int(longest) if is_limit else None,  # type: ignore[arg-type]
+        tokens,
+        (runtime.runtime.config.get("type_vocab_size") or 0) > 1 and "token_type_ids" in types,
+        cleans_up(config, type(runtime.tokenizer.model).__name__),
+        config.get("truncation_side", "right"),
+        config.get("padding_side", "right"),
+    )
+
+
+def token_id(runtime: "TextRuntime", token: Any, otherwise: Iterable[str]) -> int | None:
+    """The id of `token`, a string or an object with its content; or of the first of `otherwise`
+    that there is."""
+    content = token.get("content") if isinstance(token, dict) else token
+    names = [content] if isinstance(content, str) else otherwise
+    return next(
+        (found for name in names if (found := runtime.tokenizer.token_to_id(name)) is not None),
+        None,
+    )
+
+
+def decode(runtime: "TextRuntime", ids: Sequence[int], skip_special_tokens: bool) -> str:
+    """Return the text of `ids`, the same as `AutoTokenizer.decode`."""
+    [text] = decode_batch(runtime, [list(ids)], skip_special_tokens)
+    return text
+
+
+def decode_batch(
+    runtime: "TextRuntime", rows: list[list[int]], skip_special_tokens: bool
+) -> list[str]:
+    """Return the text of each row, the same as `AutoTokenizer.batch_decode`."""
+    with errors_of(runtime.path):
+        texts = runtime.tokenizer.decode_batch(rows, skip_special_tokens=skip_special_tokens)
+    return [clean_up(text) for text in texts] if runtime.tokenizer_settings.cleans_up else texts
+
+
+def join(runtime: "TextRuntime", tokens: Sequence[str]) -> str:
+    """The text of `tokens`."""
+    decoder = runtime.tokenizer.decoder
+    return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
+
+
+# ---------------------------------------------------------------------------------------- the texts
+
+
+def require(runtime: "TextRuntime", task: str, *heads: str) -> None:
+    """Raises ValueError for an export whose architecture ends with none of `heads`."""
+    if not runtime.runtime.architecture.endswith(heads):
+        found = f"this export is a {runtime.runtime.architecture}, which {task} is not for"
+        raise ValueError(f"{found}, expected one of a class that ends with {' or '.join(heads)}")
+
+
+def listed(texts: object, expected: str) -> Sequence[Any]:
+    """`texts`, which must be a list, and not empty."""
+    if not isinstance(texts, list | tuple):
+        raise ValueError(f"texts must be a list of {expected}, got {reprlib.repr(texts)}")
+    if not texts:
+        raise ValueError("no texts, expected at least one")
+    return texts
+
+
+def check_text(text: object, name: str) -> str:
+    """Return `text`, which must be a string with words. `name` is for errors."""
+    if not (checked := check_string(text, name)).strip():
+        raise ValueError(f"{name} is {text!r:.40}, expected words")
+    return checked
+
+
+def check_string(text: object, name: str) -> str:
+    """Return `text`, which must be a string; it may be blank. `name` is for errors."""
+    if isinstance(text, dict) or (isinstance(text, list | tuple) and len(text) == 2):
+        raise ValueError(
+            f"{name} is the pair {reprlib.repr(text)}, expected one text, which is what this "
+            f"head takes"
+        )
+    if not isinstance(text, str):
+        raise ValueError(f"{name} is {reprlib.repr(text)}, expected a string")
+    check_unicode(text, name)
+    return text
+
+
+def check_unicode(text: str, name: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} is no Unicode text: {error}") from None
+
+
+def single_texts(texts: object) -> list[str]:
+    """`texts`, which must be a list of strings with words."""
+    return [check_text(text, name) for text, name in named(listed(texts, "strings"))]
+
+
+def strings(texts: object) -> list[str]:
+    """Return `texts`, which must be a list of strings; they may be blank."""
+    return [check_string(text, name) for text, name in named(listed(texts, "strings"))]
+
+
+def texts_or_pairs(texts: object) -> list[str | Pair]:
+    """`texts`, each a string, or a pair in one of the forms of `pair_of`. They may be blank."""
+    given = named(listed(texts, "strings or pairs"))
+    return [
+        check_string(text, name) if isinstance(text, str) else pair_of(text, name)
+        for text, name in given
+    ]
+
+
+def pairs_only(texts: object) -> list[Pair]:
+    return [pair_of(text, name) for text, name in named(listed(texts, "pairs"))]
+
+
+def named(texts: Sequence[Any]) -> list[tuple[Any, str]]:
+    """Each with what errors call it."""
+    return [(text, f"text {index} of {len(texts)}") for index, text in enumerate(texts)]
+
+
+def pair_of(given: object, name: str) -> Pair:
+    """Two strings, or the dict `{"text": ..., "text_pair": ...}` of transformers' pipeline."""
+    parts: Any = given
+    if isinstance(given, dict):
+        if given.keys() != {"text", "text_pair"}:
+            raise ValueError(
+                f"{name} has the keys {reprlib.repr(list(given))}, expected 'text' and 'text_pair'"
+            )
+        parts = given["text"], given["text_pair"]
+    if not isinstance(parts, list | tuple) or len(parts) != 2:
+        raise ValueError(f"{name} is {reprlib.repr(given)}, expected two texts, (text, text_pair)")
+    return check_string(parts[0], f"the first part of {name}"), check_string(
+        parts[1], f"the second part of {name}"
+    )
+
+
+def check_one_of(name: str, value: object, known: Iterable[object]) -> None:
+    if value not in known:
+        seen = f"{name} is {value!r:.60}, expected one of {', '.join(map(repr, known))}"
+        raise UsageError(f"{seen}{did_you_mean(str(value), map(str, known))}", name)
+
+
+def check_count(name: str, value: object, least: int = 1, most: int | None = None) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or value < least
+        or (most is not None and value > most)
+    ):
+        upper = "" if most is None else f" and at most {most}"
+        raise UsageError(
+            f"{name} must be a whole number of at least {least}{upper}, got {value!r:.60}", name
+        )
+
+
+# ----------------------------------------------------------------------------------------- the rows
+
+
+class Cut(NamedTuple):
+    """That texts of more than `longest` tokens are cut: of which part of a pair, what windows of
+    one text share, and at which `side`, by default the tokenizer's."""
+
+    longest: int
+    strategy: str = "longest_first"
+    stride: int = 0
+    side: str | None = None
+
+
+class Row(NamedTuple):
+    """One text's tokens that no tokenizer made, and the type of each."""
+
+    ids: list[int]
+    type_ids: list[int]
+
+
+def rows_of(
+    runtime: "TextRuntime", texts: Sequence[str | Pair], cut: Cut | None = None
+) -> list[Encoding]:
+    """What the tokenizer makes of each, with special tokens; with a `cut` the first window, which
+    knows those that follow."""
+    tokenizer = runtime.tokenizer
+    with runtime.lock, errors_of(runtime.path):
+        if cut is None:
+            return tokenizer.encode_batch(list(texts))
+        side = cut.side or runtime.tokenizer_settings.truncation_side
+        tokenizer.enable_truncation(
+            cut.longest, strategy=cut.strategy, stride=cut.stride, direction=side
+        )
+        try:
+            return tokenizer.encode_batch(list(texts))
+        finally:
+            tokenizer.no_truncation()
+
+
+def run(
+    runtime: "TextRuntime", rows: Sequence[Encoding | Row], names: Sequence[str] | None = None
+) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """The number of each row, and what the graph returns for it by name: of each of its tokens (S,
+    ...), or of all (...). Rows of similar length run together, and come in that order. `names` are
+    what errors call them.
+
+    Raises:
+        ValueError: for a row of more tokens than the model has positions, or of none, before the
+            first runs; and as `Runtime.outputs`.
+    """
+    model = runtime.runtime
+    all_ids = [row.ids for row in rows]
+    for place, ids_of_row in enumerate(all_ids):
+        check_row(
+            ids_of_row, names[place] if names else f"text {place} of {len(rows)}", model.config
+        )
+    ids, mask = pad_sequences(all_ids, model.config.get("pad_token_id"))
+    types = (
+        pad_sequences([row.type_ids for row in rows], 0)[0]
+        if runtime.tokenizer_settings.has_types
+        else None
+    )
+    [spec] = model.specs.values()
+    per_token = {tensor.name for tensor in spec.outputs if tensor.shape[1:2] == ("source_length",)}
+    for chosen, length in bucket_by_length(mask, MAX_TOKENS * model.threads):
+        given = [None if array is None else array[chosen, :length] for array in (ids, mask, types)]
+        if model.architecture == READS_CHOICES:
+            given = [None if array is None else array[:, None] for array in given]
+        outputs = model.outputs(*given)
+        for place, index in enumerate(chosen.tolist()):
+            own = {name: values[place] for name, values in outputs.items()}
+            size = len(all_ids[index])
+            yield (
+                index,
+                {
+                    name: values[:size] if name in per_token else values
+                    for name, values in own.items()
+                },
+            )
+
+
+def check_row(ids: list[int], name: str, config: dict) -> None:
+    if not ids:
+        raise ValueError(f"{name} has no tokens, expected words that the tokenizer knows")
+    if len(ids) <= config["max_position_embeddings"]:
+        return
+    row = np.array([ids])
+    try:
+        check_positions(num_positions(row, np.ones_like(row), config), config)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Over the last axis."""
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-logits))
+
+
+def labels_of(runtime: "TextRuntime") -> list[str]:
+    """The names of the head's labels, in the order of its scores.
+
+    Raises:
+        ValueError: for a config without the name of one.
+    """
+    names = runtime.runtime.config["id2label"]
+    if missing := [number for number in range(len(names)) if str(number) not in names]:
+        found = (
+            f"{runtime.runtime.artifact.directory / 'config.json'} has in id2label the labels "
+            f"{reprlib.repr(list(names))}"
+        )
+        raise ValueError(
+            f"{found}, expected each number from 0 to {len(names) - 1}: {missing[0]} is missing"
+        )
+    return [str(names[str(number)]) for number in range(len(names))]

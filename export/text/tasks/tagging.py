@@ -1,0 +1,227 @@
+"""Labels of tokens and entities, as transformers' pipeline "token-classification"."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenizers import Encoding
+
+from ...errors import UsageError
+from .rows import (
+    Cut,
+    check_count,
+    check_one_of,
+    join,
+    labels_of,
+    require,
+    rows_of,
+    run,
+    softmax,
+    strings,
+)
+
+if TYPE_CHECKING:
+    from ...text_runtime import TextRuntime
+
+HEAD = "ForTokenClassification"
+# How the tokens of a word come to one label: (tokens of the word, labels) -> the scores of all
+# labels.
+WORD_SCORES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "first": lambda scores: scores[0],
+    "average": lambda scores: scores.mean(axis=0),
+    "max": lambda scores: scores[scores.max(axis=1).argmax()],
+}
+STRATEGIES = ("none", "simple", *WORD_SCORES)
+
+
+def tag(
+    runtime: "TextRuntime",
+    texts: Sequence[str],
+    /,
+    aggregation_strategy: str = "none",
+    ignore_labels: Sequence[str] = ("O",),
+    stride: int | None = None,
+) -> list[list[dict[str, Any]]]:
+    """The labelled tokens of each text, `{"entity": str, "score": float, "index": int, "word": str,
+    "start": int, "end": int}`; or, aggregated, its entities, `{"entity_group": str, "score": float,
+    "word": str, "start": int, "end": int}`, as the pipeline "token-classification" gives them.
+    `start` and `end` are places in the text, `index` is one among its tokens.
+
+    Args:
+        texts: strings; what is longer than the tokenizer's `model_max_length` is cut, as there, or
+            read with `stride`.
+        aggregation_strategy: `"none"` gives tokens; `"simple"` joins neighbours of one label (`B-`
+            begins another entity); `"first"`, `"average"` and `"max"` first give each word one
+            label: that of its first token, of the mean of its tokens' scores, or of its surest
+            token.
+        ignore_labels: what is left out.
+        stride: long texts are read in windows that share so many tokens; for entities.
+
+    Raises:
+        UsageError: for another strategy, a stride for `"none"`, and one that is no less than
+            `model_max_length`.
+        ValueError: for an export without a token classification head, a text that is a pair, has no
+            tokens or more tokens than the model has positions, and a label without a name in the
+            config.
+    """
+    require(runtime, "tag", HEAD)
+    check_one_of("aggregation_strategy", aggregation_strategy, STRATEGIES)
+    labels = labels_of(runtime)
+    texts = strings(texts)
+    rows = rows_of(runtime, texts, cut_of(runtime, aggregation_strategy, stride))
+    sources = list(range(len(rows)))
+    for source, row in enumerate(rows[:]):
+        more = row.overflowing if stride is not None else []
+        rows += more
+        sources += [source] * len(more)
+    found: list[list[dict[str, Any]]] = [[] for _ in rows]
+    for index, outputs in run(
+        runtime, rows, [f"text {source} of {len(texts)}" for source in sources]
+    ):
+        tokens = tokens_of(runtime, texts[sources[index]], rows[index], softmax(outputs["logits"]))
+        found[index] = [
+            entity
+            for entity in aggregated(runtime, tokens, labels, aggregation_strategy)
+            if entity.get("entity", entity.get("entity_group")) not in ignore_labels
+        ]
+    results: list[list[dict[str, Any]]] = [[] for _ in texts]
+    for source, entities in zip(sources, found):
+        results[source] += entities
+    return [
+        without_overlaps(each) if sources.count(source) > 1 else each
+        for source, each in enumerate(results)
+    ]
+
+
+def cut_of(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut | None:
+    """How long texts are cut, or read in windows."""
+    longest = runtime.tokenizer_settings.longest
+    if stride is not None:
+        room = (
+            None
+            if longest is None
+            else longest - runtime.tokenizer.num_special_tokens_to_add(False)
+        )
+        check_count("stride", stride, least=0, most=None if room is None else room - 1)
+        if strategy == "none":
+            raise UsageError(
+                "a stride is for entities, expected another aggregation_strategy than 'none'"
+            )
+    return None if longest is None else Cut(longest, stride=stride or 0)
+
+
+def tokens_of(
+    runtime: "TextRuntime", text: str, row: Encoding, scores: np.ndarray
+) -> list[dict[str, Any]]:
+    """Each token that is not a special one, with its scores (labels,) and whether it continues a
+    word."""
+    knows_words = bool(getattr(runtime.tokenizer.model, "continuing_subword_prefix", None))
+    unknown = runtime.tokenizer_settings.special_tokens["unk_token"]
+    tokens = []
+    facts = zip(row.ids, row.offsets, row.special_tokens_mask, scores, strict=True)
+    for index, (token_id, (start, end), is_special, own) in enumerate(facts):
+        if is_special:
+            continue
+        word = runtime.tokenizer.id_to_token(token_id) or ""
+        # Where the tokenizer does not mark what continues a word, that is what no space stands
+        # before, as there.
+        is_subword = (
+            len(word) != end - start
+            if knows_words
+            else start > 0 and " " not in text[start - 1 : start + 1]
+        )
+        if token_id == unknown:
+            word, is_subword = text[start:end], False
+        token = {
+            "word": word,
+            "scores": own,
+            "start": start,
+            "end": end,
+            "index": index,
+            "is_subword": is_subword,
+        }
+        tokens.append(token)
+    return tokens
+
+
+def aggregated(
+    runtime: "TextRuntime", tokens: list[dict], labels: list[str], strategy: str
+) -> list[dict[str, Any]]:
+    if strategy in WORD_SCORES:
+        return grouped(
+            runtime, [whole_word(runtime, word, labels, strategy) for word in words_of(tokens)]
+        )
+    entities = [
+        {
+            **labelled(token["scores"], labels),
+            "index": token["index"],
+            "word": token["word"],
+            "start": token["start"],
+            "end": token["end"],
+        }
+        for token in tokens
+    ]
+    return entities if strategy == "none" else grouped(runtime, entities)
+
+
+def labelled(scores: np.ndarray, labels: list[str]) -> dict[str, Any]:
+    best = int(scores.argmax())
+    return {"entity": labels[best], "score": float(scores[best])}
+
+
+def words_of(tokens: list[dict]) -> list[list[dict]]:
+    words: list[list[dict]] = []
+    for token in tokens:
+        if words and token["is_subword"]:
+            words[-1].append(token)
+        else:
+            words.append([token])
+    return words
+
+
+def whole_word(
+    runtime: "TextRuntime", tokens: list[dict], labels: list[str], strategy: str
+) -> dict[str, Any]:
+    found = labelled(WORD_SCORES[strategy](np.stack([token["scores"] for token in tokens])), labels)
+    word = join(runtime, [token["word"] for token in tokens])
+    return {**found, "word": word, "start": tokens[0]["start"], "end": tokens[-1]["end"]}
+
+
+def grouped(runtime: "TextRuntime", entities: list[dict]) -> list[dict[str, Any]]:
+    """Neighbours of one label, joined; what begins with `B-` begins another."""
+    groups: list[list[dict]] = []
+    for entity in entities:
+        begins, tag = prefix_and_tag(entity["entity"])
+        if groups and not begins and tag == prefix_and_tag(groups[-1][-1]["entity"])[1]:
+            groups[-1].append(entity)
+        else:
+            groups.append([entity])
+    return [
+        {
+            "entity_group": group[0]["entity"].split("-", 1)[-1],
+            "score": float(np.mean([entity["score"] for entity in group])),
+            "word": join(runtime, [entity["word"] for entity in group]),
+            "start": group[0]["start"],
+            "end": group[-1]["end"],
+        }
+        for group in groups
+    ]
+
+
+def prefix_and_tag(label: str) -> tuple[bool, str]:
+    """Whether `label` begins an entity, and its name without `B-` or `I-`."""
+    return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
+
+
+def without_overlaps(entities: list[dict]) -> list[dict[str, Any]]:
+    """Of those of several windows that overlap the longest, and of equally long ones the surest."""
+    kept: list[dict] = []
+    for entity in sorted(entities, key=lambda entity: entity["start"]):
+        if not kept or not kept[-1]["start"] <= entity["start"] < kept[-1]["end"]:
+            kept.append(entity)
+        elif (entity["end"] - entity["start"], entity["score"]) > (
+            kept[-1]["end"] - kept[-1]["start"],
+            kept[-1]["score"],
+        ):
+            kept[-1] = entity
+    return kept

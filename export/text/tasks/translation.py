@@ -1,0 +1,274 @@
+"""Texts of any length, translated sentence by sentence."""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...errors import UsageError
+from ...inference import options as option_fields
+from ...inference.inputs import batches
+from ...inference.options import as_list, special_token
+from ..languages import LANGUAGE_WORD, Choice
+from .rows import check_row, require, single_texts
+from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, sentences_and_spaces
+
+if TYPE_CHECKING:
+    from ...text_runtime import TextRuntime
+
+BATCH_SIZE = 32  # sentences that run together
+MOST_TOKENS = 512  # of the translation of one
+
+
+def translate(
+    runtime: "TextRuntime",
+    texts: Sequence[str],
+    /,
+    split: bool = True,
+    src_lang: Choice = None,
+    tgt_lang: Choice = None,
+    copy_letterless: bool = True,
+    **options: Any,
+) -> list[str]:
+    """The translation of each text, which may be as long as you like: its sentences are translated
+    one by one, and joined by what stands between them, so that line breaks and paragraphs stay.
+    Where a model has words for the language, such as `>>deu<<`, that in front of the text holds for
+    all of its sentences.
+
+    A translation that reaches the most tokens is cut, with a warning. For a sentence that is 512,
+    or the model's number of positions if that is less, where neither `options` nor the export set
+    another.
+
+    Args:
+        texts: strings.
+        split: by the rules of `vanilla_transformer_export.text.tasks.sentences`, in the language
+            of the text; without, each text is one sentence.
+        src_lang, tgt_lang: as `generate`: one for all, or a list of one for each of `texts`.
+        copy_letterless: copy sentences without a letter, such as `12:30`, `***` or an emoji,
+            instead of translating them.
+        options: as `Runtime.generate`, but one translation for each text.
+
+    Raises:
+        UsageError: for options that do not go with one translation of each text, and as `generate`.
+        ValueError: for an export that is no encoder-decoder, a text that is empty, a sentence of
+            more tokens than the model has positions, and as `generate`.
+    """
+    options = one_for_each(option_fields.check(options))
+    plan = plan_of(runtime, texts, Splitting(split, copy_letterless), src_lang, tgt_lang, options)
+    return plan.join(translations(runtime, plan, options))
+
+
+class Splitting(NamedTuple):
+    """The options of `translate` that decide which parts of a text the model translates.
+
+    `language` is the code of the language whose abbreviations end no sentence, by default that of
+    the text.
+    """
+
+    split: bool = True
+    copy_letterless: bool = True
+    language: str | None = None
+
+    def check(self) -> None:
+        """Raise UsageError if a value is not a boolean."""
+        for name, value in {"split": self.split, "copy_letterless": self.copy_letterless}.items():
+            if not isinstance(value, bool):
+                raise UsageError(f"{name} must be True or False, got {value!r:.60}")
+
+    def in_language(self, runtime: "TextRuntime", src_lang: str | None) -> "Splitting":
+        """Return these options with the language of a text in `src_lang`, unless a language is
+        set."""
+        return self._replace(language=self.language or runtime.sentence_languages.get(src_lang))
+
+
+class Part(NamedTuple):
+    """A sentence, or the white space between two sentences. A copied sentence is not translated."""
+
+    text: str
+    is_sentence: bool
+    is_translated: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is generated for a number of texts: of each text its `parts`; all `sentences` that are
+    translated, in order; and of each of these the tokens in `rows`, the options of its language in
+    `targets`, and at most `limit` new tokens."""
+
+    parts: list[list[Part]]
+    sentences: list[str]
+    rows: list[list[int]]
+    targets: list[dict[str, Any]]
+    limit: int
+
+    def join(self, translated: Iterable[str]) -> list[str]:
+        """The translation of each text, of those of all sentences."""
+        rest = iter(translated)
+        return [
+            joined(
+                [
+                    (next(rest) if part.is_translated else part.text, part.is_sentence)
+                    for part in parts
+                ]
+            )
+            for parts in self.parts
+        ]
+
+
+def plan_of(
+    runtime: "TextRuntime",
+    texts: Sequence[str],
+    splitting: Splitting,
+    src_lang: Choice,
+    tgt_lang: Choice,
+    options: dict[str, Any],
+) -> Plan:
+    """How `texts` are translated with `options`, which have been checked. Raises as `translate`."""
+    require(runtime, "translate", "Seq2SeqForConditionalGeneration")
+    splitting.check()
+    texts = single_texts(texts)
+    targets = check_arguments(runtime, texts, src_lang, tgt_lang, options)
+    languages = src_lang if isinstance(src_lang, list | tuple) else [src_lang] * len(texts)
+    parts = [
+        parts_of(runtime, text, splitting.in_language(runtime, name))
+        for text, name in zip(texts, languages)
+    ]
+    found = [
+        (text, part.text) for text, own in enumerate(parts) for part in own if part.is_translated
+    ]
+    sentences = [part for _, part in found]
+    places = [text for text, _ in found]
+    rows = runtime.rows(sentences, of_each(src_lang, places)) if sentences else []
+    for row, (text, part) in zip(rows, found):
+        check_row(row, f"text {text} of {len(texts)}, {part!r:.60}", runtime.runtime.config)
+    return Plan(
+        parts, sentences, rows, [targets[place] for place in places], most_tokens(runtime, options)
+    )
+
+
+def check_arguments(
+    runtime: "TextRuntime",
+    texts: list[str],
+    src_lang: Choice,
+    tgt_lang: Choice,
+    options: dict[str, Any],
+) -> list[dict[str, Any]]:
+    """Return the options of the target language of each text.
+
+    Raises:
+        UsageError, ValueError: as `translate`, also if every sentence is copied.
+    """
+    runtime.runtime.check_options(options)
+    runtime.languages.check_words(texts)
+    if src_lang is not None:
+        runtime.languages.ids("src_lang", src_lang, len(texts))
+    return runtime.target_options(tgt_lang, len(texts), options)
+
+
+def one_for_each(options: dict[str, Any]) -> dict[str, Any]:
+    if (found := options.get("num_return_sequences")) not in (None, 1):
+        raise UsageError(
+            f"num_return_sequences is {found}, expected 1: translate gives one translation of "
+            f"each text"
+        )
+    return {**options, "num_return_sequences": 1}
+
+
+def of_each(language: Choice, places: list[int]) -> Choice:
+    """That of each sentence, of the texts at `places`."""
+    return (
+        language
+        if language is None or isinstance(language, str)
+        else [language[place] for place in places]
+    )
+
+
+def parts_of(runtime: "TextRuntime", text: str, splitting: Splitting) -> list[Part]:
+    """Return the sentences of `text` and the white space between them. Translated sentences begin
+    with the language's word."""
+    word = LANGUAGE_WORD.match(text) if runtime.languages.words else None
+    rest = text[word.end() :].lstrip() if word else text
+    if not (splitting.split and rest):
+        return [sentence_part(rest, text[: len(text) - len(rest)], splitting)]
+    prefix = f"{word[0]} " if word else ""
+    return [
+        sentence_part(part, prefix, splitting) if is_sentence else Part(part, False, False)
+        for part, is_sentence in sentences_and_spaces(rest, splitting.language or DEFAULT_LANGUAGE)
+    ]
+
+
+def sentence_part(sentence: str, prefix: str, splitting: Splitting) -> Part:
+    """Return the part for `sentence`. A translated sentence begins with `prefix`, a copied one does
+    not."""
+    is_translated = not splitting.copy_letterless or has_letters(sentence)
+    return Part(prefix + sentence if is_translated else sentence, True, is_translated)
+
+
+def has_letters(text: str) -> bool:
+    """Return whether `text` contains a letter of any script."""
+    return any(map(str.isalpha, text))
+
+
+def translations(runtime: "TextRuntime", plan: Plan, options: dict[str, Any]) -> list[str]:
+    """Of each sentence; those of similar length run together."""
+    limit = plan.limit
+    found = [""] * len(plan.rows)
+    size = runtime.runtime.rows_together(
+        len(plan.rows), BATCH_SIZE, {**options, "max_new_tokens": limit}
+    )
+    for chosen in batches(plan.rows, size):
+        own = [plan.rows[place] for place in chosen]
+        languages = [plan.targets[place] for place in chosen]
+        tokens, _ = runtime.generate_tokens(
+            own, [[]] * len(own), languages, **{**options, "max_new_tokens": limit}
+        )
+        for place, text, row in zip(chosen, runtime.decode(tokens), tokens, strict=True):
+            found[place] = text
+            if is_cut(runtime, row, limit, options):
+                seen = (
+                    f"the translation of {plan.sentences[place]!r:.60} was cut after {limit} tokens"
+                )
+                warnings.warn(
+                    f"{seen}, expected an end token: give a larger max_new_tokens",
+                    UserWarning,
+                    stacklevel=3,
+                )
+    return found
+
+
+def most_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
+    """New ones of one sentence."""
+    given = {**runtime.runtime.defaults, **options}
+    if given.get("max_new_tokens") is not None:
+        return given["max_new_tokens"]
+    longest = given.get("max_length")
+    return (
+        min(MOST_TOKENS, runtime.runtime.config["max_position_embeddings"])
+        if longest is None
+        else longest - 1
+    )
+
+
+def is_cut(runtime: "TextRuntime", tokens: list[int], limit: int, options: dict[str, Any]) -> bool:
+    """Whether no end token came by itself before the limit."""
+    ends = as_list(
+        special_token("eos_token_id", options, runtime.runtime.defaults, runtime.runtime.config)
+    )
+    is_forced = (
+        special_token("forced_eos_token_id", options, runtime.runtime.defaults, {}) is not None
+    )
+    free = tokens[: limit - 1] if is_forced else tokens
+    return len(tokens) >= limit and not set(free) & set(ends)
+
+
+def joined(parts: list[tuple[str, bool]]) -> str:
+    """The text of `parts`, with a space between two sentences that had none, as in Chinese, unless
+    the first ends as there."""
+    text = ""
+    is_open = False  # a sentence came last
+    for part, is_sentence in parts:
+        if is_sentence and is_open and text and text[-1] not in WIDE_ENDS:
+            text += " "
+        text += part
+        is_open = is_sentence or (is_open and not part)
+    return text

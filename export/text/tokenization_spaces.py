@@ -1,0 +1,69 @@
+"""The spaces that transformers removes from decoded text if `clean_up_tokenization_spaces` is
+set."""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .detokenizer import Pieces
+
+# In the order of transformers: the result of one replacement may be the input of a later one.
+REPLACEMENTS = {
+    " .": ".",
+    " ?": "?",
+    " !": "!",
+    " ,": ",",
+    " ' ": "'",
+    " n't": "n't",
+    " 'm": "'m",
+    " 's": "'s",
+    " 've": "'ve",
+}
+REPLACEMENTS |= {" 're": "'re"}
+# The end of a text that may become the left side of a replacement when more text follows. It is
+# empty in most texts.
+OPEN_END = re.compile(r"(?:(?: n| )? ')*(?: n| )?(?: (?:n'?|'?[vr]?))?$")
+# Tokenizers that transformers runs in Python. The others keep the spaces of BPE.
+PYTHON_TOKENIZERS = {"M2M100Tokenizer", "ByT5Tokenizer"}
+BPE_TOO = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+
+
+def cleans_up(config: dict[str, Any], model_type: str) -> bool:
+    """Return whether transformers cleans up, by tokenizer_config.json and the type of the model in
+    tokenizer.json."""
+    keeps_bpe = (
+        model_type == "BPE"
+        and not config.get(BPE_TOO)
+        and config.get("tokenizer_class") not in PYTHON_TOKENIZERS
+    )
+    return bool(config.get("clean_up_tokenization_spaces")) and not keeps_bpe
+
+
+def clean_up(text: str) -> str:
+    """Return `text` without the spaces that transformers removes."""
+    for spaced, cleaned in REPLACEMENTS.items():
+        text = text.replace(spaced, cleaned)
+    return text
+
+
+class CleanPieces:
+    """Like `Pieces`, for a tokenizer that cleans up: joined, the pieces are `clean_up` of the
+    decoded row."""
+
+    def __init__(self, pieces: "Pieces"):
+        self.pieces = pieces
+        self.held = ""
+
+    def add(self, token: int) -> str:
+        """Return the text that the next token settles, empty while more tokens may change it."""
+        self.held += self.pieces.add(token)
+        open_end = OPEN_END.search(self.held)
+        settled = self.held[: open_end.start()] if open_end else self.held
+        self.held = self.held[len(settled) :]
+        return clean_up(settled)
+
+    def end(self) -> str:
+        """Return the rest of the text after the last token."""
+        rest = clean_up(self.held + self.pieces.end())
+        self.held = ""
+        return rest

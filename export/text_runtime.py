@@ -1,0 +1,335 @@
+"""Text in, text out: a `Runtime` and the tokenizer that came with the checkpoint, without
+transformers."""
+
+import contextlib
+import functools
+import os
+import reprlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from .errors import UsageError
+from .inference import options as option_fields
+from .inference.export_info import TARGET_TOKENIZER
+from .inference.inputs import pad_sequences
+from .inference.options import special_token
+from .runtime import Runtime
+from .text.detokenizer import Pieces, TokenNames
+from .text.language_pairs import sentence_languages
+from .text.languages import Choice, languages_of
+from .text.tasks import (
+    classification,
+    embedding,
+    masks,
+    pairs,
+    question_answering,
+    rows,
+    tagging,
+    translation,
+)
+from .text.tasks.rows import check_unicode, decode_batch, errors_of, named, single_texts
+from .text.tokenization_spaces import CleanPieces
+
+TOGETHER = 64  # texts that the tokenizer cuts at once
+
+
+class TextRuntime:
+    """An export directory with its tokenizer.json, loaded; `options` as `Runtime`.
+
+    Raises:
+        FileNotFoundError: if the export has no tokenizer, and as `Runtime`.
+        ValueError: if tokenizer.json is damaged or was added later, and as `Runtime`.
+    """
+
+    def __init__(self, directory: str | os.PathLike, threads: int | None = None, **options: Any):
+        self.runtime = Runtime(directory, threads, **options)
+        self.path = self.runtime.artifact.directory / "tokenizer.json"
+        content = self.runtime.artifact.read(self.path.name)
+        if content is None:
+            raise FileNotFoundError(
+                f"{self.path} is missing: the checkpoint had no tokenizer, so this export takes "
+                f"only ids"
+            )
+        with errors_of(self.path):
+            self.tokenizer = Tokenizer.from_buffer(content)
+        self.target_tokenizer = self._target_tokenizer()
+        for tokenizer in (self.tokenizer, self.target_tokenizer):
+            tokenizer.no_padding()
+            tokenizer.no_truncation()
+        self.languages = languages_of(self.runtime.artifact)
+        self.lock = threading.Lock()  # of the tokenizer, which some tasks have cut texts
+        # None of what generates does: there a long text blocks no short one.
+        self.may_cut = not {"decoder", "step"} & self.runtime.specs.keys()
+
+    # What is read of the export when it is first needed, and the tasks.
+    tokenizer_settings = functools.cached_property(rows.tokenizer_settings)
+    sentence_languages = functools.cached_property(sentence_languages)
+    sentence_modules = functools.cached_property(embedding.sentence_modules)
+    translate = translation.translate
+    classify = classification.classify
+    zero_shot = classification.zero_shot
+    tag = tagging.tag
+    answer = question_answering.answer
+    fill_mask = masks.fill_mask
+    embed = embedding.embed
+    similarity = embedding.similarity
+    next_sentence = pairs.next_sentence
+    choose = pairs.choose
+
+    def _target_tokenizer(self) -> Tokenizer:
+        """That of the text which is generated, where it is cut otherwise than what is read."""
+        path = self.path.with_name(TARGET_TOKENIZER)
+        content = self.runtime.artifact.read(path.name)
+        with errors_of(path):
+            return self.tokenizer if content is None else Tokenizer.from_buffer(content)
+
+    def generate(
+        self,
+        texts: list[str],
+        /,
+        target_prefix: list[str] | None = None,
+        src_lang: Choice = None,
+        tgt_lang: Choice = None,
+        **options: Any,
+    ) -> list[str]:
+        """One text for each of `texts`, or `num_return_sequences` of them: the translation, or for
+        a decoder the continuation. `options` as `Runtime.generate`.
+
+        `target_prefix`, for seq2seq only, is what each translation begins with, one text (or an
+        empty one) for each of `texts`; the translation has it too.
+
+        `src_lang` and `tgt_lang`, for multilingual models only, are the languages of the texts and
+        of the translations, as the tokenizer names them: one, or a list of one for each of `texts`.
+        By default they are the tokenizer's source language, and the target language that
+        generation_config.json names, if it does.
+
+        Raises:
+            UsageError: for a language that the model does not have, and without a target language
+                that it needs.
+            ValueError: for no texts, what is no list of strings, an empty text, one that the
+                tokenizer fails on, one that begins with the word of an unknown language, a
+                `target_prefix` of another length, and as `Runtime.generate`.
+        """
+        options = option_fields.check(options)
+        rows = self.rows(texts, src_lang)
+        targets = self.target_options(tgt_lang, len(rows), options)
+        return self.generate_rows(
+            rows, self.prefixes(target_prefix, len(rows)), targets, **options
+        )[0]
+
+    def generate_with_scores(
+        self,
+        texts: list[str],
+        /,
+        target_prefix: list[str] | None = None,
+        src_lang: Choice = None,
+        tgt_lang: Choice = None,
+        **options: Any,
+    ) -> tuple[list[str], np.ndarray]:
+        """What `generate` returns, and the score of each text, as
+        `Runtime.generate_with_scores`."""
+        options = option_fields.check(options)
+        rows = self.rows(texts, src_lang)
+        targets = self.target_options(tgt_lang, len(rows), options)
+        return self.generate_rows(
+            rows, self.prefixes(target_prefix, len(rows)), targets, is_scored=True, **options
+        )
+
+    def generate_rows(
+        self,
+        rows: list[list[int]],
+        prefixes: list[list[int]],
+        targets: list[dict[str, Any]] | None = None,
+        is_scored: bool = False,
+        **options: Any,
+    ) -> tuple[list[str], np.ndarray]:
+        """As `generate_with_scores`, of tokens, each row with the options of its target language;
+        the scores are NaN unless `is_scored`."""
+        tokens, scores = self.generate_tokens(rows, prefixes, targets, is_scored, **options)
+        return self.decode(tokens), scores
+
+    def generate_tokens(
+        self,
+        rows: list[list[int]],
+        prefixes: list[list[int]],
+        targets: list[dict[str, Any]] | None = None,
+        is_scored: bool = False,
+        **options: Any,
+    ) -> tuple[list[list[int]], np.ndarray]:
+        """As `generate_rows`, the new tokens of each, with their padding. Rows with prefixes of one
+        length and one target language run together."""
+        copies = (
+            options.get("num_return_sequences")
+            or self.runtime.defaults.get("num_return_sequences")
+            or 1
+        )
+        tokens: list[list[list[int]]] = [[]] * len(rows)
+        scores = np.full((len(rows), copies), np.nan, np.float32)
+        kinds = [
+            (len(prefix), tuple(target.items()))
+            for prefix, target in zip(prefixes, targets or [{}] * len(rows))
+        ]
+        for kind in dict.fromkeys(kinds):
+            chosen = np.array([row for row, other in enumerate(kinds) if other == kind])
+            ids, mask = self.batch([rows[row] for row in chosen])
+            length, target = kind
+            given = {**options, **dict(target)}
+            if length:
+                given["decoder_input_ids"] = np.array(
+                    [self.first_tokens(given) + prefixes[row] for row in chosen]
+                )
+            if is_scored:
+                outputs, found = self.runtime.generate_with_scores(ids, mask, **given)
+                scores[chosen] = found.reshape(-1, copies)
+            else:
+                outputs = self.runtime.generate(ids, mask, **given)
+            start = ids.shape[1] if "encoder" not in self.runtime.specs else 1
+            for row, own in zip(
+                chosen, outputs[:, start:].reshape(len(chosen), copies, -1).tolist()
+            ):
+                tokens[row] = own
+        return [each for own in tokens for each in own], scores.ravel()
+
+    def stream(
+        self, text: str, /, src_lang: str | None = None, tgt_lang: str | None = None, **options: Any
+    ) -> Iterator[str]:
+        """Pieces of the one text that `generate` gives for `text`, each as soon as its tokens are
+        there. `options` as `Runtime.stream`.
+
+        Raises:
+            UsageError: for more than one sequence, and as `Runtime.stream`.
+            ValueError: as `generate`.
+        """
+        options = option_fields.check(options)
+        if options.get("num_return_sequences") not in (None, 1):
+            raise UsageError(
+                f"num_return_sequences must be 1 to stream, got {options['num_return_sequences']}"
+            )
+        inputs = self.batch(self.rows([text], src_lang))
+        [target] = self.target_options(tgt_lang, 1, options)
+        return self.text_of(
+            self.runtime.stream(*inputs, **{**options, **target, "num_return_sequences": 1})
+        )
+
+    def target_options(
+        self, tgt_lang: Choice, count: int, options: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Those of the target language of each of `count` texts. Raises UsageError as
+        `generate`."""
+        return self.languages.target_options(tgt_lang, count, options, self.default_target)
+
+    @property
+    def default_target(self) -> int | None:
+        """What the model's own settings have where the target language is chosen."""
+        config = self.runtime.config if self.languages.target == "decoder_start_token_id" else {}
+        return special_token(self.languages.target, self.runtime.defaults, config)
+
+    def first_tokens(self, options: dict[str, Any]) -> list[int]:
+        """The target language, which stands before what a target begins with where it is no start
+        token."""
+        is_first = self.languages.target == "forced_bos_token_id"
+        language = options.get("forced_bos_token_id", self.default_target) if is_first else None
+        return [] if language is None else [language]
+
+    @functools.cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The tokens that have no text."""
+        return frozenset(
+            id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special
+        )
+
+    @functools.cached_property
+    def token_names(self) -> TokenNames:
+        return TokenNames(self.tokenizer, self.special_ids, self.path)
+
+    def pieces(self) -> Pieces | CleanPieces:
+        """Return an object that makes text of the tokens of a row as they come."""
+        pieces = Pieces(self.tokenizer, self.special_ids, self.path)
+        return CleanPieces(pieces) if self.tokenizer_settings.cleans_up else pieces
+
+    def text_of(self, steps: Iterator[np.ndarray]) -> Iterator[str]:
+        """The pieces of the text of one row, whose tokens come in arrays of one."""
+        pieces = self.pieces()
+        for [token] in steps:
+            if piece := pieces.add(int(token)):
+                yield piece
+        if rest := pieces.end():
+            yield rest
+
+    def tokenize(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and mask (B, S), padded on the right, as `AutoTokenizer` gives them."""
+        return self.batch(self.rows(texts))
+
+    def batch(self, rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+        return pad_sequences(rows, self.runtime.config.get("pad_token_id"))
+
+    def rows(self, texts: list[str], src_lang: Choice = None) -> list[list[int]]:
+        """The tokens of each text, in its language. A decoder's prompt gets no end token."""
+        texts = single_texts(texts)
+        self.languages.check_words(texts)
+        if src_lang is not None:
+            return self.languages.rows(
+                [encoding.ids for encoding in self.encodings(texts, special_tokens=False)], src_lang
+            )
+        encodings = self.encodings(texts, special_tokens=True)
+        return [
+            encoding.ids if "encoder" in self.runtime.specs else prompt(encoding)
+            for encoding in encodings
+        ]
+
+    def encodings(self, texts: list[str], special_tokens: bool) -> Iterator[Encoding]:
+        """As `encode`, a few at a time: each takes hundreds of times the memory of its text."""
+        for start in range(0, len(texts), TOGETHER):
+            yield from self.encode(texts[start : start + TOGETHER], special_tokens)
+
+    def prefixes(self, texts: list[str] | None, count: int) -> list[list[int]]:
+        """The tokens of each of `count` prefixes, all empty without `texts`."""
+        if texts is None or not any(texts):
+            return [[]] * count
+        if "encoder" not in self.runtime.specs:
+            raise ValueError(
+                "a target_prefix is for seq2seq: this export is a decoder, whose prompt is what it "
+                "goes on from"
+            )
+        if (
+            not isinstance(texts, list | tuple)
+            or len(texts) != count
+            or not all(isinstance(text, str) for text in texts)
+        ):
+            raise ValueError(
+                f"target_prefix must be a list of {count} strings, as texts, got "
+                f"{reprlib.repr(texts)}"
+            )
+        return [encoding.ids for encoding in self.encode(texts, False, self.target_tokenizer)]
+
+    def decode(self, rows: list[list[int]]) -> list[str]:
+        """Return the text of each row, without special tokens."""
+        return decode_batch(self, rows, skip_special_tokens=True)
+
+    def encode(
+        self, texts: list[str], special_tokens: bool, tokenizer: Tokenizer | None = None
+    ) -> list[Encoding]:
+        """What the tokenizer makes of each text, by default that of what is read; ValueError where
+        it fails on one."""
+        for text, name in named(texts):
+            check_unicode(text, name)
+        chosen = tokenizer or self.tokenizer
+        with self.lock if self.may_cut else contextlib.nullcontext(), errors_of(self.path):
+            if len(texts) == 1:  # without the threads of a batch
+                return [chosen.encode(texts[0], add_special_tokens=special_tokens)]
+            return chosen.encode_batch(texts, add_special_tokens=special_tokens)
+
+
+def prompt(encoding: Encoding) -> list[int]:
+    """What a decoder goes on from: without what the tokenizer adds, where that puts the end token
+    after a text, as older ones of ours do."""
+    added = encoding.special_tokens_mask
+    return (
+        [token for token, is_added in zip(encoding.ids, added) if not is_added]
+        if added[-1:] == [1]
+        else encoding.ids
+    )

@@ -1,0 +1,76 @@
+"""Which folder of export/ may import from which: imports inside of functions and for types count."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import vanilla_transformer_export
+
+ROOT = Path(vanilla_transformer_export.__file__).resolve().parent
+# Each folder or module -> what it may import from, beside itself.
+ALLOWED = {
+    "errors": "",
+    "terminal": "errors",
+    "arguments": "errors terminal",
+    "specs": "errors",
+    "inference": "errors specs",
+    "graphs": "errors specs inference",
+    "one_graph": "errors specs inference graphs",
+    "targets": "errors specs inference graphs one_graph",
+    "runtime": "errors specs inference targets scheduler",
+    "scheduler": "errors specs inference runtime",
+    "text": "errors specs inference",
+    "text_runtime": "errors specs inference runtime scheduler text",
+    "image_runtime": "errors specs inference runtime text",
+    "files": "errors specs inference runtime text text_runtime image_runtime",
+    "serving": "errors arguments specs inference runtime scheduler text text_runtime image_runtime",
+    "exporting": "errors specs inference graphs one_graph targets runtime text text_runtime",
+}
+ALL = ("__init__", "__main__", "cli", "ray")  # which may import from everywhere
+# What is still to go. Tasks name the runtime whose methods they are in their annotations.
+TEXT_TASKS = ("classification", "embedding", "masks", "pairs", "question_answering", "rows")
+EXCEPTIONS = {
+    ("serving/models.py", "files"),
+    ("serving/page.py", "files"),
+    ("serving/protocols/open_inference.py", "__init__"),
+    ("serving/protocols/pipelines.py", "files"),
+    ("serving/protocols/text_embeddings.py", "__init__"),
+    ("serving/service.py", "files"),
+    ("serving/sources.py", "files"),
+    ("text/language_pairs.py", "text_runtime"),
+    ("text/tasks/rows.py", "runtime"),
+    *(
+        (f"text/tasks/{name}.py", "text_runtime")
+        for name in (*TEXT_TASKS, "tagging", "translation")
+    ),
+}
+
+
+def folder_of(parts: tuple[str, ...]) -> str:
+    return parts[0] if parts else "__init__"
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The folders and modules of export/ that `path` imports from."""
+    package = path.relative_to(ROOT).parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) + 1 - node.level]
+            base += tuple((node.module or "").split(".")) if node.module else ()
+            for alias in node.names:
+                is_module = (ROOT.joinpath(*base, alias.name)).with_suffix(".py").exists()
+                is_folder = ROOT.joinpath(*base, alias.name).is_dir()
+                yield folder_of((*base, alias.name) if is_module or is_folder else base)
+
+
+def test_imports_point_one_way():
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        own = name.partition("/")[0].removesuffix(".py")
+        if own in ALL:
+            continue
+        for other in imports(path):
+            if other != own and other not in ALLOWED[own].split():
+                found.add((name, other))
+    assert found == EXCEPTIONS
