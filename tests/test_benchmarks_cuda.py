@@ -369,7 +369,8 @@ def test_the_checkout_is_imported_where_nothing_is_installed(tmp_path):
         f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r})",
         f"from pathlib import Path; from checkout import make_importable; "
         f"make_importable(Path({str(tmp_path)!r}))",
-        "import vanilla_transformer_export.inference.export_info as artifact; from importlib.metadata "
+        "import vanilla_transformer_export.inference.export_info as artifact; "
+        "from importlib.metadata "
         "import version",
         "print(Path(artifact.__file__).resolve()); print(version('vanilla-transformer'))",
     ]

@@ -1,4 +1,4 @@
-"""Which folder of export/ may import from which: imports inside of functions and for types count."""
+"""Which folder of export/ may import from which; imports in functions and for types count."""
 
 import ast
 from collections.abc import Iterator

@@ -50,7 +50,8 @@ def load(export):
 
 def patched(code: str, export: Path, log: Path, *flags: str) -> Server:
     """A server of a process that runs `code` first."""
-    start = f"import sys\n{code}\nfrom vanilla_transformer_export.cli.main import main\nmain(sys.argv[1:])"
+    main = "from vanilla_transformer_export.cli.main import main\nmain(sys.argv[1:])"
+    start = f"import sys\n{code}\n{main}"
     command = [
         sys.executable,
         "-c",
