@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # logits of one run, so that the log-softmax, of which little is kept, takes little memory
 CHUNK = 1 << 19
-# written by tests/top_k_graph.py: exports run without onnx
+# written by tests/support/top_k_graph.py: exports run without onnx
 GRAPH = Path(__file__).with_name("top_k.onnx")
 
 

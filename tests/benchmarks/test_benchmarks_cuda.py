@@ -1,0 +1,386 @@
+"""benchmarks/ for a GPU, without one: all engines say the same on the CPU in float32, every row is
+there, and what was not measured says why. No speed is asserted."""
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import engines
+import gpu
+import measure
+import measure_cuda
+import numpy as np
+import pytest
+import report
+import speed
+import torch
+import workload
+from checkpoints import EOS, build
+from plan import PLANS, Arrangement, cells_of
+from torch_graph import GraphDecoder
+
+ROOT = Path(__file__).parents[2]
+PLAN = PLANS["cuda"]
+IDS = np.random.default_rng(0).integers(workload.FIRST_TOKEN, 498, (3, 8))
+TORCH_ENGINES = ("transformers", "vanilla", "torch-graph")
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory):
+    """The quick checkpoints of each kind."""
+    root = tmp_path_factory.mktemp("models")
+    for kind in ("seq2seq", "gpt2"):
+        workload.make_checkpoints(kind, True, root / kind)
+    return root
+
+
+@pytest.fixture
+def grad():
+    """Engines turn gradients off for good, in processes of their own."""
+    yield
+    torch.set_grad_enabled(True)
+
+
+def run(engine, kind, root, new_tokens, beams=1):
+    model = engines.ENGINES[engine](engine, kind, root / kind, Arrangement(1, 1), "cpu")
+    return engines.timed(model, model.given(IDS), new_tokens, beams)["output"]
+
+
+# -------------------------------------------------------------------------------------- the engines
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "seq2seq-untied", "causal", "causal-learned"])
+def test_the_bound_generates_what_the_model_generates_for_one_prompt_after_the_other(name):
+    model = build(name)
+    model.generation_config.eos_token_id, model.lm_head.bias.data[EOS] = None, -100
+    bound, found = GraphDecoder(model, 3, 8, 9), []
+    for ids in torch.randint(4, 48, (3, 3, 8)):
+        expected = model.generate(ids, max_new_tokens=9, do_sample=False)[:, -9:]
+        assert torch.equal(bound.generate(ids), expected)
+        found += expected.tolist()
+    assert len({tuple(row) for row in found}) > 3, "what is said depends on the prompt"
+
+
+@pytest.mark.parametrize("new_tokens", [1, 6])
+@pytest.mark.parametrize("kind", ["seq2seq", "gpt2"])
+def test_all_torch_engines_say_the_same(roots, grad, kind, new_tokens):
+    first, *others = (run(engine, kind, roots, new_tokens) for engine in TORCH_ENGINES)
+    assert first.shape == (3, new_tokens) and all(np.array_equal(found, first) for found in others)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["seq2seq", "gpt2"])
+def test_our_export_computes_it_too(roots, grad, kind):
+    workload.prepare("cuda-fp32", kind, roots / kind)
+    for beams in (1, 4):
+        assert np.array_equal(
+            run("cuda-fp32", kind, roots, 6, beams), run("transformers", kind, roots, 6, beams)
+        )
+
+
+# -------------------------------------------------------------------------------- kernels and bytes
+
+Event = namedtuple("Event", "name_, nanoseconds, annotation")
+Event.name, Event.duration_ns = lambda event: event.name_, lambda event: event.nanoseconds
+Event.is_user_annotation = lambda event: event.annotation
+
+
+def test_kernels_and_copies_are_added_up_and_no_kernel_is_an_error():
+    events = [
+        Event("gemm", 3000, False),
+        Event("Memcpy DtoH (Device -> Pageable)", 500, False),
+        Event("step", 10**6, True),
+    ]
+    events += [Event("void at::native::softmax", 2000, False), Event("Memset (Device)", 100, False)]
+    assert gpu.totals(events) == pytest.approx({"kernel_seconds": 5e-6, "copy_seconds": 6e-7})
+    with pytest.raises(RuntimeError, match="the profiler saw no kernel"):
+        gpu.totals(events[1:3])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_there_is_nothing_to_describe_or_to_profile(roots, grad):
+    assert gpu.device_facts() is None
+    model = engines.ENGINES["vanilla"]("vanilla", "gpt2", roots / "gpt2", Arrangement(1, 1), "cpu")
+    with pytest.raises(RuntimeError, match="there is no GPU to profile"):
+        engines.profiled(model, model.given(IDS), 2, 1)
+    assert gpu.copy_bandwidth("cpu", True) > 1e6
+
+
+def test_bytes_of_a_step_are_weights_and_what_is_cached(roots):
+    """Counted by hand: width 64, feed-forward 128 (GPT-2: 256), 2 layers, vocabulary 499, all maps
+    with a bias."""
+    square, norm, head = 64 * 65, 128, 64 * 499 + 499
+    decoder = 4 * square + 2 * square + (64 * 129 + 128 * 65 - 64 + 64) + 3 * norm
+    values = gpu.step_values("seq2seq", roots / "seq2seq")
+    assert values == {
+        "weights": 2 * decoder + head,
+        "per_token": 2 * 2 * 64,
+        "per_source": 2 * 2 * 64,
+    }
+    record = {"batch": 3, "length": 8, "new_tokens": 6}
+    # The start token and half of the new ones, and the source.
+    assert gpu.step_bytes(values, record, 2) == 2 * (values["weights"] + 3 * 256 * (1 + 3 + 8))
+    values = gpu.step_values("gpt2", roots / "gpt2")
+    assert values["per_source"] == 0 and gpu.step_bytes(values, record, 2) == 2 * (
+        values["weights"] + 3 * 256 * (8 + 3)
+    )
+
+
+# ---------------------------------------------------------------------------------------- every row
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """What has a process of its own runs in this one."""
+    for module in (measure, measure_cuda):
+        monkeypatch.setattr(module, "isolated", lambda function, *args: function(*args))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+def benchmark(tmp_path, *arguments):
+    out = tmp_path / "cuda.json"
+    speed.main(["--device", "cuda", "--threads", "1", "--out", str(out), *arguments])
+    return json.loads(out.read_text())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_all_rows_are_there_and_say_so(here, tmp_path, capsys):
+    result = benchmark(tmp_path)
+    check_rows(result)
+    rows = [*result["cells"], *result["verify"], *result["bleu"], *result["steps"]]
+    assert (
+        result["device"] is None
+        and result["exports"] == {}
+        and all("seconds" not in row for row in rows)
+    )
+    assert {row["missing"] for row in rows if not row["missing"].startswith("left out")} == {
+        "no GPU was at hand"
+    }
+    printed = capsys.readouterr().out
+    assert (
+        "No GPU, nothing was measured; " in printed and "No plot: nothing was measured." in printed
+    )
+    assert "- transformers, eager: no GPU was at hand" in printed and "(goal: 8)" in printed
+
+
+def check_rows(result):
+    cells = [
+        cell for shape in PLAN.shapes for cell in cells_of(PLAN, shape, result["options"]["quick"])
+    ]
+    assert [
+        (row["engine"], row["batch"], row["beams"], row["kind"]) for row in result["cells"]
+    ] == [(engine, cell.batch, cell.beams, cell.kind) for cell in cells for engine in PLAN.engines]
+    assert all(("missing" in row) != ("per_second" in row) for row in result["cells"])
+    greedy = [row for row in result["cells"] if row["beams"] == 1 and row["new_tokens"]]
+    assert [(row["engine"], row["batch"]) for row in result["steps"]] == [
+        (row["engine"], row["batch"]) for row in greedy
+    ]
+    kinds = dict.fromkeys(row["kind"] for row in result["cells"])
+    exports = [
+        (kind, engine) for kind in kinds for engine in PLAN.engines if engine.startswith("cuda-")
+    ]
+    assert [(row["kind"], row["engine"]) for row in result["verify"]] == exports
+    assert [row["engine"] for row in result["bleu"]] == ["torch", "cuda-fp16", "cuda-bf16"]
+
+
+def test_the_file_in_the_repository_has_all_rows_and_a_report():
+    result = json.loads((ROOT / "benchmarks/results/cuda.json").read_text())
+    check_rows(result)
+    assert not result["options"]["quick"]
+    assert "| ours, cuda fp16 |" in report.tables(result)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_after_the_minutes_given_nothing_is_begun(here, tmp_path, grad):
+    arguments = [
+        "--quick",
+        "--minutes",
+        "0",
+        "--shapes",
+        "gpt2",
+        "--engines",
+        "vanilla",
+        "transformers-compile",
+    ]
+    result = benchmark(tmp_path, *arguments)
+    assert result["device"] == "cpu" and result["models"]["gpt2"]["parameters"] > 10_000
+    assert {row["missing"] for row in result["cells"] if row["engine"] == "vanilla"} == {
+        "no time was left"
+    }
+    assert [row["missing"][:8] for row in result["cells"] if row["batch"] == 2][1] == "left out"
+
+
+def test_the_cells_with_a_goal_come_first_and_are_left_out_by_neither_engine():
+    cells = PLAN.shapes["seq2seq"]
+    asked = {(cells[0].batch, 1), (32, 4), (128, 1)}
+    assert asked <= {(cell.batch, cell.beams) for cell in cells[:6]}
+    for (_, engine, other), goals in report.GOALS.items():
+        if not engine.startswith("cuda-"):
+            continue
+        beams = 4 if 32 in goals else 1
+        cell = next(cell for cell in cells if cell.batch in goals and cell.beams == beams)
+        assert PLAN.left_out(engine, cell) is PLAN.left_out(other, cell) is None
+    assert PLAN.left_out("torch-graph", cells[1]) and PLAN.left_out(
+        "transformers-compile", replace(cells[0], batch=8)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_quick_run_tries_all_that_a_cpu_can_run(tmp_path):
+    texts = [tmp_path / "text.en", tmp_path / "text.de"]
+    texts[0].write_text("A dog runs.\nTwo men.\n")
+    texts[1].write_text("Ein Hund rennt.\nZwei Männer.\n")
+    engines = ["cuda-fp32", *TORCH_ENGINES]
+    command = [
+        sys.executable,
+        ROOT / "benchmarks/speed.py",
+        "--device",
+        "cuda",
+        "--quick",
+        "--repeats",
+        "3",
+        "--threads",
+        "1",
+    ]
+    command += [
+        "--minutes",
+        "20",
+        "--out",
+        tmp_path / "quick.json",
+        "--shapes",
+        "seq2seq",
+        "bert",
+        "--engines",
+        *engines,
+    ]
+    done = subprocess.run([*command, "--texts", *texts], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads((tmp_path / "quick.json").read_text())
+    for record in result["cells"]:
+        if "missing" in record:
+            assert record["engine"] == "torch-graph" and record["missing"].startswith("left out")
+            continue
+        assert (
+            len(record["seconds"]["runs"]) == 3 and "there is no GPU" in record["kernels_missing"]
+        )
+        assert record["agreement"] == 1 if record["new_tokens"] else record["max_difference"] < 1e-3
+    for step in result["steps"]:
+        assert "missing" in step or step.keys() >= {
+            "bytes_per_step",
+            "step_seconds",
+            "fits_cache",
+            "share",
+        }
+    assert [(row["kind"], row["failures"]) for row in result["verify"]] == [
+        ("seq2seq", 0),
+        ("bert", 0),
+    ]
+    bleu, *others = result["bleu"]
+    assert 0 < bleu["bleu"] <= 100 and bleu["sentences"] == 2
+    assert [other["missing"] for other in others] == 2 * ["no GPU was at hand"]
+    assert (
+        "No GPU, all on the CPU in float32" in done.stdout
+        and "there is no GPU to profile" in done.stdout
+    )
+
+
+# --------------------------------------------------------------------------------------- the report
+
+TIMES = dict(min=0.1, median=0.2, max=0.4, runs=[0.1, 0.2, 0.4])
+RECORD = dict(
+    shape="seq2seq",
+    kind="seq2seq",
+    length=32,
+    new_tokens=64,
+    beams=1,
+    seconds=TIMES,
+    first_token_seconds=TIMES,
+)
+
+
+def test_the_report_says_kernels_goals_and_bleu():
+    result = json.loads((ROOT / "benchmarks/results/cuda.json").read_text())
+    ours = {
+        **RECORD,
+        "engine": "cuda-fp16",
+        "batch": 1,
+        "per_second": 900.0,
+        "kernel_seconds": 0.15,
+        "agreement": 0.5,
+    }
+    theirs = {
+        **RECORD,
+        "engine": "transformers",
+        "batch": 1,
+        "per_second": 100.0,
+        "kernels_missing": "not seen",
+    }
+    result |= {"cells": [ours, theirs], "device": "cuda", "copy_bandwidth": 4.25e12}
+    result["hardware"] |= {"gpu": "A GPU", "cuda": "13.0"}
+    step = dict(
+        kind="seq2seq",
+        engine="cuda-fp16",
+        batch=1,
+        bytes_per_step=80e6,
+        step_seconds=5e-4,
+        fits_cache=True,
+        share=0.4,
+    )
+    verified = dict(
+        kind="seq2seq",
+        engine="cuda-fp16",
+        cases=12,
+        max_error=2e-3,
+        agreeing_tokens=99,
+        tokens=100,
+        failures=0,
+    )
+    scores = [
+        dict(engine="torch", bleu=37.96),
+        dict(engine="cuda-fp16", bleu=37.9),
+        dict(engine="cuda-bf16", missing="no"),
+    ]
+    text = report.tables({**result, "steps": [step], "verify": [verified], "bleu": scores})
+    assert "A GPU, CUDA 13.0, copies 4.25 TB/s; " in text
+    assert "150 (75%)" in text and "\n- transformers, eager, kernels: not seen" in text
+    assert (
+        "| tokens/s: seq2seq greedy, ours, cuda fp16 / transformers, eager | 9.00 (goal: 8) |"
+        in text
+    )
+    assert "| seq2seq, ours, cuda fp16 | 0.5 (80.0 MB, fits the cache; 40%) |" in text
+    assert "| seq2seq, ours, cuda fp16 | 12 | 2.0e-03 | 99 of 100 | 0 |" in text
+    assert (
+        "| cuda-fp16 | 37.90 | -0.06 |" in text
+        and "| cuda-bf16 | - | - |\n\n- cuda-bf16: no" in text
+    )
+
+
+# ------------------------------------------------------------------------------------ not installed
+
+
+def test_the_checkout_is_imported_where_nothing_is_installed(tmp_path):
+    lines = [
+        f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r})",
+        f"from pathlib import Path; from checkout import make_importable; "
+        f"make_importable(Path({str(tmp_path)!r}))",
+        "import vanilla_transformer_export.inference.export_info as artifact; "
+        "from importlib.metadata "
+        "import version",
+        "print(Path(artifact.__file__).resolve()); print(version('vanilla-transformer'))",
+    ]
+    found = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", "\n".join(lines)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.split() == [
+        str(ROOT / "export/inference/export_info.py"),
+        importlib.metadata.version("vanilla-transformer"),
+    ]

@@ -1,0 +1,348 @@
+"""Every command that the cards show in blocks, and that README.md, docs/, the cards, the benchmarks
+and the launch file name in their text, is taken from there by a shell, and runs as it stands over
+made-up text; what needs a GPU, hours or several machines is read by the parsers that would read it.
+test_docs.py has the blocks of README.md and docs/."""
+
+import argparse
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import standins
+from accelerate.commands.launch import launch_command_parser
+from pages import PAGES
+from shell import LAUNCH, PROGRAMS, commands, ours
+
+from vanilla_transformer.training.recipe import FOLDER, read_recipe
+from vanilla_transformer.training.run import train
+from vanilla_transformer.training.tasks import TASKS
+from vanilla_transformer.training.values import key_types
+from vanilla_transformer_export.cli import main as cli
+
+ROOT = Path(__file__).parents[2]
+CARDS = sorted((ROOT / "model_cards").glob("*/README.md"))
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
+
+PARSED = {  # what is only parsed, and why
+    "python benchmarks/speed.py": "an hour; test_benchmarks.py runs it with --quick",
+    "python benchmarks/speed.py --resume": "the same",
+    "python benchmarks/speed.py --device cuda": (
+        "a GPU; test_benchmarks_cuda.py runs it with --quick"
+    ),
+    "python benchmarks/training_speed.py --data DIR": (
+        "some minutes and Multi30k; test_benchmarks.py runs it on less text"
+    ),
+    "python benchmarks/lookup.py --data DIR": (
+        "minutes of training; test_lookup_benchmark.py runs it on less text"
+    ),
+    "python benchmarks/one_graph.py": "some minutes; test_benchmarks.py runs it with --quick",
+    "python benchmarks/serving.py --captions FILE": (
+        "an hour; test_serving_benchmark.py runs it with --quick"
+    ),
+    "python benchmarks/bulk.py EXPORT --captions FILE": (
+        "some minutes; test_bulk.py runs it on fewer lines"
+    ),
+    "python benchmarks/sentence_splitting.py FILE": (
+        "libraries of other sentence splitters, which nothing here needs"
+    ),
+    "vanilla-transformer serve": "the program that the page of serving starts",
+    "vanilla-transformer serve my-export": "the same, with another name of the export",
+    "vanilla-transformer VERB --help": "VERB is any; test_cli.py reads all",
+    "python -m vanilla_transformer_export": "the program by itself; test_cli.py runs it",
+    "accelerate launch --cpu": "without what it launches; test_distributed.py does that",
+    "vanilla-transformer export facebook/nllb-200-distilled-600M OUT": (
+        "the Hub; test_export_converted.py has another"
+    ),
+    "vanilla-transformer attention CHECKPOINT picture.png --output maps.png": (
+        "a picture; test_vision.py draws over one"
+    ),
+    "vanilla-transformer train digits --output my-digits": (
+        "minutes, and images that the page of training makes"
+    ),
+    "sbatch --nodes 4 slurm.sh RECIPE --data DIR --output OUT": (
+        "several machines; test_distributed.py has stand-ins for them"
+    ),
+}
+BENCHMARKS_RUN = (  # to the end
+    "python benchmarks/speed_pages.py",
+    "python benchmarks/report.py FILE",
+    "python benchmarks/report.py benchmarks/results/cpu-avx2.json",
+    "python benchmarks/linear_baseline.py --data DATA",
+    "python benchmarks/outside.py",
+    "python benchmarks/scores.py --data DATA",
+    "python benchmarks/lowercased.py CARD --data DIR",
+    "python benchmarks/lowercased.py CARD --data DATA/multi30k",
+)
+
+# Of JSON: scores of two splits and one; each fold and all of them, by two kinds of features; two
+# splits.
+LINES = {"scores": 4 + 1, "linear_baseline": 2 * (5 + 1), "lowercased": 2}
+
+
+def spans(text: str) -> set[str]:
+    """Commands within a text, between backquotes or behind a comment sign."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    found = {" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)}
+    found |= {line.strip() for line in re.findall(r"^# {3}(.*)$", text, re.MULTILINE)}
+    return {span for span in found if span.split(" ")[0] in PROGRAMS}
+
+
+def blocks(text: str) -> list[str]:
+    """Shell scripts of their own."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    calls = rf'^\s*(?:\w+=")?(?:{"|".join(PROGRAMS)}) '
+    return [
+        block
+        for language, block in found
+        if language in ("", "bash") and re.search(calls, block, re.MULTILINE)
+    ]
+
+
+TEXTS = [path.read_text() for path in (*PAGES, LAUNCH, *CARDS, *BENCHMARKS)]
+SPANS = sorted(set.union(*map(spans, TEXTS)))
+
+
+def spans_of(program):
+    return [span for span in SPANS if span.split(" ")[0] == program]
+
+
+def test_each_command_is_run_or_has_a_reason_why_not():
+    known = {
+        *PARSED,
+        *BENCHMARKS_RUN,
+        *spans_of("make"),
+        *spans_of("pip"),
+        "vanilla-transformer doctor",
+    }
+    assert {span for span in SPANS if " " in span} - {*spans_of("make")} == known - {
+        *spans_of("make")
+    }
+    assert [len(blocks(text)) for text in TEXTS[len(PAGES) :]] == [
+        0,
+        *([1] * len(CARDS)),
+        *([0] * len(BENCHMARKS)),
+    ]
+
+
+# ------------------------------------------------------------------------------------------- parsed
+
+
+def test_commands_that_name_no_more_than_options_have_these(tmp_path):
+    [call] = commands("accelerate launch --cpu", tmp_path)
+    assert launch_command_parser().parse_args([*call[2:], "script"]).cpu
+
+
+class Read(Exception):
+    """What a script's own parser made of its command line."""
+
+
+@pytest.mark.parametrize("command", [command for command in PARSED if "benchmarks/" in command])
+def test_a_long_benchmark_s_command_is_read_by_its_own_parser(command, tmp_path, monkeypatch):
+    parse = argparse.ArgumentParser.parse_args
+
+    def stop(*args):
+        raise Read(parse(*args))
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    [[_, script, *arguments]] = commands(command, tmp_path)
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    with pytest.raises(Read):
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+
+
+@pytest.mark.parametrize("command", spans_of("make"))
+def test_make_knows_its_targets_and_the_files_they_run(command, tmp_path):
+    [[_, *arguments]] = commands(command, tmp_path)
+    said = subprocess.run(
+        ["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    files = re.findall(r"\S+\.py\b|\.ci/\w+", said)
+    assert files or "pytest" in said or "sphinx" in said
+    assert all((ROOT / file).is_file() for file in files)
+
+
+def test_pip_installs_extras_that_there_are(tmp_path):
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    calls = commands("\n".join(spans_of("pip")), tmp_path)
+    found = {
+        extra for call in calls for extra in call[2].removeprefix(".[").removesuffix("]").split(",")
+    }
+    assert found - {*extras} == {
+        "tensorrt",
+        "sentencex",
+    }  # NVIDIA's, which needs a GPU; and one in a list of sentence splitters
+
+
+def test_the_keys_that_texts_set_are_those_of_recipes():
+    known = {
+        f"{table}.{key}"
+        for task in TASKS.values()
+        for table, keys in key_types(task).items()
+        for key in keys
+    }
+    texts = [*TEXTS, *(path.read_text() for path in FOLDER.glob("*.toml"))]
+    found = {key for text in texts for key in re.findall(r"--set '?([a-z_]+\.[a-z_]+)=", text)}
+    assert len(found) > 15 and found <= known
+
+
+# --------------------------------------------------------------------------------------- benchmarks
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """A directory that looks like the repository's root, with two cards, runs of a few updates, and
+    what the placeholders of commands stand for."""
+    folder = tmp_path_factory.mktemp("repository")
+    shutil.copytree(
+        ROOT / "benchmarks",
+        folder / "benchmarks",
+        ignore=shutil.ignore_patterns("__pycache__", "node_modules"),
+    )
+    changes = {"data.directory": "multi30k", **standins.small(read_recipe("multi30k-en-de-cased"))}
+    recipe = read_recipe("multi30k-en-de-cased", changes)
+    (folder / "DATA").mkdir()
+    (folder / "docs").mkdir()
+    for page in ("README.md", "docs/results.md"):
+        shutil.copy(ROOT / page, folder / page)
+    standins.write_text(recipe, folder / "DATA" / "multi30k")
+    tokenised = read_recipe("multi30k-en-de", changes)
+    standins.write_text(tokenised, folder / "DATA" / "multi30k")
+    questions = read_recipe(
+        "trec", standins.small(read_recipe("trec")) | {"data.directory": "trec"}
+    )
+    standins.write_text(questions, folder / "DATA" / "trec")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder / "DATA")
+        train(recipe, folder / "model_cards" / "card")
+        train(questions, folder / "model_cards" / "classifier")
+    with open(folder / "model_cards" / "card" / "README.md", "a") as file:
+        file.write("\n## Outside its domain\n\n| text | translation |\n|---|---|\n| `A MAN` | |\n")
+    for name, target in {
+        "CARD": "model_cards/card",
+        "DIR": "DATA/multi30k",
+        "FILE": "benchmarks/results/cpu-avx2.json",
+    }.items():
+        (folder / name).symlink_to(folder / target)
+    for name in ("SOURCE", "TARGET", "TRAIN.en", "TRAIN.de"):
+        (folder / name).write_text("a line\n")
+    return folder
+
+
+@pytest.mark.parametrize("command", BENCHMARKS_RUN)
+def test_a_benchmark_s_command_runs(command, repository, tmp_path, monkeypatch, capsys):
+    [[_, script, *arguments]] = commands(command, tmp_path)
+    monkeypatch.chdir(repository)
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as done:
+        assert done.code is None
+    said = capsys.readouterr().out
+    if count := LINES.get(Path(script).stem):
+        assert (
+            len([json.loads(line) for line in said.splitlines() if line.startswith("{")]) == count
+        )
+    if "outside" in script:
+        assert re.search(
+            r"^\| `A MAN` \| `.*` \|$",
+            (repository / "CARD" / "README.md").read_text(),
+            re.MULTILINE,
+        )
+    assert said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments", [[], ["Two dogs run across a field."]], ids=["as it is", "with a sentence"]
+)
+def test_the_demo_runs(arguments, monkeypatch, capsys):
+    """What `make demo` calls, as the test of `make` has seen."""
+    monkeypatch.setattr(sys, "argv", ["benchmarks/demo.py", *arguments])
+    runpy.run_path(str(ROOT / "benchmarks/demo.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert (
+        "0 failures" in said
+        and f"{6 + len(arguments)} of {6 + len(arguments)} translations are the same" in said
+    )
+
+
+# -------------------------------------------------------------------------------------------- cards
+
+
+def card(path):
+    """The others of a task are slow, beside the first."""
+    is_first = not path.parent.name.endswith(("en-fr", "trec", "gpu-shape"))
+    return pytest.param(path, id=path.parent.name, marks=[] if is_first else [pytest.mark.slow])
+
+
+EACH_CARD = pytest.mark.parametrize("path", [card(path) for path in CARDS])
+
+
+def calls_of(path, folder):
+    [script] = blocks(path.read_text())
+    return [ours(call) for call in commands(script, folder)]
+
+
+def cut(arguments: list[str]) -> list[str]:
+    """The arguments with changes behind them that cut sizes and steps; the text they name is made
+    up where they look for it."""
+    read = cli.parse(arguments)
+    recipe = read_recipe(read.recipe, dict(read.set))
+    standins.write_text(recipe, read.data)
+    changes = [f"{key}={json.dumps(value)}" for key, value in standins.small(recipe).items()]
+    return [*arguments, *(word for change in changes for word in ("--set", change))]
+
+
+def stand_in(arguments: list[str]) -> None:
+    """For the result of a command, of which the name says what it is."""
+    read = cli.parse(arguments)
+    name, data = str(read.output), read_recipe(read.recipe, dict(read.set)).data
+    if name == "masked":
+        standins.checkpoint(Path(name))
+    elif name.startswith(("words", "pieces")):
+        kind = "word" if name.startswith("words") else "bpe"
+        standins.classifier(Path(name), kind, data["label_names"])
+    else:
+        standins.translator(Path(name))
+
+
+@EACH_CARD
+def test_the_commands_of_a_card_run_dry(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    calls = calls_of(path, tmp_path)
+    assert cli.parse(calls[-1]).output == Path(path.parent.name)
+    for arguments in calls[:-1]:
+        stand_in(arguments)
+    # one of those that differ by a number only
+    calls = [*{re.sub(r"\d", "", " ".join(call)): call for call in calls}.values()]
+    before = {*os.listdir(), *(cli.parse(arguments).data.name for arguments in calls)}
+    for arguments in calls:
+        cli.main([*cut(arguments), "--dry-run"])
+        assert "updates" in capsys.readouterr().out
+    assert {*os.listdir()} == before
+
+
+@pytest.mark.slow
+@EACH_CARD
+def test_the_commands_of_a_card_train_one_after_the_other(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments in calls_of(path, tmp_path):
+        cli.main(cut(arguments))
+    assert (tmp_path / path.parent.name / "model.safetensors").is_file()
+
+
+@EACH_CARD
+def test_the_snippet_of_a_card_runs_beside_it(path, monkeypatch, capsys):
+    monkeypatch.chdir(path.parents[1])
+    [snippet] = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
+    exec(snippet, {})
+    assert capsys.readouterr().out.strip()

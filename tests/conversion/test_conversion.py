@@ -1,0 +1,281 @@
+"""Checkpoints of other families, converted: the same numbers, the same generated tokens, from
+random configs."""
+
+import pytest
+import torch
+from checkpoints import edit_json
+from families import (
+    ARCHITECTURES,
+    DTYPES_AND_SEEDS,
+    RIGHT,
+    SEEDS,
+    assert_exact,
+    cases,
+    converted,
+    given_to,
+    outputs_of,
+    random_config,
+    random_model,
+)
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import DataCollatorForSeq2Seq, GenerationConfig, PreTrainedTokenizerFast
+
+from vanilla_transformer.conversion import convert
+from vanilla_transformer_export import Runtime, export
+
+DECODERS = [
+    ("gpt2", "GPT2LMHeadModel"),
+    ("opt", "OPTForCausalLM"),
+    ("xglm", "XGLMForCausalLM"),
+    ("biogpt", "BioGptForCausalLM"),
+]
+PAIRS = [
+    ("bart", "BartForConditionalGeneration"),
+    ("mbart", "MBartForConditionalGeneration"),
+    ("marian", "MarianMTModel"),
+    ("m2m_100", "M2M100ForConditionalGeneration"),
+    ("pegasus", "PegasusForConditionalGeneration"),
+    ("blenderbot", "BlenderbotForConditionalGeneration"),
+    ("plbart", "PLBartForConditionalGeneration"),
+    ("t5", "T5ForConditionalGeneration"),
+]
+
+
+def computable(family, dtype):
+    """XGLM's own class fails in float64: it makes a float32 tensor of the least float64."""
+    return torch.float32 if family == "xglm" else dtype
+
+
+@DTYPES_AND_SEEDS
+@pytest.mark.parametrize("family, architecture", cases(ARCHITECTURES))
+def test_a_converted_checkpoint_gives_the_same_outputs(family, architecture, dtype, seed, tmp_path):
+    dtype = computable(family, dtype)
+    theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
+    ours = converted(theirs, tmp_path, dtype)
+    given = given_to(theirs)
+    expected, got = outputs_of(theirs, given), outputs_of(ours, given)
+    if architecture == "ElectraForPreTraining":
+        got["logits"] = got["logits"].squeeze(-1)
+    if architecture == "Dinov2Model":
+        got["pooler_output"] = got["last_hidden_state"][:, 0]
+    # its residual stream, which is what it returns, is reordered
+    if architecture in ("MarianModel", "PegasusModel"):
+        half = ours.config.hidden_size // 2
+        got["last_hidden_state"] = got["last_hidden_state"].unflatten(-1, (half, 2)).mT.flatten(-2)
+    assert expected.keys() <= got.keys() and expected
+    for name in expected:
+        assert_exact(got[name], expected[name], dtype, family)
+
+
+@pytest.mark.parametrize("depth", [pytest.param(12, marks=pytest.mark.slow), 24])
+def test_models_as_deep_as_nllb_s_give_the_same_logits(depth, tmp_path):
+    config = random_config("m2m_100", "M2M100ForConditionalGeneration", 0)
+    config.update(dict(encoder_layers=depth, decoder_layers=depth))
+    theirs = random_model("M2M100ForConditionalGeneration", config, torch.float64)
+    ours = converted(theirs, tmp_path, torch.float64)
+    assert (ours.config.encoder_layers, ours.config.decoder_layers) == (depth, depth)
+    given = given_to(theirs)
+    assert_exact(
+        outputs_of(ours, given)["logits"], outputs_of(theirs, given)["logits"], torch.float64
+    )
+
+
+@pytest.mark.parametrize(
+    "family, architecture",
+    [
+        pytest.param("gpt2", "GPT2ForTokenClassification", marks=pytest.mark.slow),
+        pytest.param("opt", "OPTForQuestionAnswering", marks=pytest.mark.slow),
+        ("bart", "BartForSequenceClassification"),
+        pytest.param("mbart", "MBartForQuestionAnswering", marks=pytest.mark.slow),
+        pytest.param("mpnet", "MPNetForTokenClassification", marks=pytest.mark.slow),
+        pytest.param("xlm-roberta", "XLMRobertaForSequenceClassification", marks=pytest.mark.slow),
+    ],
+)
+def test_the_export_of_a_converted_head_gives_the_same_outputs(family, architecture, tmp_path):
+    theirs = random_model(architecture, random_config(family, architecture, 0))
+    converted(theirs, tmp_path)
+    export(tmp_path / "ours", tmp_path / "export", cases=4)
+    given = given_to(theirs)
+    found = Runtime(tmp_path / "export").outputs(
+        **{name: tensor.numpy() for name, tensor in given.items()}
+    )
+    for name, expected in outputs_of(theirs, given).items():
+        got = torch.from_numpy(found[name])
+        assert_exact(
+            got[RIGHT.bool()] if got.shape[:2] == RIGHT.shape else got,
+            expected,
+            torch.float32,
+            family,
+        )
+
+
+EXPORTS = [  # fast are those of test_languages.py and test_positions.py
+    pytest.param(*case, target, marks=pytest.mark.slow)
+    for case in [*PAIRS[3:], *DECODERS[2:]]
+    for target in ("portable", "cpu", "cuda")
+]
+
+
+@pytest.mark.parametrize("family, architecture, target", EXPORTS)
+def test_exports_generate_the_source_s_tokens(family, architecture, target, tmp_path):
+    config = random_config(family, architecture, 0)
+    # the cuda target pads sources to multiples of 32, also beyond a shorter table
+    config.max_position_embeddings = 64
+    theirs = random_model(architecture, config)
+    # Blenderbot's, which the runtime does not apply
+    theirs.generation_config.encoder_no_repeat_ngram_size = None
+    ours = converted(theirs, tmp_path)
+    export(tmp_path / "ours", tmp_path / "export", target=target, dtype="fp32", cases=3)
+    runtime = Runtime(tmp_path / "export", device="cpu")
+    given = given_to(theirs)
+    sides = {"m2m_100": ("right", "left")}.get(
+        family, ("right",) if theirs.config.is_encoder_decoder else ("left",)
+    )
+    pad = theirs.config.pad_token_id  # which these decoders do not count where it is generated
+    for side in sides:
+        ids, mask = (
+            tensor if side == "right" else tensor.flip(1) for tensor in (given["input_ids"], RIGHT)
+        )
+        for settings in (dict(num_beams=1), dict(num_beams=4, length_penalty=0.7)):
+            settings |= dict(
+                max_new_tokens=10, min_new_tokens=8, no_repeat_ngram_size=2, bad_words_ids=[[pad]]
+            )
+            expected = theirs.generate(ids, attention_mask=mask, do_sample=False, **settings)
+            assert len(expected.unique()) > 4, "a model that repeats itself proves little"
+            assert (
+                ours.generate(ids, attention_mask=mask, do_sample=False, **settings).tolist()
+                == expected.tolist()
+            )
+            assert (
+                runtime.generate(ids.numpy(), mask.numpy(), **settings).tolist()
+                == expected.tolist()
+            )
+
+
+@DTYPES_AND_SEEDS
+@pytest.mark.parametrize("family, architecture", DECODERS)
+def test_left_padded_rows_and_caches_give_the_same_logits(
+    family, architecture, dtype, seed, tmp_path
+):
+    dtype = computable(family, dtype)
+    theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
+    ours = converted(theirs, tmp_path, dtype)
+    mask = RIGHT.flip(1)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    ids = torch.randint(3, theirs.config.vocab_size, mask.shape)
+    later = torch.randint(3, theirs.config.vocab_size, (3, 4))
+    with torch.no_grad():
+        expected = theirs(ids, attention_mask=mask, position_ids=positions, use_cache=True)
+        got = ours(ids, attention_mask=mask, position_ids=positions, use_cache=True)
+        assert_exact(got.logits[mask.bool()], expected.logits[mask.bool()], dtype, family)
+        mask = torch.cat([mask, torch.ones_like(later)], dim=1)
+        positions = positions[:, -1:] + torch.arange(1, 5)
+        given = dict(attention_mask=mask, position_ids=positions)
+        got = ours(later, past_key_values=got.past_key_values, **given)
+        expected = theirs(later, past_key_values=expected.past_key_values, **given)
+    assert_exact(got.logits, expected.logits, dtype, family)
+
+
+@DTYPES_AND_SEEDS
+@pytest.mark.parametrize("family, architecture", PAIRS)
+def test_caches_of_both_stacks_give_the_same_logits(family, architecture, dtype, seed, tmp_path):
+    theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
+    ours = converted(theirs, tmp_path, dtype)
+    given = given_to(theirs) | dict(use_cache=True)
+    later = torch.randint(3, theirs.config.vocab_size - 2, (3, 2))
+    results = []
+    with torch.no_grad():
+        for model in (ours, theirs):
+            cache = model(**given).past_key_values
+            results.append(
+                model(**given | dict(decoder_input_ids=later, past_key_values=cache)).logits
+            )
+    assert_exact(*results, dtype, family)
+
+
+@pytest.mark.parametrize(
+    "family, architecture, start", [*((*pair, 2) for pair in PAIRS), (*PAIRS[1], None)]
+)
+def test_labels_give_the_source_s_loss_and_decoder_inputs(family, architecture, start, tmp_path):
+    config = random_config(family, architecture, 0)
+    if family == "mbart":  # which has no start token, and reads none if it has
+        config.decoder_start_token_id = start
+    theirs = random_model(architecture, config, torch.float64)
+    ours = converted(theirs, tmp_path, torch.float64)
+    given = given_to(theirs)
+    del given["decoder_input_ids"]
+    labels = given["input_ids"].roll(1, 0).masked_fill(RIGHT.roll(1, 0) == 0, -100)
+    for masked in (labels, labels.masked_fill(torch.rand(labels.shape) < 0.3, -100)):
+        with torch.no_grad():
+            got, expected = (model(**given, labels=masked) for model in (ours, theirs))
+        assert_exact(got.logits, expected.logits, torch.float64, family)
+        assert got.loss.item() == pytest.approx(expected.loss.item(), rel=1e-6)  # in float32
+    if not hasattr(theirs, "prepare_decoder_input_ids_from_labels"):
+        return
+    features = [dict(input_ids=[5, 6, 7], labels=row[row != -100].tolist()) for row in labels]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"<pad>": config.pad_token_id})),
+        pad_token="<pad>",
+        padding_side="right",
+    )
+    batches = [
+        DataCollatorForSeq2Seq(tokenizer, model=model)(features)["decoder_input_ids"]
+        for model in (ours, theirs)
+    ]
+    assert batches[0].tolist() == batches[1].tolist()
+
+
+SETTINGS = [
+    dict(num_beams=1, no_repeat_ngram_size=2),
+    dict(num_beams=4, length_penalty=0.7, early_stopping=True, no_repeat_ngram_size=2),
+    dict(num_beams=3, num_return_sequences=2, no_repeat_ngram_size=2, repetition_penalty=1.3),
+]
+
+
+@SEEDS
+@pytest.mark.parametrize("settings", SETTINGS, ids=["greedy", "4 beams", "3 beams, 2 returned"])
+@pytest.mark.parametrize("family, architecture", DECODERS + PAIRS)
+def test_the_source_s_generation_config_comes_along_and_generates_the_same_tokens(
+    family, architecture, settings, seed, tmp_path
+):
+    theirs = random_model(architecture, random_config(family, architecture, seed))
+    fields = dict(
+        max_new_tokens=12,
+        do_sample=False,
+        forced_eos_token_id=theirs.config.eos_token_id,
+        min_new_tokens=8,
+    )
+    theirs.generation_config = GenerationConfig.from_model_config(theirs.config)
+    theirs.generation_config.update(**fields, **settings)
+    ours = converted(theirs, tmp_path)
+    assert ours.generation_config.num_beams == settings["num_beams"]
+    given = given_to(theirs)
+    given = dict(input_ids=given["input_ids"], attention_mask=RIGHT)
+    if not theirs.config.is_encoder_decoder:  # prompts are padded on the left
+        given = {name: tensor.flip(1) for name, tensor in given.items()}
+    expected = theirs.generate(**given)
+    assert len(expected.unique()) > 4, "a model that repeats itself proves little"
+    assert ours.generate(**given).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("family, architecture", PAIRS)
+def test_a_config_that_holds_the_generation_settings_itself_is_enough(
+    family, architecture, tmp_path
+):
+    """As in checkpoints from before generation_config.json."""
+    theirs = random_model(architecture, random_config(family, architecture, 0))
+    theirs.save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "generation_config.json").unlink()
+    edit_json(tmp_path / "theirs" / "config.json", num_beams=3, max_length=9, bad_words_ids=[[5]])
+    convert(tmp_path / "theirs", tmp_path / "ours")
+    generation = GenerationConfig.from_pretrained(tmp_path / "ours").to_dict()
+    expected = type(theirs).from_pretrained(tmp_path / "theirs").generation_config.to_dict()
+    assert (generation["num_beams"], generation["max_length"], generation["bad_words_ids"]) == (
+        3,
+        9,
+        [[5]],
+    )
+    assert {name: value for name, value in generation.items() if name[0] != "_"} == {
+        name: value for name, value in expected.items() if name[0] != "_"
+    }

@@ -1,0 +1,112 @@
+"""A family of checkpoints is one line of the registry and one module."""
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import transformers
+from families import assert_exact, given_to, outputs_of, random_model
+
+import vanilla_transformer
+from vanilla_transformer import conversion
+from vanilla_transformer.conversion import FAMILIES, Family, convert
+from vanilla_transformer.conversion.converter import converter_of
+from vanilla_transformer.conversion.registry import table_rows
+
+ROOT = Path(__file__).parents[2]
+REGISTRY = Path(conversion.__file__).with_name("registry.py")
+KIN = """
+from vanilla_transformer.conversion.roberta import tensor_maps, to_vanilla_config
+
+CONFIG = "Data2VecTextConfig"
+ARCHITECTURES = {
+    "Data2VecTextModel": "VanillaEncoderModel",
+    "Data2VecTextForMaskedLM": "VanillaEncoderForMaskedLM",
+}
+PREFIX = "data2vec_text."
+"""  # its text model is RoBERTa (Baevski et al. 2022)
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """A function that adds a family: its line, and the text of its module."""
+
+    def register(family, text):
+        module = ModuleType(f"{conversion.__name__}.{family.module}")
+        exec(text, vars(module))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(FAMILIES, family.model_type, family)
+
+    return register
+
+
+def test_a_line_and_a_module_are_all_that_a_family_needs(registered, tmp_path):
+    theirs = transformers.Data2VecTextConfig(
+        vocab_size=50, hidden_size=12, num_attention_heads=3, num_hidden_layers=2,
+        intermediate_size=20, max_position_embeddings=30,
+    )  # fmt: skip
+    theirs = random_model("Data2VecTextForMaskedLM", theirs, torch.float64)
+    theirs.save_pretrained(tmp_path / "theirs")
+    with pytest.raises(
+        ValueError, match="has model_type data2vec-text, expected one of bert, .*, marian, "
+    ):
+        convert(tmp_path / "theirs", tmp_path / "ours")
+    registered(Family("data2vec-text", "data2vec", "encoder"), KIN)
+    facts = convert(tmp_path / "theirs", tmp_path / "ours")
+    ours = (
+        getattr(vanilla_transformer, facts["architecture"])
+        .from_pretrained(tmp_path / "ours")
+        .eval()
+    )
+    given = given_to(theirs)
+    assert_exact(
+        outputs_of(ours, given)["logits"], outputs_of(theirs, given)["logits"], torch.float64
+    )
+    with pytest.raises(
+        ValueError, match="can be converted to bert, .*, marian, .*got 'data2vec-text'"
+    ):
+        convert(tmp_path / "ours", tmp_path / "back", to="data2vec-text")
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_family_s_line_is_true_of_its_module(model_type):
+    family, converter = FAMILIES[model_type], converter_of(model_type)
+    assert getattr(transformers, converter.CONFIG).model_type == model_type
+    assert all(hasattr(transformers, theirs) for theirs in converter.ARCHITECTURES)
+    ours = [
+        getattr(vanilla_transformer, name).config_class.model_type
+        for name in converter.ARCHITECTURES.values()
+    ]
+    assert max(set(ours), key=ours.count) == f"vanilla-{family.variant}"
+    assert hasattr(converter, "to_source_config") == family.converts_back
+
+
+def test_every_module_of_a_family_is_registered():
+    modules = {
+        path.stem for path in REGISTRY.parent.glob("*.py") if "\nCONFIG = " in path.read_text()
+    }
+    assert modules == {family.module for family in FAMILIES.values()}
+
+
+def test_the_registry_is_read_by_its_path_without_torch():
+    program = f"import runpy, sys; runpy.run_path({str(REGISTRY)!r}); print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"torch", "transformers", "vanilla_transformer"} & set(loaded)
+    assert runpy.run_path(str(REGISTRY))["FAMILIES"] == FAMILIES
+
+
+def test_tables_of_families_have_the_rows_of_the_registry():
+    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+    rows = [
+        row
+        for page in pages
+        for row in page.read_text().splitlines()
+        if row.startswith("| converts ")
+    ]
+    assert rows and rows == table_rows() * (len(rows) // 2)

@@ -1,0 +1,455 @@
+"""`export --calibrate`: one scale for all rows, found on a text."""
+
+import collections
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from heads import MANY, save_head, tokenizer_for
+from written import operators, run, write
+
+from vanilla_transformer.checkpoint import load_tokenizer
+from vanilla_transformer_export import Options, Runtime, export, load_checkpoint
+from vanilla_transformer_export.cli import main as cli
+from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.exporting.calibration import calibrate
+from vanilla_transformer_export.graphs.input_scales import SAMPLED, Calibration, Inputs, choose
+from vanilla_transformer_export.graphs.layers import linear
+from vanilla_transformer_export.inference.decoder import GenerationRequest
+
+CARDS = Path(__file__).resolve().parents[2] / "model_cards"
+CARD = CARDS / "vanilla-encoder-tiny-trec"
+TRANSLATOR = CARDS / "vanilla-seq2seq-tiny-multi30k-en-de"
+QUESTIONS = [
+    "How far is it from the earth to the moon ?",
+    "Who wrote the first book about the river ?",
+    "What is the name of the largest city in the world ?",
+    "When did the war end ?",
+    "What does CPR stand for ?",
+    "Where is the house of the president ?",
+    "Why do people laugh ?",
+    "How many teeth does a dog have ?",
+]
+CLASSES = "VanillaEncoderForSequenceClassification"
+GENERATORS = ("VanillaSeq2SeqForConditionalGeneration", "VanillaDecoderForCausalLM")
+WIDTHS = {"head_dim": 8, "value_head_dim": 8}  # as onnxruntime's attention of decoders takes
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text"
+    path.write_text("\n".join(MANY) + "\n")
+    return path
+
+
+def saved(directory, architecture=CLASSES, tokenizer="bpe", **fields):
+    tokenizer = tokenizer_for(tokenizer, architecture)
+    save_head(architecture, tokenizer, directory, **fields)
+    return tokenizer
+
+
+def opened(path):
+    """A graph, and how often it has each operator."""
+    graph = ir.load(path).graph
+    return graph, collections.Counter(node.op_type for node in graph)
+
+
+def test_the_integers_hold_what_torch_computes_on_the_text(tmp_path, capsys):
+    text = tmp_path / "text"
+    text.write_text("\n".join(QUESTIONS) + "\n")
+    arguments = ["export", str(CARD), str(tmp_path / "out"), "--target", "cpu", "--dtype", "int8"]
+    with pytest.raises(SystemExit, match="nowhere"):
+        cli.main([*arguments, "--calibrate", str(tmp_path / "nowhere")])
+    cli.main([*arguments, "--calibrate", str(text)])
+    graph, counts = opened(tmp_path / "out/onnx/model.onnx")
+    # of each layer queries, keys, values, output, two of feed-forward
+    assert counts["MatMulIntegerToFloat"] == 2 * 6
+    assert counts["QuantizeLinear"] == 2 * 4  # of three the same input
+    model, tokenizer = load_checkpoint(CARD), load_tokenizer(CARD)
+    rows = [torch.tensor([tokenizer(line)["input_ids"]]) for line in QUESTIONS]
+    with torch.no_grad():
+        states = torch.cat(
+            [model(row, output_hidden_states=True).hidden_states[0][0] for row in rows]
+        )
+    first = next(node for node in graph if node.op_type == "QuantizeLinear")
+    scale, zero = (value.const_value.numpy().item() for value in first.inputs[1:])
+    assert scale == pytest.approx((states.max() - states.min()).item() / 255, rel=1e-5)
+    assert zero == round(-states.min().item() / scale)
+    runtime = Runtime(tmp_path / "out")
+    unseen = [line.split("\t")[1] for line in (CARD / "examples.tsv").read_text().splitlines()]
+    ids = [np.array([tokenizer(line)["input_ids"]]) for line in unseen]
+    with torch.no_grad():
+        exact = np.concatenate([model(torch.from_numpy(row)).logits.numpy() for row in ids])
+    found = np.concatenate([runtime.encode(row, np.ones_like(row)) for row in ids])
+    assert 0 < np.abs(found - exact).max() < 0.05 * exact.std()
+
+
+def test_one_line_of_text_costs_a_translator_little(tmp_path):
+    """The mean cosine of the logits with torch's in fp32 falls by at most 0.002, on sentences that
+    calibration has not read."""
+    (line, _), *unseen = [
+        row.split("\t") for row in (TRANSLATOR / "examples.tsv").read_text().splitlines()
+    ]
+    (tmp_path / "text").write_text(f"{line}\n")
+    settings = {"target": "cpu", "dtype": "int8", "cases": 1}
+    export(TRANSLATOR, tmp_path / "rows", **settings)
+    manifest = export(TRANSLATOR, tmp_path / "calibrated", calibrate=tmp_path / "text", **settings)
+    calibrated, row_scales = (
+        cosine_with_torch(tmp_path / name, unseen) for name in ("calibrated", "rows")
+    )
+    assert row_scales - 0.002 < calibrated < 1
+    assert manifest["calibration"]["row_scales"] < manifest["calibration"]["matmuls"]
+
+
+def cosine_with_torch(directory, pairs):
+    """The mean cosine of the logits after each token of the translations `pairs`, with those of
+    torch."""
+    model, tokenizer, runtime = (
+        load_checkpoint(TRANSLATOR),
+        load_tokenizer(TRANSLATOR),
+        Runtime(directory),
+    )
+    cosines = []
+    for source, target in pairs:
+        ids = torch.tensor([tokenizer(source)["input_ids"]])
+        read = torch.tensor(
+            [[model.config.decoder_start_token_id, *tokenizer(text_target=target)["input_ids"]]]
+        )
+        with torch.no_grad():
+            expected = model(input_ids=ids, decoder_input_ids=read).logits[0]
+        cosines.append(
+            torch.cosine_similarity(
+                torch.from_numpy(forced_logits(runtime, ids.numpy(), read.numpy())), expected
+            )
+        )
+    return torch.cat(cosines).mean().item()
+
+
+def forced_logits(runtime, ids, read):
+    """The logits (T, V) after each token of `read` (1, T), for a source `ids` (1, S)."""
+    first, mask = read[:, :1], np.ones((1, 1), int)
+    options = Options(max_new_tokens=read.shape[1] + 1)
+    decoder = runtime.decoders.start(
+        GenerationRequest(options, first, mask, (ids, np.ones_like(ids)))
+    )
+    logits = [decoder.prefill(first, mask)[0, -1].copy()]
+    return np.stack(
+        logits + [decoder.step(read[:, [place]])[0, -1].copy() for place in range(1, read.shape[1])]
+    )
+
+
+@pytest.mark.parametrize(
+    "architecture", [GENERATORS[0], pytest.param(GENERATORS[1], marks=pytest.mark.slow)]
+)
+def test_the_graphs_of_a_generator_have_no_scale_of_a_row_left(tmp_path, text, architecture):
+    layers = {"encoder_layers": 1, "decoder_layers": 1} if "Seq2Seq" in architecture else {}
+    tokenizer = saved(tmp_path / "model", architecture, **layers, **WIDTHS)
+    tokens = range(len(tokenizer) // 2, len(tokenizer))
+    settings = {"target": "cpu", "dtype": "int8", "shortlist": tokens, "calibrate": text}
+    manifest = export(tmp_path / "model", tmp_path / "out", cases=1, **settings)
+    for file in manifest["graphs"].values():
+        _, counts = opened(tmp_path / "out" / file)
+        assert counts["MatMulIntegerToFloat"] > 4 and counts["MatMul"] == counts["ReduceMax"] == 0
+    ids = np.array([tokenizer(line)["input_ids"][:4] for line in MANY])
+    runtime = Runtime(tmp_path / "out")
+    together = runtime.generate(ids, max_new_tokens=8)
+    with torch.no_grad():
+        # What a shortlist leaves out cannot be generated, with torch neither.
+        left_out = sorted(set(range(len(tokenizer))) - set(manifest["shortlist"]))
+        settings = {"max_new_tokens": 8, "do_sample": False, "suppress_tokens": left_out}
+        expected = (
+            load_checkpoint(tmp_path / "model").generate(torch.from_numpy(ids), **settings).numpy()
+        )
+    length = min(together.shape[1], expected.shape[1])
+    assert (together[:, :length] == expected[:, :length]).mean() > 0.9
+    for row, wanted in zip(ids, together):
+        alone = runtime.generate(row[None], max_new_tokens=8)[0]
+        assert alone.tolist() == wanted[: len(alone)].tolist()
+
+
+def test_features_of_unlike_size_are_made_alike():
+    """One feature is a hundred times as large as the others, which have a level or two each with
+    one scale for all."""
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((400, 64)).astype(np.float32)
+    matrix = rng.standard_normal((64, 32)).astype(np.float32)
+    for size in (1, 100):
+        rows[:, 5] *= size
+        seen, unseen = rows[:200], rows[200:].astype(np.float64)
+        step = (seen.max() - seen.min()) / 255
+        plain = np.abs((np.rint(unseen / step) * step - unseen) @ matrix).std()
+        found, is_smoothed = product_by_calibration(seen, rows[200:], matrix)
+        assert is_smoothed == (size == 100)
+        assert np.abs(found - unseen @ matrix).std() < plain * (0.5 if is_smoothed else 2)
+
+
+def product_by_calibration(seen, rows, matrix, kept=0):
+    """`rows` x `matrix` in integers, with the scales that `seen` has led to; whether features were
+    made alike. Of the product, `kept` keep a scale for each row."""
+    calibration = Calibration()
+    for rows_of_batch in (seen[:100], seen[100:]):
+        calibration.observe(
+            "w", Inputs.sample(rows_of_batch, np.random.default_rng(len(rows_of_batch)))
+        )
+    weights = {"w.weight": matrix.T.copy()}
+    model = write(
+        lambda g, x: [linear(g, x, "w")],
+        weights,
+        {"x": rows},
+        dtype="int8",
+        calibration=calibration,
+    )
+    assert operators(model).count("ReduceMax") == kept
+    return run(model, {"x": rows})[0], "Mul" in operators(model)
+
+
+def relative_errors(products, exact):
+    """Of each row, ||lost||^2 / ||value||^2."""
+    return np.square(products - exact).sum(axis=1) / np.square(exact).sum(axis=1)
+
+
+def rows_with_special_tokens():
+    """As after GELU: most values are near 0, and in each tenth row two features are as large as
+    100."""
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(0, 0.05, (512, 32))
+    matrix[:2] *= 4  # smoothing cannot move the size of the large features there
+    rows = np.maximum(rng.normal(-1, 1, (400, 512)), -0.17)
+    rows[::10] *= 0.1
+    rows[::10, :2] = 100
+    return rows.astype(np.float32), matrix.astype(np.float32)
+
+
+def test_rows_keep_their_scales_where_a_few_large_ones_would_ruin_the_others():
+    rows, matrix = rows_with_special_tokens()
+    exact = rows.astype(np.float64) @ matrix
+    step = (rows.max() - rows.min()) / 255
+    lost_with_one_scale = np.median(relative_errors(np.rint(rows / step) * step @ matrix, exact))
+    found, _ = product_by_calibration(rows[:200], rows, matrix, kept=1)
+    assert np.median(relative_errors(found, exact)) < 0.001 < 0.01 < lost_with_one_scale
+    choice = choose(Inputs.sample(rows, np.random.default_rng(0)), [matrix])
+    # smoothing helps, and not enough
+    assert choice.steps is None and 0.01 < choice.error < lost_with_one_scale
+    assert choice.row_error == pytest.approx(np.median(relative_errors(found, exact)), rel=0.3)
+    usual = np.delete(rows, np.s_[::10], axis=0)  # without the large rows one scale is enough
+    assert choose(Inputs.sample(usual, np.random.default_rng(0)), [matrix]).error < 0.001
+
+
+def test_the_matrix_that_loses_the_most_decides_for_all_that_read_the_same_rows():
+    """The first reads a feature that is large in all rows, the second reads the others, and no
+    smoothing suits both."""
+    rows, second = rows_with_special_tokens()
+    rows[:, 0] = np.where(rows[:, 0] == 100, 100, 20)
+    rows[:, 1], second[0] = 0, 0
+    first = np.zeros_like(second)
+    first[0] = 10
+    inputs = Inputs.sample(rows, np.random.default_rng(0))
+    assert all(choose(inputs, [matrix]).steps is not None for matrix in (first, second))
+    expected = np.median(
+        relative_errors(np.rint(rows / (100 / 255)) * (100 / 255) @ second, rows @ second)
+    )
+    for matrices in ([first, second], [second, first]):
+        together = choose(inputs, matrices)
+        assert (
+            together.steps is None
+            and together.error == pytest.approx(expected, rel=0.2)
+            and expected > 0.01
+        )
+
+
+def test_features_that_a_short_text_does_not_show_are_not_smoothed():
+    """Each feature is 30 in one of 100 rows. Of 20 rows most show it as at most 1, and smoothing
+    would clip it in others."""
+    rng = np.random.default_rng(0)
+    rows = rng.uniform(-1, 1, (6000, 64)).astype(np.float32)
+    rows[rng.random(rows.shape) < 0.01] = 30
+    matrix = rng.standard_normal((64, 32)).astype(np.float32)
+    short, others = rows[:20], rows[20:]
+    exact, clipped = others @ matrix, np.minimum(others, np.abs(short).max(axis=0)) @ matrix
+    assert np.square(clipped - exact).sum() > 0.1 * np.square(exact).sum()
+    steps = choose(Inputs.sample(short, np.random.default_rng(0)), [matrix]).steps
+    assert steps is None or steps.smoothing is None
+    assert choose(Inputs.sample(rows, np.random.default_rng(0)), [matrix]).steps is not None
+
+
+def test_rows_of_zeros_have_no_error():
+    rows, matrix = rows_with_special_tokens()
+    usual = np.delete(rows, np.s_[::10], axis=0)[:80]
+    padded = np.concatenate([usual, np.zeros_like(usual), np.zeros_like(usual)])
+    alone, beside = (
+        choose(Inputs.sample(part, np.random.default_rng(0)), [matrix]) for part in (usual, padded)
+    )
+    assert beside.error == pytest.approx(alone.error, rel=1e-3)
+    assert beside.row_error == pytest.approx(alone.row_error, rel=1e-3)
+    nothing = choose(Inputs.sample(np.zeros_like(usual), np.random.default_rng(0)), [matrix])
+    assert nothing.steps is not None and nothing.error == nothing.row_error == 0
+
+
+@pytest.mark.parametrize("batch", [1, 8, 16])
+def test_errors_are_measured_on_rows_of_all_positions_and_texts(batch):
+    """Row i of 6400 holds the number i. Of 256, 25.6 are of each of ten positions and 128 of the
+    first half of the texts."""
+    rows = np.arange(6400, dtype=np.float32)[:, None]
+    generator = np.random.default_rng(0)
+    first, *others = (Inputs.sample(part, generator) for part in np.split(rows, 640 // batch))
+    for inputs in others:
+        first = inputs.merge(first)
+    kept = first.rows[:, 0]
+    assert len(set(kept.tolist())) == len(kept) == SAMPLED
+    per_position = np.bincount(kept.astype(int) % 10, minlength=10)
+    # four deviations of the binomial distribution
+    assert per_position.min() >= 8 and per_position.max() <= 45
+    assert 96 <= (kept < 3200).sum() <= 160
+    assert (first.lowest.min(), first.highest.max()) == (0, 6399)
+
+
+def test_decoders_are_calibrated_on_what_they_read_when_each_line_is_translated_alone(
+    tmp_path, text
+):
+    tokenizer = saved(tmp_path / "model", GENERATORS[0], encoder_layers=1, decoder_layers=1)
+    model = load_checkpoint(tmp_path / "model")
+    calibration = calibrate(model, tokenizer, text)
+    read = collections.defaultdict(list)
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.register_forward_pre_hook(
+                lambda layer, inputs, name=name: read[name].append(inputs[0].flatten(0, -2))
+            )
+    for line in text.read_text().splitlines():
+        ids = torch.tensor([tokenizer(line)["input_ids"]])
+        model.generate(ids, num_beams=1, do_sample=False, max_new_tokens=2 * ids.shape[1] + 10)
+    assert set(calibration.inputs) == {name.removeprefix("model.") for name in read}
+    for name, rows in ((name, torch.cat(rows).numpy()) for name, rows in read.items()):
+        inputs = calibration.inputs[name.removeprefix("model.")]
+        np.testing.assert_allclose(inputs.lowest.min(axis=0), rows.min(axis=0), atol=1e-4)
+        np.testing.assert_allclose(inputs.highest.max(axis=0), rows.max(axis=0), atol=1e-4)
+        assert len(inputs.rows) == min(len(rows), SAMPLED)
+
+
+def save_with_a_large_feature(directory):
+    """An encoder in whose first layer one feature is 1e5 in the row of the first token, and 0 in
+    others."""
+    tokenizer = saved(directory, tokenizer="pieces")
+    model = load_checkpoint(directory)
+    up = model.model.layers[0].feed_forward.up_proj
+    with torch.no_grad():
+        # unlike all other tokens
+        model.get_input_embeddings().weight[tokenizer.cls_token_id, 0] = 10
+    states = []
+    hook = up.register_forward_pre_hook(lambda layer, inputs: states.append(inputs[0][0]))
+    with torch.no_grad():
+        for line in MANY:
+            model(torch.tensor([tokenizer(line)["input_ids"]]))
+        hook.remove()
+        firsts, others = (
+            torch.stack([rows[0] for rows in states]),
+            torch.cat([rows[1:] for rows in states]),
+        )
+        direction = firsts.mean(axis=0) - others.mean(axis=0)
+        low, high = (others @ direction).max(), (firsts @ direction).min()
+        assert high > low
+        size = 1e5 / (high - low)
+        up.weight[0], up.bias[0] = direction * size, -low * size
+    model.save_pretrained(directory)
+    return model, tokenizer
+
+
+def test_export_ends_with_both_errors_and_the_number_of_products_with_a_scale_of_a_row(
+    tmp_path, text, capsys
+):
+    model, tokenizer = save_with_a_large_feature(tmp_path / "model")
+    arguments = [
+        str(tmp_path / "model"),
+        str(tmp_path / "out"),
+        "--target",
+        "cpu",
+        "--dtype",
+        "int8",
+    ]
+    cli.main(["export", *arguments, "--calibrate", str(text)])
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    reported = json.loads(capsys.readouterr().out.splitlines()[-1])["calibration"]
+    left_out = manifest["calibration"].pop("left_out")
+    assert reported == manifest["calibration"]
+    layers = {
+        name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)
+    }
+    assert reported["matmuls"] == 6  # queries, keys, values, output, two of feed-forward
+    _, counts = opened(tmp_path / "out/onnx/model.onnx")
+    assert (
+        reported["row_scales"] == counts["ReduceMax"] == 1 and counts["MatMulIntegerToFloat"] == 6
+    )
+    [(name, errors)] = left_out.items()
+    rows = []
+    layer = layers[f"model.{name}"]
+    layer.register_forward_pre_hook(lambda layer, inputs: rows.append(inputs[0][0].numpy()))
+    with torch.no_grad():
+        for line in MANY:
+            model(torch.tensor([tokenizer(line)["input_ids"]]))
+    rows, matrix = np.concatenate(rows), layer.weight.detach().numpy().T
+    # SmoothQuant, equation 4
+    divisor = np.sqrt(rows.max(axis=0).clip(1e-5) / np.abs(matrix).max(axis=1))
+    step = (rows / divisor).max() / 255
+    weights = matrix * divisor[:, None]
+    scales = np.abs(weights).max(axis=0) / 127
+    products = np.rint(rows / divisor / step) * step @ (np.rint(weights / scales) * scales)
+    expected = np.median(relative_errors(products, rows @ matrix))
+    assert (
+        errors["error"] == pytest.approx(expected, rel=0.2)
+        and expected > 0.01 > errors["row_error"]
+    )
+    assert errors["row_error"] / 6 < reported["row_error"] <= reported["error"] < 0.01
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (b"", "has 0 lines and no token that the tokenizer knows"),
+        (b"\n  \n", "has 0 lines and no token"),
+        (
+            "\u4e2d\u6587\n\u4e2d\n".encode(),
+            "has 2 lines and no token that the tokenizer knows, expected text as the model "
+            "reads it",
+        ),
+        (b"the man\n\xff\n", "line 2 is not UTF-8 text"),
+    ],
+)
+def test_text_that_says_nothing_is_refused_before_anything_is_written(tmp_path, content, said):
+    saved(tmp_path / "model", tokenizer="pieces")
+    (tmp_path / "text").write_bytes(content)
+    with pytest.raises(ValueError, match=said):
+        export(
+            tmp_path / "model",
+            tmp_path / "out",
+            target="cpu",
+            dtype="int8",
+            calibrate=tmp_path / "text",
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path, text):
+    saved(tmp_path / "model", vocab_size=12)
+    with pytest.raises(
+        ValueError,
+        match=r"the tokenizer gives the token \d+, expected one of \[0, 11\], the vocabulary",
+    ):
+        export(tmp_path / "model", tmp_path / "out", target="cpu", dtype="int8", calibrate=text)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target": "cpu"},
+        {"target": "portable", "dtype": "int8"},
+        {"target": "cpu", "dtype": "int4"},
+    ],
+)
+def test_other_products_have_no_use_for_it(tmp_path, text, settings):
+    with pytest.raises(
+        UsageError, match="calibrate is '.*text' for the target .*, expected 'cpu' with 'int8'"
+    ):
+        export(tmp_path / "model", tmp_path / "out", calibrate=text, **settings)

@@ -1,0 +1,461 @@
+"""Exports where torch and transformers are not installed: the same files as with them, and one line
+where they are needed."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import copy_of, edit_json, perturbed
+from command_line import error_of
+from graph_variants import sizes, variants
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
+
+from vanilla_transformer.checkpoint_config import CONFIGS
+from vanilla_transformer.checkpoint_files import bare
+from vanilla_transformer_export import Runtime, export, verify
+from vanilla_transformer_export.graphs.config import Config
+from vanilla_transformer_export.graphs.expected_weights import expected_weights
+from vanilla_transformer_export.graphs.weights import tied_names
+from vanilla_transformer_export.specs.sequences import EXPORTABLE
+
+# Each line of standard input is the arguments of a command; of each, the error, or None, and what
+# it printed and warned.
+COMMANDS = """
+import contextlib, io, json, sys
+for name in ("torch", "transformers"):
+    sys.modules[name] = None
+from vanilla_transformer_export.cli import main
+for line in sys.stdin:
+    error, output, errors = None, io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        try:
+            main(json.loads(line))
+        except SystemExit as exit:
+            error = str(exit.code) if isinstance(exit.code, str) else errors.getvalue()
+    print(json.dumps([error, output.getvalue(), errors.getvalue()]))
+assert sys.modules["torch"] is sys.modules["transformers"] is None
+"""
+CONFIG_FIELDS = """
+import json, sys
+from pathlib import Path
+for name in ("torch", "transformers"):
+    sys.modules[name] = None
+from vanilla_transformer.checkpoint_config import read_config
+for line in sys.stdin:
+    config, name = read_config(Path(line.strip()))
+    print(json.dumps([name, config.to_dict()]))
+"""
+IGNORED = {"_name_or_path", "transformers_version", "auto_map", "_from_model_config"}  # in configs
+SIZES = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4}
+MODELS = {
+    "encoder": (
+        "VanillaEncoderForSequenceClassification",
+        {"num_hidden_layers": 2, "num_labels": 3, "pooler_act": "tanh", "type_vocab_size": 2},
+    ),
+    "decoder": (
+        "VanillaDecoderForCausalLM",
+        {"num_hidden_layers": 2, "position_embedding_type": "rotary"},
+    ),
+    "seq2seq": (
+        "VanillaSeq2SeqForConditionalGeneration",
+        {"encoder_layers": 1, "decoder_layers": 2},
+    ),
+    "vision": (
+        "VanillaVisionForImageClassification",
+        {"num_hidden_layers": 1, "image_size": 12, "patch_size": 4},
+    ),
+}
+EXPORTS = {
+    "encoder": ["--target", "cpu", "--dtype", "int4"],
+    "encoder ": ["--dtype", "fp32,int8", "--opset", "20", "--triton", "TRITON"],
+    "decoder": ["--target", "cpu", "--dtype", "int8"],
+    "decoder ": ["--target", "cuda", "--dtype", "fp16"],
+    "decoder  ": ["--target", "portable", "--generate", "greedy"],
+    "seq2seq": ["--target", "cpu", "--shortlist", "TEXT"],
+    "seq2seq ": ["--target", "cpu", "--dtype", "int8", "--generate", "beam"],
+    "seq2seq in shards": ["--target", "portable", "--dtype", "int8"],
+    "seq2seq in float16": ["--target", "cpu"],
+    "vision": ["--image-size", "free"],
+}
+
+
+def run(code, lines, **settings):
+    command = [sys.executable, "-W", "always", "-c", code]
+    done = subprocess.run(
+        command, input="\n".join(lines), capture_output=True, text=True, **settings
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def without_torch(*commands):
+    """Of each command: its error, or None, what it printed, and its warnings."""
+    return run(
+        COMMANDS, [json.dumps([str(argument) for argument in command]) for command in commands]
+    )
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """`MODELS` by name, with the words w0 to w47, and one of them in shards and in half
+    precision."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for name, (architecture, fields) in MODELS.items():
+        common = {
+            key: size for key, size in SIZES.items() if key != "vocab_size" or name != "vision"
+        }
+        model = perturbed(architecture, {**common, **fields})
+        model.save_pretrained(folder / name)
+        if name == "seq2seq":
+            model.save_pretrained(folder / "seq2seq in shards", max_shard_size="30KB")
+            model.half().save_pretrained(folder / "seq2seq in float16")
+    words = Tokenizer(
+        models.WordLevel({f"w{number}": number for number in range(48)}, unk_token="w3")
+    )
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    for directory in folder.iterdir():
+        words.save(str(directory / "tokenizer.json"))
+    (folder / "text").write_text("w9 w4 w30\nw31 w32 w40\n")
+    return folder
+
+
+def files_of(directory):
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+def without_parity(manifest):
+    """Those of other dtypes are under a name of their own."""
+    return {
+        name: fact
+        for name, fact in manifest.items()
+        if not name.startswith("parity") and name != "other_dtypes"
+    }
+
+
+def test_the_files_are_those_of_an_export_with_torch(checkpoints, tmp_path):
+    assert len(list((checkpoints / "seq2seq in shards").glob("*.safetensors"))) > 1
+    commands = []
+    for name, options in EXPORTS.items():
+        places = {"TRITON": str(tmp_path / f"{name}-triton"), "TEXT": str(checkpoints / "text")}
+        words = [places.get(word, word) for word in options]
+        commands.append(
+            ["export", checkpoints / name.strip(), tmp_path / f"{name}-without", *words]
+        )
+    for name, (error, output, warned) in zip(EXPORTS, without_torch(*commands), strict=True):
+        assert error is None, (name, error)
+        assert json.loads(output)["parity"] is None or "--generate" in EXPORTS[name]
+        assert warned.count("parity is not checked, torch is not installed") == 1
+    for name, options in EXPORTS.items():
+        arguments = dict(
+            zip(
+                (option.removeprefix("--").replace("-", "_") for option in options[::2]),
+                options[1::2],
+            )
+        )
+        arguments.pop("triton", None)
+        if "shortlist" in arguments:
+            arguments["shortlist"] = checkpoints / "text"
+        for key, change in {"dtype": lambda value: value.split(","), "opset": int}.items():
+            if key in arguments:
+                arguments[key] = change(arguments[key])
+        expected = export(
+            checkpoints / name.strip(), tmp_path / f"{name}-with", cases=1, **arguments
+        )
+        found, others = (files_of(tmp_path / f"{name}-{how}") for how in ("without", "with"))
+        manifest = json.loads(found.pop("manifest.json"))
+        assert others.pop("manifest.json") and found == others, name
+        assert manifest["parity_reason"].startswith("torch is not installed: ")
+        assert without_parity(manifest) == without_parity(expected)
+        assert "parity_reason" not in expected or expected["parity"] is None
+
+
+def test_an_export_without_torch_is_verified_and_run_later(checkpoints, tmp_path):
+    from vanilla_transformer_export import load_checkpoint
+
+    [[error, *_]] = without_torch(
+        ["export", checkpoints / "seq2seq", tmp_path / "out", "--target", "cpu"]
+    )
+    assert error is None
+    assert (
+        verify(
+            tmp_path / "out", model := load_checkpoint(checkpoints / "seq2seq"), cases=6
+        ).failures
+        == []
+    )
+    ids = np.random.default_rng(0).integers(4, 48, (2, 5))
+    expected = model.generate(torch.from_numpy(ids), max_new_tokens=7)
+    assert Runtime(tmp_path / "out").generate(ids, max_new_tokens=7).tolist() == expected.tolist()
+
+
+def test_versions_are_those_of_what_is_installed(checkpoints, tmp_path, monkeypatch):
+    from importlib import metadata
+
+    from vanilla_transformer_export.exporting import export as exporting
+
+    def version(name):
+        if name in ("torch", "transformers"):
+            raise metadata.PackageNotFoundError(name)
+        return metadata.version(name)
+
+    monkeypatch.setattr(exporting, "version", version)
+    manifest = export(checkpoints / "encoder", tmp_path / "out", cases=1)
+    assert manifest["versions"].keys() == {"vanilla-transformer", "onnx"}
+
+
+# ------------------------------------------------------------------------------ configs and weights
+
+
+@pytest.mark.parametrize("architecture", EXPORTABLE)
+def test_the_weights_are_those_of_the_model_in_torch(architecture):
+    for fields in variants(architecture).values():
+        model = perturbed(architecture, {**sizes(architecture), **fields})
+        config = Config(model.config, architecture)
+        assert expected_weights(config) == {
+            bare(name): tuple(value.shape) for name, value in model.state_dict().items()
+        }
+        tied = {bare(name) for name in model.get_expanded_tied_weights_keys(all_submodels=True)}
+        assert tied <= {*tied_names(config)}
+
+
+def test_configs_have_the_fields_that_transformers_gives_them(tmp_path):
+    """From files that have all fields, and from files that have those without a default only."""
+    expected = {}
+    for model_type, config_class in CONFIGS.items():
+        name = list(config_class.auto_classes().values())[0]
+        for number, fields in enumerate(
+            [
+                {},
+                {"N": 3, "h": 2, "d_k": 6},
+                {"num_labels": 5},
+                {"id2label": {0: "a", 1: "b", 2: "c"}},
+            ]
+        ):
+            directory = tmp_path / f"{model_type}-{number}"
+            config = config_class(**fields, architectures=[name])
+            config.save_pretrained(directory)
+            short = {
+                **fields,
+                "model_type": model_type,
+                "architectures": [name],
+                "dtype": "float32",
+            }
+            for path, content in {
+                directory: None,
+                tmp_path / f"{model_type}-{number}-short": short,
+            }.items():
+                if content is not None:
+                    path.mkdir()
+                    (path / "config.json").write_text(json.dumps(content))
+                expected[path] = (
+                    name,
+                    json.loads(json.dumps(config_class.from_pretrained(path).to_dict())),
+                )
+    found = run(CONFIG_FIELDS, map(str, expected))
+    for (name, fields), (path, (wanted, values)) in zip(found, expected.items(), strict=True):
+        assert (name, without(fields, IGNORED)) == (wanted, without(values, IGNORED)), path
+
+
+def without(content, names):
+    return {name: value for name, value in content.items() if name not in names}
+
+
+@pytest.mark.parametrize(
+    "settings", [None, {"max_length": 30, "num_beams": 4, "temperature": 0.5}, {"eos_token_id": -1}]
+)
+def test_generation_settings_are_those_of_transformers(settings, checkpoints, tmp_path):
+    checkpoint = copy_of(checkpoints / "seq2seq", tmp_path)
+    if settings is None:
+        (checkpoint / "generation_config.json").unlink()
+    else:
+        edit_json(checkpoint / "generation_config.json", **settings)
+    [[error, *_]] = without_torch(["export", checkpoint, tmp_path / "without"])
+    assert error is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        export(checkpoint, tmp_path / "with", cases=1)
+    found, expected = (
+        json.loads((tmp_path / how / "generation_config.json").read_text())
+        for how in ("without", "with")
+    )
+    assert without(found, IGNORED) == without(expected, IGNORED)
+
+
+# ------------------------------------------------------------------------------------------- errors
+
+
+def change_weights(checkpoint, change):
+    path = checkpoint / "model.safetensors"
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def pickled(checkpoint):
+    (checkpoint / "model.safetensors").unlink()
+    torch.save({}, checkpoint / "pytorch_model.bin")
+
+
+def with_infinity(weights):
+    weights["model.layers.0.feed_forward.up_proj.bias"][3] = torch.inf
+
+
+FAULTS = {
+    "no weights": (pickled, "has no weights: expected model.safetensors, found config.json"),
+    "a missing tensor": (
+        lambda path: change_weights(
+            path, lambda weights: weights.pop("model.norm.weight", weights.pop("classifier.bias"))
+        ),
+        "do not fit VanillaEncoderForSequenceClassification: 1 are missing: classifier.bias",
+    ),
+    "one more": (
+        lambda path: change_weights(path, lambda weights: weights.update(more=torch.ones(2))),
+        "1 are unexpected: more",
+    ),
+    "another shape": (
+        lambda path: change_weights(
+            path, lambda weights: weights.update({"classifier.bias": torch.ones(4)})
+        ),
+        "1 are of another shape: classifier.bias (4,) for (3,)",
+    ),
+    "integers": (
+        lambda path: change_weights(
+            path,
+            lambda weights: weights.update({"classifier.bias": torch.ones(3, dtype=torch.int64)}),
+        ),
+        "1 are no floating point: classifier.bias",
+    ),
+    "infinity": (
+        lambda path: change_weights(path, with_infinity),
+        "has 1 of 40 values that are NaN or infinite",
+    ),
+    "a file that is cut": (
+        lambda path: cut(path / "model.safetensors"),
+        "is not a whole safetensors file",
+    ),
+    "a later option": (
+        lambda path: edit_json(path / "config.json", position_embedding_type="alibi"),
+        "'sinusoidal', 'learned', 'rotary', 'relative', 'learned_relative', 'none'), got alibi",
+    ),
+    "a size that is none": (
+        lambda path: edit_json(path / "config.json", hidden_size=0),
+        "hidden_size must be at least 1, got 0",
+    ),
+    "an unknown activation": (
+        lambda path: edit_json(path / "config.json", hidden_act="exp"),
+        "'exp'",
+    ),
+    "another depth": (
+        lambda path: edit_json(path / "config.json", num_hidden_layers=9),
+        "num_hidden_layers is 9 in the config of",
+    ),
+    "another class": (
+        lambda path: edit_json(path / "config.json", architectures=["VanillaEncoderForIdeas"]),
+        "architecture VanillaEncoderForIdeas, expected one of VanillaEncoderModel",
+    ),
+}
+
+
+def test_a_damaged_checkpoint_is_an_error_in_one_line_with_and_without_torch(checkpoints, tmp_path):
+    commands = []
+    for name, (damage, _) in FAULTS.items():
+        damage(shutil.copytree(checkpoints / "encoder", tmp_path / name))
+        commands.append(["export", tmp_path / name, tmp_path / "out" / name])
+    for (name, (_, words)), [error, output, _], command in zip(
+        FAULTS.items(), without_torch(*commands), commands, strict=True
+    ):
+        for line in (error, error_of(*command)):
+            assert line and words in line and "\n" not in line, (name, line)
+        assert not output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_shard_that_is_cut_is_named(checkpoints, tmp_path):
+    checkpoint = copy_of(checkpoints / "seq2seq in shards", tmp_path)
+    shard = sorted(checkpoint.glob("*.safetensors"))[1]
+    cut(shard)
+    [[error, *_]] = without_torch(["export", checkpoint, tmp_path / "out"])
+    assert f"{shard} is not a whole safetensors file" in error and os.listdir(tmp_path) == [
+        checkpoint.name
+    ]
+
+
+@pytest.mark.parametrize(
+    "options", [["--target", "cpu"], ["--dtype", "fp32,int8"], ["--generate", "greedy"]]
+)
+def test_a_full_disk_leaves_nothing(options, checkpoints, tmp_path):
+    lines = json.dumps(["export", str(checkpoints / "seq2seq"), str(tmp_path / "out"), *options])
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # noqa: E731
+    [[error, *_]] = run(COMMANDS, [lines], preexec_fn=limit)
+    assert (
+        f"File too large while {tmp_path / 'out'} was written, expected room for all of it" in error
+        and "\n" not in error
+    )
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_needs_torch_is_named_with_its_extra(checkpoints, tmp_path):
+    bert, gpt2 = tmp_path / "bert", tmp_path / "gpt2"
+    shape = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "vocab_size": 30,
+    }
+    BertModel(BertConfig(**shape)).save_pretrained(bert)
+    GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=30)).save_pretrained(gpt2)
+    words = copy_of(checkpoints / "encoder", tmp_path / "words")
+    (words / "tokenizer.json").unlink()
+    (words / "vocab.txt").write_text("a\nb\n")
+    int8 = ["--target", "cpu", "--dtype", "int8", "--calibrate", checkpoints / "text"]
+    errors = {
+        (bert,): (
+            f"{bert} is a checkpoint of another family (model_type bert, architecture BertModel), "
+            "whose conversion"
+        ),
+        (
+            gpt2,
+            "--keep",
+            tmp_path / "kept",
+        ): f"{gpt2} is a checkpoint of another family (model_type gpt2",
+        (words,): f"{words} has no tokenizer.json, and making it of the other files",
+        (checkpoints / "seq2seq", *int8): "calibrate runs the model, which",
+    }
+    commands = [
+        ["export", checkpoint, tmp_path / "out", *options] for checkpoint, *options in errors
+    ]
+    for words, [error, *_] in zip(errors.values(), without_torch(*commands), strict=True):
+        assert error.startswith(f"vanilla-transformer: {words}")
+        assert error.endswith(
+            " needs torch and transformers: pip install 'vanilla-transformer[torch]'"
+        )
+    assert not (tmp_path / "out").exists() and not (tmp_path / "kept").exists()
+
+
+def test_models_are_named_with_the_extra_that_they_need():
+    code = (
+        "import sys; sys.modules['torch'] = None; from vanilla_transformer import "
+        "VanillaEncoderModel"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    expected = (
+        "VanillaEncoderModel needs torch and transformers: pip install 'vanilla-transformer[torch]'"
+    )
+    assert done.stderr.splitlines()[-1] == f"ImportError: vanilla_transformer.{expected}"

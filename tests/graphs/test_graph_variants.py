@@ -1,0 +1,127 @@
+"""Each class of model with each option of its config, for each target and dtype: the graphs give
+what torch gives."""
+
+import json
+import shutil
+
+import pytest
+from checkpoints import perturbed
+from graph_variants import sizes, variants
+from transformers.activations import ACT2FN
+
+from vanilla_transformer_export import verify
+from vanilla_transformer_export.exporting.export import Graphs, Source, uses_target
+from vanilla_transformer_export.graphs.config import Config
+from vanilla_transformer_export.inference.export_info import write_manifest
+from vanilla_transformer_export.specs.sequences import EXPORTABLE, GENERATORS
+from vanilla_transformer_export.targets.registry import get_target
+
+# Every activation, also as that of a pooler, whose weights have another prefix.
+ACTIVATIONS = {
+    f"{act} activation": {"hidden_act": act, "gated": act in ("prelu", "silu"), "pooler_act": act}
+    for act in ACT2FN
+}
+# Classes with all bodies are compared for all targets and dtypes, other classes for one. The CPU
+# has no operators for bfloat16.
+BODIES = ("VanillaEncoderModel", "VanillaVisionModel", *GENERATORS)
+OTHERS = [name for name in EXPORTABLE if name not in BODIES]
+FIRST = [("portable", "fp32", 18)]
+FORMATS = [
+    *FIRST,
+    ("portable", "int8", 18),
+    *(("cpu", dtype, 21) for dtype in ("fp32", "int8", "int4")),
+]
+FORMATS += [("cuda", dtype, 24) for dtype in ("fp32", "fp16", "int8")]
+# Activations are alike in all dtypes but int8, which looks for ReLU. Some have an operator of their
+# own from opset 20 on.
+OF_ACTIVATIONS = [*FIRST, ("portable", "fp32", 20), ("cpu", "int8", 21), ("cuda", "fp32", 24)]
+OPSETS = [
+    ("portable", dtype, opset)
+    for opset in get_target("portable").opsets
+    for dtype in ("fp32", "int8")
+]
+MAX_MEAN_ERROR = {"int8": 0.1, "int4": 0.3, "fp16": 1.5e-3}  # relative to values of about 1
+
+
+def problem(source, directory, target, dtype, opset):
+    """What differs from torch; nothing if all is as it should be."""
+    model, names = (
+        source.model,
+        {"model_type": source.model.config.model_type, "architecture": source.architecture},
+    )
+    graphs = Graphs.plan(source, get_target(target), [dtype], opset)
+    directory.mkdir()
+    graphs.write(source, directory)
+    (directory / "config.json").write_text(json.dumps(source.config))
+    names |= {
+        "target": target,
+        "dtype": dtype,
+        "activations": graphs.activations,
+        "opset": opset,
+        "shortlist": source.shortlist,
+    }
+    step = (
+        {"step": step}
+        if (step := graphs.target.step_role(source.config, source.architecture))
+        else {}
+    )
+    write_manifest(directory, **names, **step, **graphs.facts({}), versions={})
+    report = verify(directory, model, cases=3, device="cpu")
+    shutil.rmtree(directory)
+    most = MAX_MEAN_ERROR.get(dtype)
+    is_near = most is None or 0 < report.mean_error < most
+    return "" if is_near and not report.failures else f"{report}, {report.failures[:1]}"
+
+
+def problems(architecture, table, formats, folder):
+    """What differs from torch, by variant and format."""
+    found = {}
+    for name, fields in table.items():
+        fields = {**sizes(architecture), **fields}
+        shortlist = fields.pop("shortlist", None)
+        model = perturbed(architecture, fields).float()  # xIELU begins in bfloat16
+        model.save_pretrained(folder / name)
+        source = Source(
+            folder / name, folder / name, Config(model.config, architecture), {}, model, shortlist
+        )
+        for target, dtype, opset in formats:
+            if uses_target(source.model_config) and get_target(target).unsupported_fields(
+                source.model_config
+            ):
+                continue
+            if difference := problem(source, folder / "out", target, dtype, opset):
+                found[name, target, dtype, opset] = difference
+    return found
+
+
+@pytest.mark.parametrize("architecture", BODIES)
+def test_every_variant_of_a_body_gives_what_torch_gives_in_every_format(architecture, tmp_path):
+    assert problems(architecture, variants(architecture), FORMATS, tmp_path) == {}
+
+
+@pytest.mark.parametrize("architecture", OTHERS)
+def test_every_variant_of_every_class_gives_what_torch_gives(architecture, tmp_path):
+    assert problems(architecture, variants(architecture), FIRST, tmp_path) == {}
+
+
+def test_every_activation_gives_what_torch_gives(tmp_path):
+    assert problems("VanillaEncoderModel", ACTIVATIONS, OF_ACTIVATIONS, tmp_path) == {}
+
+
+@pytest.mark.parametrize("architecture", BODIES)
+def test_every_opset_gives_what_torch_gives(architecture, tmp_path):
+    assert problems(architecture, {"gelu": {"hidden_act": "gelu"}}, OPSETS, tmp_path) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", OTHERS)
+def test_every_variant_of_every_class_gives_what_torch_gives_in_every_format(
+    architecture, tmp_path
+):
+    assert problems(architecture, variants(architecture), FORMATS[1:], tmp_path) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", BODIES)
+def test_every_variant_of_a_body_gives_what_torch_gives_in_every_opset(architecture, tmp_path):
+    assert problems(architecture, variants(architecture), OPSETS[2:], tmp_path) == {}

@@ -1,0 +1,216 @@
+"""A checkpoint that translates carries the pipeline that transformers 5 removed, for where this
+package is not installed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import standins
+from checkpoints import write_corpus
+from hub import running
+from transformers import pipeline
+
+from vanilla_transformer import (
+    TranslationPipeline,
+    VanillaSeq2SeqConfig,
+    VanillaSeq2SeqForConditionalGeneration,
+)
+from vanilla_transformer.configuration_vanilla_transformer import TRANSLATION
+from vanilla_transformer.pipelines import carry_translation
+from vanilla_transformer.training.averaging import average
+from vanilla_transformer.training.recipe import Recipe
+from vanilla_transformer.training.run import train
+from vanilla_transformer_export import export
+
+NAME, TEXT = "someone/translator", "the old dog sees a bird."
+CODE = "pipelines_vanilla_transformer.py"
+CARDS = sorted((Path(__file__).parents[2] / "model_cards").glob("vanilla-seq2seq-*"))
+
+# Prints, as JSON, what happens where the package is not there. Arguments: a directory or id,
+# another directory, and a new one.
+WITHOUT = """
+import json, sys
+sys.modules["vanilla_transformer"] = None  # as if it were not installed
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+
+name, directory, out = sys.argv[1:]
+text, found = "the old dog sees a bird.", {}
+
+
+def say(key, make):
+    try:
+        translate = make()
+        module = type(translate).__module__.rpartition(".")[2]
+        found[key] = [translate.task, module, translate(text, max_new_tokens=5)]
+    except Exception as error:
+        found[key] = [type(error).__name__, str(error)]
+    return locals().get("translate")
+
+
+made = say("named", lambda: pipeline("translation", model=name, trust_remote_code=True))
+say("inferred", lambda: pipeline(model=name, trust_remote_code=True))
+say("untrusted", lambda: pipeline("translation", model=name, trust_remote_code=False))
+say("pair", lambda: pipeline("translation_en_to_de", model=name, trust_remote_code=True))
+made.save_pretrained(f"{out}/pipeline")
+say("saved as a pipeline", lambda: pipeline(model=f"{out}/pipeline", trust_remote_code=True))
+for key, source in (("id", name), ("directory", directory)):
+    for auto_class in (AutoModelForSeq2SeqLM, AutoTokenizer):
+        auto_class.from_pretrained(source, trust_remote_code=True).save_pretrained(f"{out}/{key}")
+    say(f"saved from the {key}", lambda: pipeline(model=f"{out}/{key}", trust_remote_code=True))
+print(json.dumps(found))
+"""
+# And where it is: without trust, and with.
+WITH = """
+import json, sys
+import vanilla_transformer
+from transformers import pipeline
+
+text, found = "the old dog sees a bird.", {}
+for task in ("translation", "translation_en_to_de", "text2text-generation", None):
+    for trust in (None, True):
+        given = {"model": sys.argv[1], "trust_remote_code": trust}
+        run = pipeline(**given) if task is None else pipeline(task, **given)
+        found[f"{task}, {trust}"] = [run.task, type(run).__module__, run(text, max_new_tokens=5)]
+run.save_pretrained(sys.argv[2])
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("checkpoint")
+    standins.translator(directory)
+    carry_translation(directory)
+    (directory / "README.md").write_text(
+        "---\nlibrary_name: transformers\npipeline_tag: translation\n---\n"
+    )
+    return directory
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint):
+    return pipeline("translation", model=str(checkpoint))(TEXT, max_new_tokens=5)
+
+
+@pytest.mark.slow
+def test_where_the_package_is_not_installed(checkpoint, expected, tmp_path):
+    """Over a Hub, from a directory, and from what is saved again."""
+    with running() as hub:
+        hub.add(NAME, checkpoint)
+        process = hub.run(tmp_path / "home", "-c", WITHOUT, NAME, str(checkpoint), str(tmp_path))
+    assert process.returncode == 0, process.stderr[-3000:]
+    found = json.loads(process.stdout.splitlines()[-1])
+    untrusted, pair = found.pop("untrusted"), found.pop("pair")
+    assert found.keys() > {"named", "inferred"}
+    assert found == dict.fromkeys(found, ["translation", CODE.removesuffix(".py"), expected])
+    assert untrusted[0] == "ValueError" and "trust_remote_code" in untrusted[1]
+    assert pair[0] == "KeyError" and "removed" in pair[1]  # as the cards say
+    for folder in ("pipeline", "id", "directory"):
+        assert (tmp_path / folder / CODE).read_bytes() == (checkpoint / CODE).read_bytes()
+        assert (
+            json.loads((tmp_path / folder / "config.json").read_text())["custom_pipelines"]
+            == TRANSLATION
+        )
+
+
+def test_where_the_package_is_installed_nothing_asks_for_trust(checkpoint, expected, tmp_path):
+    with running() as hub:
+        hub.add(NAME, checkpoint)
+        process = hub.run(
+            tmp_path / "home", "-c", WITH, NAME, str(tmp_path / "saved"), stdin=subprocess.DEVNULL
+        )
+    assert process.returncode == 0, process.stderr[-3000:]
+    found = json.loads(process.stdout.splitlines()[-1])
+    assert len(found) == 8
+    for key, (task, module, result) in found.items():
+        named = key.partition(",")[0].replace("None", "translation")
+        assert (task, module) == (named, "vanilla_transformer.pipelines_vanilla_transformer")
+        assert list(result[0].values()) == list(expected[0].values())
+    assert (tmp_path / "saved" / CODE).read_bytes() == (checkpoint / CODE).read_bytes()
+
+
+def test_the_config_forgets_the_key_and_writes_it_again(checkpoint, tmp_path):
+    config = VanillaSeq2SeqConfig.from_pretrained(checkpoint)
+    assert not hasattr(config, "custom_pipelines")
+    assert config.to_dict()["custom_pipelines"] == TRANSLATION
+    assert "_translates" not in config.to_json_string(use_diff=False)
+    model = VanillaSeq2SeqForConditionalGeneration.from_pretrained(checkpoint)
+    model.save_pretrained(tmp_path / "again")
+    assert (
+        json.loads((tmp_path / "again" / "config.json").read_text())["custom_pipelines"]
+        == TRANSLATION
+    )
+    assert (tmp_path / "again" / CODE).read_bytes() == (checkpoint / CODE).read_bytes()
+    assert type(pipeline("translation", model=str(checkpoint))) is TranslationPipeline
+
+
+def test_a_checkpoint_without_the_key_gets_none_and_one_of_somebody_else_stays(
+    checkpoint, tmp_path
+):
+    model = VanillaSeq2SeqForConditionalGeneration.from_pretrained(checkpoint)
+    bare = {
+        key: value for key, value in model.config.to_dict().items() if key != "custom_pipelines"
+    }
+    VanillaSeq2SeqConfig.from_dict(bare).save_pretrained(tmp_path)
+    assert "custom_pipelines" not in json.loads((tmp_path / "config.json").read_text())
+    assert not (tmp_path / CODE).exists()
+    theirs = {"summarization": {"impl": "theirs.Pipeline", "pt": ["AutoModelForSeq2SeqLM"]}}
+    config = VanillaSeq2SeqConfig.from_dict({**bare, "custom_pipelines": theirs})
+    assert config.custom_pipelines == config.to_dict()["custom_pipelines"] == theirs
+
+
+def test_an_average_keeps_it_and_an_export_has_no_code(checkpoint, tmp_path):
+    average([checkpoint, checkpoint], tmp_path / "mean")
+    assert (
+        json.loads((tmp_path / "mean" / "config.json").read_text())["custom_pipelines"]
+        == TRANSLATION
+    )
+    assert (tmp_path / "mean" / CODE).exists()
+    average([checkpoint], tmp_path / "mean", force=True)
+    export(checkpoint, tmp_path / "onnx", cases=1)
+    assert "custom_pipelines" not in json.loads((tmp_path / "onnx" / "config.json").read_text())
+
+
+def test_what_train_writes_for_translation_carries_it(tmp_path):
+    write_corpus(tmp_path, "train", 20, 0)
+    data = {"directory": str(tmp_path), "train": ["train.en", "train.de"]}
+    shape = {**standins.SHAPE, "encoder_layers": 1, "decoder_layers": 1}
+    settings = {
+        "max_steps": 1,
+        "tokens_per_update": 128,
+        "learning_rate": 1e-3,
+        "save_strategy": "no",
+    }
+    train(Recipe("translation", data, {"vocab_size": 60}, shape, settings), tmp_path / "result")
+    assert (
+        json.loads((tmp_path / "result" / "config.json").read_text())["custom_pipelines"]
+        == TRANSLATION
+    )
+    card = (tmp_path / "result" / "README.md").read_text()
+    assert (
+        'pipeline("translation", model=..., trust_remote_code=True)' in card
+        and "translation_xx_to_yy" in card
+    )
+    code = (
+        "import sys; sys.modules['vanilla_transformer'] = None; from transformers import pipeline; "
+    )
+    code += (
+        f"print(pipeline(model={str(tmp_path / 'result')!r}, "
+        f"trust_remote_code=True)({TEXT!r}, max_new_tokens=3))"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240
+    )
+    assert process.returncode == 0 and "translation_text" in process.stdout, process.stderr[-3000:]
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda path: path.name)
+def test_the_cards_that_translate_carry_it_and_say_what_it_cannot(card):
+    assert json.loads((card / "config.json").read_text())["custom_pipelines"] == TRANSLATION
+    text = (card / "README.md").read_text()
+    assert (
+        'pipeline("translation", model=name, trust_remote_code=True)' in text
+        and "translation_xx_to_yy" in text
+    )

@@ -1,0 +1,338 @@
+"""How export/ is put together: one folder for each target, imports that point one way, and what may
+need torch."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from standins import SHAPE, STORY, saved
+from targets import prompts
+
+import vanilla_transformer_export
+from vanilla_transformer import VanillaDecoderConfig, VanillaDecoderForCausalLM
+from vanilla_transformer.training.tokenizer import train_tokenizer
+from vanilla_transformer_export import Runtime, export, verify
+from vanilla_transformer_export.cli import main as cli
+from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.targets import registry
+from vanilla_transformer_export.targets.portable import Portable
+from vanilla_transformer_export.targets.portable.decoder import PortableDecoder, PortableDecoders
+
+ROOT = Path(vanilla_transformer_export.__file__).resolve().parent
+FILES = sorted(path for path in ROOT.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+HEAVY = ("torch", "transformers", "safetensors", "onnx", "onnx_ir", "vanilla_transformer")
+# What makes graphs, and what compares with torch. All else runs where there is none of `HEAVY`.
+LIGHT = ("__init__", "config", "quantization", "input_scales")  # of graphs
+IN_TARGETS = ("graphs", "generation")  # modules of a target
+MAY_BE_HEAVY = {
+    *(f"one_graph/{name}.py" for name in ("beam_search", "loop", "ops", "searches")),
+    *(
+        f"exporting/{name}.py"
+        for name in ("calibration", "evaluation", "export", "graphs", "loading")
+    ),
+    *(f"exporting/{name}.py" for name in ("one_graph", "parity", "shortlist", "shortlist_head")),
+    *(name_of(path) for path in FILES if path.parent.name == "graphs" and path.stem not in LIGHT),
+    *(name_of(path) for path in FILES if path.parts[-3] == "targets" and path.stem in IN_TARGETS),
+    *("targets/cuda/beams.py", "targets/cuda/overflow.py"),
+}
+TORCH = {
+    *(f"exporting/{name}.py" for name in ("calibration", "loading", "parity", "shortlist_head")),
+    "targets/cuda/overflow.py",
+}
+# These import it inside of a function that makes graphs, or for the checker of types.
+MENTION_IT = {
+    *("cli/main.py", "targets/target.py", "one_graph/generation_config.py", "one_graph/step.py"),
+    *(name_of(path) for path in FILES if path.parts[-3] == "targets" and path.stem == "__init__"),
+}
+
+
+# -------------------------------------------------------------------------------------- the targets
+
+
+class Throwaway:
+    """A target with portable's graphs, an opset of its own, and a decoder that takes one token at a
+    time."""
+
+    name = "throwaway"
+    help = "for this test"
+    opsets = (20,)
+
+    def __getattr__(self, name):
+        return getattr(Portable(), name)
+
+    def open(self, export):
+        return OneByOneDecoders(PortableDecoders(export))
+
+
+class OneByOneDecoders:
+    takes_empty_prompts = True
+
+    def __init__(self, factory):
+        self.factory = factory
+        self.generate = factory.generate
+
+    def start(self, request):
+        return OneByOneDecoder(self.factory.start(request))
+
+
+class OneByOneDecoder:
+    all_logits = False
+    max_step_tokens = 1
+    steps = []
+
+    def __init__(self, decoder: PortableDecoder):
+        self.decoder = decoder
+        self.expand = decoder.expand
+        self.close = decoder.close
+
+    def prefill(self, input_ids, attention_mask):
+        return self.decoder.prefill(input_ids, attention_mask)[:, -1:]
+
+    def step(self, tokens, beam_idx=None):
+        assert tokens.shape[1] == 1
+        self.steps.append(len(tokens))
+        return self.decoder.step(tokens, beam_idx)
+
+
+@pytest.fixture
+def throwaway():
+    registry.register(Throwaway())
+    yield
+    registry.unregister("throwaway")
+
+
+def test_a_target_is_one_class_and_one_line(throwaway, exported_for, tmp_path, capsys):
+    """Through export, parity, load, generate, stream, evaluate, doctor and the help of the
+    command."""
+    model, directory = exported_for("causal", "portable")
+    checkpoint, out = f"{directory}-checkpoint", tmp_path / "out"
+    cli.main(["export", checkpoint, str(out), "--target", "throwaway", "--dtype", "int8,fp32"])
+    assert json.loads(capsys.readouterr().out)["parity"]["cases"] == 12
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert (manifest["target"], manifest["opset"], manifest["dtype"]) == ("throwaway", 20, "int8")
+    assert verify(out, model, cases=9, dtype="fp32").failures == []
+    runtime, (ids, mask) = Runtime(out, dtype="fp32"), prompts("causal")
+    OneByOneDecoder.steps.clear()
+    for options in ({}, {"num_beams": 3}):
+        expected = model.generate(
+            torch.from_numpy(ids),
+            attention_mask=torch.from_numpy(mask),
+            max_new_tokens=7,
+            **options,
+        )
+        assert (
+            runtime.generate(ids, mask, max_new_tokens=7, **options).tolist() == expected.tolist()
+        )
+    steps = list(runtime.stream(ids, mask, max_new_tokens=7))
+    assert (
+        np.stack(steps, axis=1).tolist()
+        == runtime.generate(ids, mask, max_new_tokens=7)[:, 7:].tolist()
+    )
+    # its own class, which had a row for each input, or each beam
+    assert set(OneByOneDecoder.steps) == {4, 12}
+    cli.main(["doctor"])
+    assert "target throwaway runs on the CPU" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["export", "--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "throwaway" in printed and "for this test" in printed
+
+
+def test_a_throwaway_target_is_evaluated_as_any_other(throwaway, tmp_path, capsys):
+    """A decoder, whose logits come one at a time, with a perplexity of torch's."""
+    config = VanillaDecoderConfig(vocab_size=40, num_hidden_layers=1, **SHAPE)
+    checkpoint = saved(
+        VanillaDecoderForCausalLM(config),
+        train_tokenizer(STORY, 40, variant="decoder"),
+        tmp_path / "model",
+    )
+    (tmp_path / "text").write_text("\n".join(STORY))
+    export(checkpoint, tmp_path / "out", cases=1, target="throwaway")
+    found = []
+    for model in (tmp_path / "out", checkpoint):
+        cli.main(["evaluate", str(model), "--text", str(tmp_path / "text")])
+        found.append(json.loads(capsys.readouterr().out))
+    assert [each["engine"] for each in found] == ["onnxruntime", "torch"]
+    assert (
+        found[0]["perplexity"] == pytest.approx(found[1]["perplexity"], rel=1e-4)
+        and found[0]["tokens"] > 10
+    )
+
+
+def test_a_target_that_is_registered_twice_or_not_at_all_is_an_error(throwaway, exported, tmp_path):
+    with pytest.raises(
+        ValueError, match="a target 'throwaway' is registered already, expected another name than"
+    ):
+        registry.register(Throwaway())
+    with pytest.raises(
+        UsageError,
+        match="no target 'portabel', expected one of: portable with .*; did you mean 'portable'",
+    ):
+        export(exported("encoder").checkpoint, tmp_path / "out", target="portabel")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_for_a_target_that_is_not_registered_says_so(exported, tmp_path):
+    registry.register(Throwaway())
+    export(exported("encoder").checkpoint, tmp_path / "out", target="throwaway", cases=1)
+    registry.unregister("throwaway")
+    with pytest.raises(
+        ValueError,
+        match="is for the target 'throwaway': no target 'throwaway', expected one of: portable",
+    ):
+        Runtime(tmp_path / "out")
+
+
+def test_a_graph_that_the_decoder_does_not_know_is_an_error(exported_for, tmp_path):
+    """The graphs of one target under the name of another."""
+    from checkpoints import copy_of, edit_json
+
+    directory = copy_of(exported_for("causal", "cpu")[1], tmp_path)
+    edit_json(directory / "manifest.json", target="portable", other_dtypes={})
+    with pytest.raises(
+        ValueError, match="does not fit config.json: only one of them has attention_mask"
+    ):
+        Runtime(directory)
+
+
+def test_no_target_is_asked_for_by_name_outside_its_folder():
+    """Devices are: there the other side of a comparison is a device."""
+    names = {target.name for target in registry.targets()}
+    asked = []
+    for path in FILES:
+        folder = path.relative_to(ROOT).parts
+        if folder[0] == "targets" and len(folder) > 2:
+            continue
+        source = path.read_text()
+        for node in ast.walk(ast.parse(source)):
+            for constant in compared(node):
+                if constant in names and (
+                    "device" not in ast.get_source_segment(source, node) or constant == "portable"
+                ):
+                    asked.append(f"{name_of(path)}:{node.lineno} {constant}")
+    assert asked == []
+
+
+def compared(node):
+    """The strings that `node` compares with, looks up, or keys a table by."""
+    if isinstance(node, ast.Compare):
+        found = [node.left, *node.comparators]
+        found += [
+            each
+            for part in found
+            if isinstance(part, ast.Tuple | ast.List | ast.Set)
+            for each in part.elts
+        ]
+    elif isinstance(node, ast.Subscript):
+        found = [node.slice]
+    elif isinstance(node, ast.Dict):
+        found = node.keys
+    elif isinstance(node, ast.MatchValue):
+        found = [node.value]
+    elif (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("get", "pop", "setdefault")
+    ):
+        found = node.args[:1]
+    else:
+        found = []
+    return [part.value for part in found if isinstance(part, ast.Constant)]
+
+
+# ------------------------------------------------------------------------------------------ imports
+
+
+def imported(tree, everywhere):
+    """The top names of what is imported: at the top of a file, or anywhere in it."""
+    nodes = ast.walk(tree) if everywhere else tree.body
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def test_only_what_makes_graphs_or_compares_with_torch_imports_it():
+    trees = {name_of(path): ast.parse(path.read_text()) for path in FILES}
+    heavy = {name for name, tree in trees.items() if set(imported(tree, False)) & set(HEAVY)}
+    assert heavy == MAY_BE_HEAVY
+    assert {
+        name for name, tree in trees.items() if set(imported(tree, True)) & set(HEAVY)
+    } - heavy == MENTION_IT
+
+
+def test_graphs_are_written_without_torch():
+    trees = {name_of(path): ast.parse(path.read_text()) for path in FILES}
+    assert {
+        name
+        for name, tree in trees.items()
+        if set(imported(tree, False)) & {"torch", "transformers"}
+    } == TORCH
+
+
+# Libraries come first, those of torch as late as they can: to fork a process that has them takes
+# ten times as long.
+EACH_FIRST = """
+import importlib, os, sys
+import numpy, onnx, onnx_ir, onnxruntime, tokenizers
+import fastapi.openapi.utils, prometheus_client, sentencex, uvicorn
+for name in sys.argv[1:]:
+    if not name.startswith("vanilla_transformer_export"):
+        importlib.import_module(name)
+    elif (child := os.fork()) == 0:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            print(name, type(error).__name__, error, flush=True)
+            os._exit(1)
+        os._exit(0)
+    else:
+        os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_every_module_can_be_imported_first():
+    names = {True: [], False: []}  # by whether it imports torch
+    for path in FILES:
+        name = ".".join(
+            ("vanilla_transformer_export", *path.relative_to(ROOT).with_suffix("").parts)
+        ).removesuffix(".__init__")
+        if not name.endswith("__main__"):
+            top = set(imported(ast.parse(path.read_text()), False))
+            names[not top.isdisjoint(("torch", "transformers", "vanilla_transformer"))].append(name)
+    ordered = [*names[False], "vanilla_transformer.conversion", *names[True]]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", EACH_FIRST, *ordered], capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr, len(ordered) > 100) == ("", "", True)
+
+
+def test_the_list_of_packages_is_that_of_the_folders():
+    """The editable install finds a folder that is in no wheel."""
+    root = Path(__file__).parents[2]
+    settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {
+        "vanilla_transformer": root / "vanilla_transformer",
+        "vanilla_transformer_export": root / "export",
+    }
+    found = [
+        ".".join((name, *path.parent.relative_to(folder).parts))
+        for name, folder in folders.items()
+        for path in folder.rglob("__init__.py")
+    ]
+    assert sorted(set(found)) == sorted(settings["packages"])

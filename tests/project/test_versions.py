@@ -1,0 +1,141 @@
+"""Which versions of onnxruntime and of other packages do, and what happens with others."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch_free
+from checkpoints import HEADS, KEY_WIDTH, START, VALUE_WIDTH, WIDTH
+from onnx.reference import ReferenceEvaluator
+from packaging.requirements import Requirement
+from targets import build
+
+from vanilla_transformer_export import export
+from vanilla_transformer_export.cli import main as cli
+from vanilla_transformer_export.inference import devices
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "seq2seq-untied", "seq2seq-rotary"])
+def test_a_portable_step_that_projects_no_more_of_the_source_is_valid_onnx(exported, name):
+    """The second of two steps from an empty past, in onnx's own evaluator, which refuses a shape of
+    0 beside -1."""
+    path = exported(name).directory / "onnx/decoder_model_merged.onnx"
+    by_onnx, by_onnxruntime = (
+        ReferenceEvaluator(onnx.load(path)),
+        onnxruntime.InferenceSession(path),
+    )
+    names = [output.name for output in by_onnxruntime.get_outputs()]
+    hidden = np.random.default_rng(0).standard_normal((2, 3, WIDTH)).astype(np.float32)
+    feeds = {"encoder_hidden_states": hidden, "encoder_attention_mask": np.ones((2, 3), np.int64)}
+    feeds |= {"input_ids": np.full((2, 1), START)}
+    for tensor in by_onnxruntime.get_inputs()[3:]:
+        width = KEY_WIDTH if tensor.name.endswith("key") else VALUE_WIDTH
+        feeds[tensor.name] = np.zeros((2, HEADS, 0, width), np.float32)
+    for _ in range(2):
+        found, expected = by_onnx.run(None, feeds), by_onnxruntime.run(None, feeds)
+        for got, wanted in zip(found, expected, strict=True):
+            np.testing.assert_allclose(got, wanted, atol=1e-5)
+        feeds |= {
+            name.replace("present", "past_key_values"): states
+            for name, states in zip(names[1:], expected[1:])
+        }
+
+
+def answer(*command, **settings):
+    """Exit code and the one line of a command in a fresh process."""
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, **settings)
+    return done.returncode, done.stderr.strip()
+
+
+def test_an_older_onnxruntime_is_refused_by_name_before_a_graph_is_looked_for():
+    code = (
+        "import onnxruntime; onnxruntime.__version__ = '1.29.1'; from vanilla_transformer_export "
+        "import cli; "
+    )
+    code += "cli.main(['generate', 'nowhere', 'A dog.'])"
+    said = (
+        "onnxruntime 1.29.1 is too old for these graphs, expected 1.30 or newer: pip install "
+        "'onnxruntime>=1.30'"
+    )
+    assert answer("-c", code) == (1, f"vanilla-transformer: {said}")
+
+
+@pytest.mark.parametrize("found", ["1.30.0", "1.31.1", "1.32.0.dev20261101001", "2.0.0"])
+def test_newer_ones_are_not(found, monkeypatch):
+    monkeypatch.setattr(onnxruntime, "__version__", found)
+    devices.require_onnxruntime()
+
+
+def test_doctor_says_that_onnxruntime_is_too_old(monkeypatch, capsys):
+    monkeypatch.setattr(onnxruntime, "__version__", "1.9.0")
+    monkeypatch.setattr(devices, "gpu", lambda: None)
+    monkeypatch.setattr(devices, "installed", lambda: {"onnxruntime-gpu": "1.9.0"})
+    said = (
+        "onnxruntime-gpu 1.9.0 is too old for these graphs, expected 1.30 or newer: pip install "
+        "'onnxruntime-gpu>=1.30'"
+    )
+    cli.main(["doctor"])
+    printed = capsys.readouterr().out
+    assert f"no target runs: {said}\n" in printed and "runs on" not in printed
+    with pytest.raises(ImportError, match="^onnxruntime-gpu 1.9.0 is too old"):
+        devices.require_onnxruntime()
+
+
+def test_every_package_states_its_lowest_version_and_is_pinned_above_it():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = sum(project["optional-dependencies"].values(), project["dependencies"])
+    allowed = {
+        each.name: each.specifier
+        for each in map(Requirement, lines)
+        if each.name != project["name"]
+    }
+    pins = dict(
+        line.lower().split("==")
+        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    )
+    for name, versions in allowed.items():
+        assert [bound.operator for bound in versions].count(">=") == 1, name
+        # which cannot be beside onnxruntime
+        assert name == "onnxruntime-gpu" or versions.contains(pins[name.lower()]), name
+    assert str(allowed["onnxruntime"]) == f">={'.'.join(map(str, devices.ONNXRUNTIME))}"
+    printed = subprocess.run(
+        [sys.executable, ROOT / ".ci/floors.py"], capture_output=True, text=True, check=True
+    ).stdout
+    floors = dict(line.split("==") for line in printed.splitlines())
+    assert {name: f">={floor}" for name, floor in floors.items()} == {
+        name: next(str(bound) for bound in versions if bound.operator == ">=")
+        for name, versions in allowed.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["seq2seq", "seq2seq-rotary", "causal", "causal-learned", "encoder", "pretraining"]
+)
+def test_a_bare_session_gives_what_the_runtime_gives(exported, name):
+    """What `make test-versions` compares in other environments is the same here."""
+    directory = exported(name).directory
+    expected, found = torch_free.results(directory), torch_free.bare_results(directory)
+    assert torch_free.differences(found, expected) == [] and found
+    for output, values in found.items():  # nor is a difference overlooked
+        other = (np.array(values) + 1).tolist()
+        [said] = torch_free.differences({output: other}, expected)
+        assert said.startswith(f"{output}: ")
+
+
+def test_what_is_exported_again_gives_the_same(tmp_path):
+    """What `make test-versions` does with the extra `export`."""
+    directory = tmp_path / "seq2seq-cpu-int8"
+    build("seq2seq").save_pretrained(tmp_path / "checkpoints" / "seq2seq")
+    export(tmp_path / "checkpoints" / "seq2seq", directory, cases=1, target="cpu", dtype="int8")
+    expected = torch_free.results(directory)
+    assert (
+        torch_free.differences(torch_free.results_again(directory), expected) == []
+        and expected["greedy"]
+    )

@@ -1,0 +1,88 @@
+"""What is installed from a wheel, where there is nothing else: the editable install also finds what
+a wheel lacks."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CARD = ROOT / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
+
+
+def run(*command: str | Path, **options) -> str:
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=1500, **options
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "-w",
+        folder,
+        ROOT,
+    )
+    [path] = folder.iterdir()
+    return path
+
+
+@pytest.mark.slow
+def test_a_wheel_has_every_module_recipe_and_mark_of_types(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for package, folder in (
+        ("vanilla_transformer", "vanilla_transformer"),
+        ("vanilla_transformer_export", "export"),
+    ):
+        for pattern in ("*.py", "*.toml", "*.sh", "*.onnx", "py.typed"):
+            for path in (ROOT / folder).rglob(pattern):
+                assert f"{package}/{path.relative_to(ROOT / folder).as_posix()}" in names
+
+
+@pytest.mark.slow
+def test_a_wheel_in_an_empty_environment_exports_and_generates(wheel, tmp_path):
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    programs = tmp_path / "venv" / "bin"
+    install = (
+        programs / "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+        "-c",
+        ROOT / "constraints.txt",
+    )
+    run(
+        *install,
+        "torch",
+        # first and by itself: the version pinned has a CPU build, others' may have none
+    )
+    run(*install, f"{wheel}[torch,cpu]")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "HF_HUB_OFFLINE": "1"
+    }
+    outside = {"cwd": tmp_path, "env": environment}
+    command = programs / "vanilla-transformer"
+    assert version("vanilla-transformer") in run(command, "--version", **outside)
+    made = json.loads(
+        run(command, "export", CARD, "out", "--target", "cpu", "--dtype", "int8", **outside)
+    )
+    assert made["parity"]["cases"] == 12
+    assert (
+        run(command, "generate", "out", "A dog runs across a field.", **outside)
+        == "Ein Hund rennt über ein Feld.\n"
+    )

@@ -1,0 +1,376 @@
+"""The verb `serve`: its settings, what it says, signals, and what it refuses to start with."""
+
+import dataclasses
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import httpx
+import pytest
+from checkpoints import copy_of
+from command_line import COMMAND, error_of
+
+from vanilla_transformer_export.cli import main as cli
+from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.serving import server
+from vanilla_transformer_export.serving.settings import (
+    FIELDS,
+    PREFIX,
+    Settings,
+    flag,
+    settings_of,
+    token_of,
+)
+from vanilla_transformer_export.serving.sources import sources
+
+# For each setting a value as it is written, and as it is read.
+VALUES = {
+    "host": ("0.0.0.0", "0.0.0.0"),
+    "port": ("0", 0),
+    "languages": ("m:en-de", (("m", "en", "de"),)),
+    "dtype": ("int8", "int8"),
+    **{
+        name: ("7", 7)
+        for name in (
+            "lanes",
+            "threads",
+            "slots",
+            "max_source",
+            "max_length",
+            "queue",
+            "max_batch",
+            "max_body",
+        )
+    },
+    **{name: ("9", 9) for name in ("requests", "connections")},
+    **{
+        name: ("0.5", 0.5)
+        for name in ("timeout", "header_timeout", "body_timeout", "grace", "drain")
+    },
+    "token_file": ("a/file", Path("a/file")),
+    "cors_origin": ("https://example.org:8443", ("https://example.org:8443",)),
+    "log_level": ("debug", "debug"),
+}
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def parsed(*words, **environment):
+    return settings_of(
+        cli.parse(["serve", "an-export", *words]),
+        {PREFIX + name: text for name, text in environment.items()},
+    )
+
+
+def test_every_setting_has_a_flag_and_a_variable_and_the_flag_goes_first():
+    assert VALUES.keys() == FIELDS.keys()
+    for name, (text, value) in VALUES.items():
+        field, other = (
+            FIELDS[name],
+            {"log_level": "error", "languages": "a-b", "cors_origin": "*"}.get(name, "3"),
+        )
+        assert value != field.default
+        assert parsed(flag(field), text) == dataclasses.replace(Settings(), **{name: value})
+        assert parsed(**{name.upper(): text}) == dataclasses.replace(Settings(), **{name: value})
+        assert parsed(flag(field), text, **{name.upper(): other}) == dataclasses.replace(
+            Settings(), **{name: value}
+        )
+        assert parsed(**{name.upper(): " "}) == Settings()
+
+
+def test_what_may_be_given_again_is_a_list():
+    pairs = ((None, "en", "de"), ("m", "zh-Hans", "en"))
+    assert parsed("--languages", "en-de", "--languages", "m:zh-Hans-en").languages == pairs
+    assert parsed(LANGUAGES="en-de  m:zh-Hans-en").languages == pairs
+    assert parsed(CORS_ORIGIN="http://a http://b").cors_origin == ("http://a", "http://b")
+
+
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("port", "65536", "expected a port from 0 to 65535, got 65536"),
+        ("port", "http", "expected a whole number of at least 0, got 'http'"),
+        ("queue", "0", "expected a whole number of at least 1 and below 2**63, got 0"),
+        ("timeout", "0", "expected seconds above 0 and at most 1000000, got '0'"),
+        ("timeout", "nan", "expected seconds above 0 and at most 1000000, got 'nan'"),
+        ("drain", "soon", "expected seconds above 0 and at most 1000000, got 'soon'"),
+        (
+            "languages",
+            "english",
+            "expected a pair of languages as en-de or NAME:en-de, got 'english'",
+        ),
+        (
+            "cors_origin",
+            "example.org",
+            "expected an origin as https://example.org, or *, got 'example.org'",
+        ),
+        ("log_level", "loud", "no level 'loud', expected one of debug, info, warning, error"),
+    ],
+)
+def test_a_value_that_a_setting_cannot_have_is_wrong_usage(name, text, message):
+    with pytest.raises(UsageError, match=re.escape(f"argument {flag(FIELDS[name])}: {message}")):
+        parsed(flag(FIELDS[name]), text)
+    with pytest.raises(UsageError, match=re.escape(f"variable {PREFIX}{name.upper()}: {message}")):
+        parsed(**{name.upper(): text})
+
+
+def test_the_token_is_in_a_file_or_in_the_environment(tmp_path):
+    file = tmp_path / "token"
+    file.write_text("a-token\n")
+    settings = Settings(token_file=file)
+    assert (
+        token_of(settings, {}),
+        token_of(Settings(), {PREFIX + "TOKEN": "b"}),
+        token_of(Settings(), {}),
+    ) == (
+        b"a-token",
+        b"b",
+        None,
+    )
+    with pytest.raises(UsageError, match="expected one of them"):
+        token_of(settings, {PREFIX + "TOKEN": "b"})
+    for text in ("", "\n", "two words", "größe"):
+        file.write_text(text)
+        with pytest.raises(
+            ValueError,
+            match="token has no token, expected one line of ASCII characters without spaces",
+        ):
+            token_of(settings, {})
+        with pytest.raises(ValueError, match="TOKEN has no token"):
+            token_of(Settings(), {PREFIX + "TOKEN": text})
+    with pytest.raises(FileNotFoundError):
+        token_of(Settings(token_file=tmp_path / "nowhere"), {})
+    # arguments are seen by everybody
+    assert "token" not in {field.name for field in dataclasses.fields(Settings)}
+
+
+# ------------------------------------------------------------------------------------------ exports
+
+
+def export_of(folder, name, architecture):
+    """As far as it is looked at before anything listens."""
+    (folder / name).mkdir()
+    (folder / name / "manifest.json").write_text(json.dumps({"architecture": architecture}))
+    return folder / name
+
+
+def test_exports_have_the_names_of_their_directories_or_others(tmp_path, monkeypatch):
+    directory = export_of(tmp_path, "export", "VanillaSeq2SeqForConditionalGeneration")
+    monkeypatch.chdir(directory)
+    (tmp_path / "a=b").symlink_to(directory)
+    found = sources(
+        [".", f"other={directory}", "m.2-x=."], [("other", "en", "de"), ("other", "de", "en")]
+    )
+    assert [each.name for each in found] == ["export", "other", "m.2-x"]
+    assert [each.languages for each in found] == [[], [("en", "de"), ("de", "en")], []]
+    assert all(each.generates for each in found)
+    with pytest.raises(
+        UsageError, match="the name 'a=b' has other characters than letters.*: expected NAME=PATH"
+    ):
+        sources([str(tmp_path / "a=b")], [])
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["{0}", "{0}"], "two exports 'seq2seq', "),
+        (["a={0}", "a={1}"], "two exports 'a', "),
+        (["a/b={0}"], "the name 'a/b' has other characters than letters"),
+        (["..={0}"], "the name '..' has other characters"),
+        (["a="], "expected NAME=PATH, got 'a='"),
+        (["={0}"], "the name '' has other characters"),
+        (
+            ["{0}", "--languages", "x:en-de"],
+            "--languages x:en-de: no model 'x', expected one of seq2seq",
+        ),
+        (
+            ["a={0}", "b={0}", "--languages", "en-de"],
+            "expected one model that translates, or NAME:en-de; these do: a, b",
+        ),
+        (
+            ["a={1}", "--languages", "en-de"],
+            "expected one model that translates, or NAME:en-de; these do: none",
+        ),
+        (
+            ["{0}/nowhere"],
+            "has no manifest.json: expected a directory `vanilla-transformer export` wrote",
+        ),
+    ],
+)
+def test_exports_that_cannot_be_served_are_an_error_before_anything_listens(
+    words, message, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(server, "listening", None)
+    kinds = {
+        "seq2seq": "VanillaSeq2SeqForConditionalGeneration",
+        "causal": "VanillaDecoderForCausalLM",
+    }
+    directories = [export_of(tmp_path, *each) for each in kinds.items()]
+    assert message in error_of("serve", *(word.format(*directories) for word in words))
+
+
+def test_a_port_that_is_taken_is_an_error():
+    with server.listening("127.0.0.1", 0) as taken:
+        number = taken.getsockname()[1]
+        with pytest.raises(
+            OSError,
+            match=(
+                f"cannot listen on 127.0.0.1 port {number}: Address already in use, expected a free"
+            ),
+        ):
+            server.listening("127.0.0.1", number)
+    with pytest.raises(
+        OSError, match="cannot listen on no.such.host port 0: .*, expected a free address"
+    ):
+        server.listening("no.such.host", 0)
+
+
+def test_without_the_packages_of_the_extra_it_says_what_to_install(tmp_path, monkeypatch):
+    for name in [
+        name for name in sys.modules if name.startswith("vanilla_transformer_export.serving.server")
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    found = export_of(tmp_path, "export", "VanillaEncoderModel")
+    assert error_of("serve", found).endswith(": pip install 'vanilla-transformer[serve]'")
+
+
+# ---------------------------------------------------------------------------------------- a process
+
+
+class Started:
+    """The command in a process of its own; `lines` are what it has said until it is ready."""
+
+    def __init__(self, *words, stderr=subprocess.DEVNULL, until="ready"):
+        arguments = [COMMAND, "serve", *map(str, words), "--port", "0", "--grace", "0.1"]
+        self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        self.lines = []
+        while not self.lines or (self.lines[-1] and self.lines[-1] != until):
+            self.lines.append(self.process.stdout.readline().removesuffix("\n"))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+    @property
+    def url(self):
+        return self.lines[0].removeprefix("listening on ")
+
+
+@pytest.fixture(scope="module")
+def export_of_text(exported, tmp_path_factory):
+    """A decoder with a tokenizer."""
+    from test_cli import with_tokenizer
+
+    directory = copy_of(exported("causal").directory, tmp_path_factory.mktemp("text"))
+    with_tokenizer(directory, 48)
+    return directory
+
+
+def test_it_says_where_it_listens_and_what_it_serves_and_ends_with_0_when_it_is_told_to(
+    export_of_text,
+):
+    with Started(f"a-model={export_of_text}", stderr=subprocess.PIPE) as started:
+        listening, model, ready = started.lines
+        assert re.fullmatch(r"listening on http://127\.0\.0\.1:\d+", listening)
+        assert (
+            model.startswith("a-model: VanillaDecoderForCausalLM, portable, fp32")
+            and ready == "ready"
+        )
+        assert httpx.get(f"{started.url}/health/ready").json() == {"status": "ok"}
+        assert httpx.get(f"{started.url}/nowhere").status_code == 404
+        started.process.send_signal(signal.SIGTERM)
+        rest, log = started.process.communicate(timeout=20)
+        assert (started.process.returncode, rest) == (0, "")
+        assert [json.loads(line)["message"] for line in log.splitlines()] == ["request", "stopping"]
+
+
+def test_a_second_signal_ends_it_at_once(export_of_text):
+    with (
+        Started(export_of_text, "--drain", "60") as started,
+        httpx.Client(base_url=started.url) as client,
+    ):
+        assert client.get("/health/live").status_code == 200
+        started.process.send_signal(signal.SIGINT)
+        time.sleep(0.03)
+        started.process.send_signal(signal.SIGINT)
+        assert started.process.wait(5) in (130, 0)  # 0 where both came at once
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("onnx/model.onnx", b"no graph", "model.onnx has 8 bytes, expected"),
+        ("tokenizer.json", None, "tokenizer.json is missing: the export is incomplete"),
+        ("manifest.json", b"{", "manifest.json is not JSON"),
+        ("manifest.json", b"{}", "has schema version None, expected 1"),
+        ("config.json", b"{}", "config.json lacks 'num_hidden_layers': export again"),
+        (
+            "config.json",
+            b'{"num_hidden_layers": 1, "hidden_size": {}}',
+            "config.json lacks 'num_attention_heads'",
+        ),
+        (
+            "config.json",
+            b'{"num_hidden_layers": 1, "hidden_size": {}, "num_attention_heads": {}}',
+            "config.json has a size that is no number",
+        ),
+    ],
+)
+def test_an_export_that_is_damaged_is_one_line_and_ends_with_1(
+    export_of_text, tmp_path, name, content, message, capsys
+):
+    directory = copy_of(export_of_text, tmp_path)
+    (directory / name).unlink()
+    if content is not None:
+        (directory / name).write_bytes(content)
+    assert message in error_of("serve", directory, "--port", "0")
+    assert "ready" not in capsys.readouterr().out
+
+
+def test_a_dtype_that_the_export_has_not_is_wrong_usage(export_of_text):
+    found = error_of("serve", export_of_text, "--port", "0", "--dtype", "int8")
+    assert "has no dtype 'int8', expected one of ['fp32']" in found
+
+
+# ------------------------------------------------------------------------------------ the container
+
+
+def test_the_container_is_built_from_what_is_there_and_runs_as_nobody_special():
+    lines = (ROOT / "examples" / "serving" / "Dockerfile").read_text().splitlines()
+    steps = [line.split() for line in lines if line and not line.startswith((" ", "#"))]
+    copied = [
+        word
+        for name, *words in steps
+        if name == "COPY" and not words[0].startswith("--")
+        for word in words[:-1]
+    ]
+    assert len(copied) == 5 and [name for name in copied if not (ROOT / name).exists()] == []
+    variables = [
+        word.partition("=")[0].removeprefix(PREFIX).lower()
+        for name, *words in steps
+        if name == "ENV"
+        for word in words
+    ]
+    assert [name for name in variables if name != "path" and name not in FIELDS] == []
+    assert "USER 10001" in lines and json.loads(lines[-1].removeprefix("ENTRYPOINT ")) == [
+        "vanilla-transformer",
+        "serve",
+    ]
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]["serve"]
+    assert not [
+        name
+        for name in needed
+        if "torch" in name or "transformers" in name.replace("vanilla-transformer", "")
+    ]

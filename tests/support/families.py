@@ -1,0 +1,278 @@
+"""Random models of other families, with small configs that use their switches; what goes in and
+comes out of them."""
+
+import random
+
+import pytest
+import torch
+import transformers
+
+import vanilla_transformer
+from vanilla_transformer.configuration_vanilla_transformer import pair
+from vanilla_transformer.conversion import FAMILIES, convert
+from vanilla_transformer.conversion.converter import converter_of
+
+# of each: theirs, with ours
+ARCHITECTURES = {family: converter_of(family).ARCHITECTURES for family in FAMILIES}
+BACK = {family: ARCHITECTURES[family] for family in FAMILIES if FAMILIES[family].converts_back}
+TWINS = ("xlm-roberta", "camembert", "mt5")  # RoBERTa and T5 by other names
+FLOAT32_NORMS = ("t5", "mt5")  # which bound what float64 can show
+LENGTHS = [7, 3, 5]
+RIGHT = torch.tensor([[1] * length + [0] * (7 - length) for length in LENGTHS])
+
+
+def cases(architectures):
+    """Of each family every name; of those that share all code with another, all but one with the
+    slow tests only."""
+    slow = {family: () if family not in TWINS else pytest.mark.slow for family in architectures}
+    return [
+        pytest.param(
+            family,
+            name,
+            marks=() if name.endswith(("MaskedLM", "ConditionalGeneration")) else slow[family],
+        )
+        for family, names in architectures.items()
+        for name in names
+    ]
+
+
+# Of tied and untied models: one in each precision, and the other two with the slow tests only.
+DTYPES_AND_SEEDS = pytest.mark.parametrize(
+    "dtype, seed",
+    [
+        pytest.param(
+            dtype,
+            seed,
+            marks=pytest.mark.slow if is_slow else (),
+            id=f"{str(dtype).removeprefix('torch.')}-{seed}",
+        )
+        for dtype, seed, is_slow in (
+            (torch.float32, 0, False), (torch.float64, 1, False), (torch.float32, 1, True),
+            (torch.float64, 0, True),
+        )
+    ],
+)  # fmt: skip
+SEEDS = pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+
+
+def random_config(family, architecture, seed):
+    """A small config of `family`, by the names its config has: odd numbers of heads, the switches
+    that are representable."""
+    config_class = getattr(transformers, converter_of(family).CONFIG)
+    names = config_class().to_dict()
+    rng = random.Random(f"{family} {seed}")
+    heads, vocabulary, positions = rng.choice([1, 3, 5]), rng.randint(30, 60), rng.randint(24, 40)
+    width = heads * rng.choice([4, 6, 8])
+    act = rng.choice(["gelu", "relu", "silu", "gelu_new"])
+    # embeddings
+    narrow = 5 if seed % 2 == 0 or architecture.endswith(("MaskedLM", "CausalLM")) else width
+    common = dict(vocab_size=vocabulary, tie_word_embeddings=seed % 2 == 0)
+    labels = dict(num_labels=2 if "QuestionAnswering" in architecture else 3)
+    if "patch_size" in names:
+        fields = dict(
+            hidden_size=width, num_hidden_layers=rng.randint(1, 3), hidden_act=act,
+            num_attention_heads=heads, layer_norm_eps=rng.choice([1e-12, 1e-5]),
+            num_channels=rng.choice([1, 3]), qkv_bias=seed % 2 == 0, image_size=13, patch_size=4,
+        )  # fmt: skip
+        # which interpolates what is no square, in float32 and as if it were one
+        if family == "dinov2":
+            return config_class(**labels, **fields, mlp_ratio=rng.choice([2, 3]))
+        fields |= dict(image_size=rng.choice([13, [8, 15]]), patch_size=rng.choice([4, [4, 5]]))
+        fields |= dict(
+            intermediate_size=rng.randint(10, 30), pooler_act=rng.choice(["tanh", "relu"])
+        )
+        return config_class(**labels, **fields)
+    if "type_vocab_size" in names:  # as BERT
+        fields = dict(
+            hidden_size=width, intermediate_size=rng.randint(10, 30),
+            num_hidden_layers=rng.randint(1, 3), num_attention_heads=heads, hidden_act=act,
+            max_position_embeddings=positions, type_vocab_size=rng.choice([1, 2, 3]),
+            layer_norm_eps=rng.choice([1e-12, 1e-5]),
+        )  # fmt: skip
+        fields |= dict(embedding_size=narrow) if "embedding_size" in names else {}
+    elif family == "mpnet":
+        fields = dict(
+            hidden_size=width, intermediate_size=rng.randint(10, 30),
+            num_hidden_layers=rng.randint(1, 3), num_attention_heads=heads, hidden_act=act,
+            max_position_embeddings=positions, pad_token_id=rng.choice([0, 1]),
+        )  # fmt: skip
+    elif family == "distilbert":
+        fields = dict(
+            dim=width, hidden_dim=rng.randint(10, 30), n_layers=rng.randint(1, 3), n_heads=heads,
+            activation=act, max_position_embeddings=positions,
+            sinusoidal_pos_embds=rng.random() < 0.5,
+        )  # fmt: skip
+    elif family == "gpt2":
+        fields = dict(
+            n_embd=width, n_inner=rng.choice([None, 17]), n_layer=rng.randint(1, 3), n_head=heads,
+            n_positions=positions, activation_function=act, scale_attn_weights=rng.random() < 0.5,
+            bos_token_id=1, eos_token_id=2, scale_attn_by_inverse_layer_idx=rng.random() < 0.5,
+            reorder_and_upcast_attn=rng.random() < 0.5, pad_token_id=0,
+        )  # fmt: skip
+    elif family == "biogpt":
+        fields = dict(
+            hidden_size=width, intermediate_size=rng.randint(10, 30),
+            num_hidden_layers=rng.randint(1, 3), num_attention_heads=heads, hidden_act=act,
+            max_position_embeddings=positions, scale_embedding=rng.random() < 0.5,
+        )  # fmt: skip
+    elif family == "xglm":
+        fields = dict(
+            d_model=width, ffn_dim=rng.randint(10, 30), num_layers=rng.randint(1, 3),
+            attention_heads=heads, max_position_embeddings=positions, activation_function=act,
+            scale_embedding=rng.random() < 0.5, pad_token_id=rng.choice([1, 3]),
+        )  # fmt: skip
+    elif family == "opt":
+        norm_first = rng.random() < 0.5
+        fields = dict(
+            hidden_size=width, ffn_dim=rng.randint(10, 30), num_hidden_layers=rng.randint(1, 3),
+            num_attention_heads=heads, max_position_embeddings=positions, activation_function=act,
+            word_embed_proj_dim=narrow, do_layer_norm_before=norm_first,
+            enable_bias=rng.random() < 0.5,
+            _remove_final_layer_norm=norm_first and rng.random() < 0.5,
+        )  # fmt: skip
+    elif family in FLOAT32_NORMS:
+        # heads that together are of another width; a scale of queries that no rounding changes
+        # at least those of the decoder, for which theirs makes as many caches
+        layers = rng.randint(1, 3)
+        fields = dict(
+            d_model=width, d_kv=rng.choice([4, 16]), num_heads=heads, d_ff=rng.randint(10, 30),
+            num_layers=layers, num_decoder_layers=rng.randint(1, layers),
+            feed_forward_proj=["gated-gelu", "relu", "gated-silu"][seed % 3],
+            relative_attention_num_buckets=8, relative_attention_max_distance=6,
+            decoder_start_token_id=0,
+        )  # fmt: skip
+    else:
+        inner = rng.randint(10, 30)
+        fields = dict(
+            d_model=width, encoder_layers=rng.randint(1, 3), decoder_layers=rng.randint(1, 3),
+            encoder_ffn_dim=inner, decoder_ffn_dim=inner, encoder_attention_heads=heads,
+            decoder_attention_heads=heads, activation_function=act,
+            max_position_embeddings=positions, scale_embedding=rng.random() < 0.5,
+            decoder_start_token_id=2,
+        )  # fmt: skip
+        if family == "marian":
+            last = vocabulary - 1
+            fields |= dict(
+                pad_token_id=last,
+                decoder_start_token_id=last,
+                eos_token_id=0,
+                forced_eos_token_id=0,
+            )
+            fields |= dict(
+                share_encoder_decoder_embeddings=rng.random() < 0.5, decoder_vocab_size=vocabulary
+            )
+        if family == "m2m_100":
+            fields |= dict(pad_token_id=rng.choice([0, 1, 3]), encoder_layerdrop=0.05)
+    return config_class(**common, **labels, **fields)
+
+
+def random_model(architecture, config, dtype=torch.float32):
+    """Every parameter and buffer with a value of its own, biases and norms too."""
+    transformers.set_seed(0)
+    model = getattr(transformers, architecture)(config).to(dtype).eval()
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if is_sinusoidal(name, config):
+                frequencies = 10000 ** (
+                    -torch.arange(config.d_model // 2).double() * 2 / config.d_model
+                )
+                angles = torch.arange(len(tensor)).double()[:, None] * frequencies
+                tensor.copy_(torch.cat([angles.sin(), angles.cos()], dim=1))
+            else:
+                tensor.uniform_(-0.4, 0.4)
+        for module in model.modules():
+            if type(module).__name__.endswith("LayerNorm") and module.weight is not None:
+                module.weight += 1  # around 1, so that what is in front of it stays visible
+    return model
+
+
+def is_sinusoidal(name, config):
+    return config.model_type in ("marian", "pegasus") and "embed_positions" in name
+
+
+def given_to(model, position_ids=None):
+    """Random inputs, rows of several lengths padded on the right."""
+    config = model.config
+    if model.main_input_name == "pixel_values":
+        size = (config.num_channels, *pair(config.image_size))
+        return dict(pixel_values=torch.randn(3, *size, dtype=next(model.parameters()).dtype))
+    pad = config.pad_token_id if config.pad_token_id is not None else 0
+    first, last = (
+        (1, config.vocab_size - 2) if config.model_type == "marian" else (4, config.vocab_size - 1)
+    )
+    ids = torch.randint(first, last, RIGHT.shape).masked_fill(RIGHT == 0, pad)
+    given = dict(input_ids=ids, attention_mask=RIGHT)
+    if getattr(config, "type_vocab_size", 0):
+        given["token_type_ids"] = torch.randint(0, config.type_vocab_size, RIGHT.shape)
+    if "MultipleChoice" in type(model).__name__:
+        return {
+            name: torch.stack([tensor, tensor.flip(0)], dim=1) for name, tensor in given.items()
+        }
+    if config.is_encoder_decoder and not reads_twice(model):
+        given["decoder_input_ids"] = torch.randint(first, last, (3, 6))
+    if reads_twice(model):
+        given["input_ids"][torch.arange(3), torch.tensor(LENGTHS) - 1] = config.eos_token_id
+    # as `BartForCausalLM`
+    is_half = type(model).__name__.endswith("ForCausalLM") and hasattr(config, "decoder_layers")
+    if getattr(config, "add_cross_attention", False) or is_half:
+        dtype = next(model.parameters()).dtype
+        given |= dict(encoder_hidden_states=torch.randn(3, 4, config.hidden_size, dtype=dtype))
+        given["use_cache"] = False  # theirs makes as many caches as there are encoder layers
+        given["encoder_attention_mask"] = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]])
+    return given
+
+
+def reads_twice(model):
+    """Heads whose decoder reads the source too."""
+    return model.config.is_encoder_decoder and type(model).__name__.endswith(
+        ("ForSequenceClassification", "ForQuestionAnswering")
+    )
+
+
+def outputs_of(model, given):
+    """All tensors that both families return, under one name; only of tokens that are not
+    padding."""
+    with torch.no_grad():
+        outputs = model(**given)
+    found = {}
+    for name in (
+        "last_hidden_state",
+        "pooler_output",
+        "logits",
+        "start_logits",
+        "end_logits",
+        "prediction_logits",
+    ):
+        if outputs.get(name) is not None:
+            found[name] = outputs[name]
+    if "seq_relationship_logits" in outputs:
+        found["seq_relationship_logits"] = outputs.seq_relationship_logits
+    if "decoder_input_ids" in given or "pixel_values" in given:
+        return found
+    mask = given["attention_mask"].bool()
+    per_token = mask.shape if mask.ndim == 2 else ()
+    return {
+        name: tensor[mask] if tuple(tensor.shape[:2]) == tuple(per_token) else tensor
+        for name, tensor in found.items()
+    }
+
+
+def assert_exact(got, expected, dtype, family=None):
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-5
+    sizes = expected.abs().clamp(min=1)
+    if family in FLOAT32_NORMS and dtype == torch.float64:
+        tolerance, sizes = 1e-6, sizes.max()
+    error = (got - expected).abs() / sizes
+    assert got.shape == expected.shape and error.max() <= tolerance, f"error {error.max():.1e}"
+
+
+def converted(model, tmp_path, dtype=torch.float32):
+    """The model that our Auto classes load from the converted checkpoint."""
+    model.save_pretrained(tmp_path / "theirs")
+    result = convert(tmp_path / "theirs", tmp_path / "ours")
+    ours, info = getattr(vanilla_transformer, result["architecture"]).from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
+    assert not any(info.values()), info
+    assert ours.dtype == dtype
+    return ours.eval()

@@ -1,0 +1,108 @@
+"""The options of configs that graphs are compared with torch for, by name."""
+
+from vanilla_transformer_export.specs.sequences import GENERATORS
+
+SIZES = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4}
+RELATIVE = {
+    "position_embedding_type": "relative",
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 5,
+}
+LEARNED = {"position_embedding_type": "learned", "max_position_embeddings": 60}
+ROTARY = {"position_embedding_type": "rotary"}
+T5 = {
+    **RELATIVE, "norm_type": "rms_norm", "norm_first": True, "gated": True,
+    "hidden_act": "gelu_new", "linear_bias": False, "scale_embedding": False, "lm_head_bias": False,
+}  # fmt: skip
+COMMON = {
+    "paper": {},
+    "pre-norm": {**LEARNED, "norm_first": True, "linear_bias": False},
+    "pre-norm without final norm": {"norm_first": True, "final_norm": False},
+    "post-norm with final norm": {
+        "final_norm": True,
+        "scale_embedding": False,
+        "hidden_act": "gelu",
+    },
+    "embedding norm": {"embedding_norm": True, "layer_norm_eps": 1e-3},
+    "rotary": {**ROTARY, "rope_theta": 50.0},
+    "relative": RELATIVE,
+    "many buckets": {"position_embedding_type": "relative"},
+    "learned relative": {**RELATIVE, **LEARNED, "position_embedding_type": "learned_relative"},
+    "no positions": {"position_embedding_type": "none"},
+    "positions from ids": {**LEARNED, "position_ids_from": "ids"},
+    "positions from mask": {**LEARNED, "position_ids_from": "mask"},
+    "sinusoids from ids": {"position_ids_from": "ids"},
+    "sinusoids from mask": {"position_ids_from": "mask"},
+    "gated rms norm": {"norm_type": "rms_norm", "gated": True, "hidden_act": "silu"},
+    "t5": T5,
+    "wide heads": {"head_dim": 24, "value_head_dim": 24},
+    "other values": {"head_dim": 8, "value_head_dim": 12},
+    "odd heads": {"head_dim": 6, "value_head_dim": 10},
+    "untied": {"tie_word_embeddings": False, "hidden_act": "gelu_new"},
+    "narrow embeddings": {"embedding_size": 20},
+    "narrow embeddings with norm": {
+        "embedding_size": 20,
+        "embedding_norm": True,
+        "lm_transform_act": "gelu",
+    },
+    "window": {"sliding_window": 5},
+    "rotary window": {"sliding_window": 5, **ROTARY},
+    "relative window": {"sliding_window": 5, **RELATIVE},
+}
+SHORTLIST = {"shortlist": {"shortlist": [0, 1, 2, 5, 30, 47]}}  # of models that generate
+DECODER = {"several layers": {**RELATIVE, "num_hidden_layers": 3}}
+ENCODER = {
+    **DECODER,
+    "bert": {
+        **LEARNED,
+        "type_vocab_size": 2,
+        "pooler_act": "tanh",
+        "lm_transform_act": "gelu",
+        "embedding_norm": True,
+    },
+    "electra": {"token_transform_act": "gelu"},
+    "mean": {"classifier_pooling": "mean"},
+}
+SEQ2SEQ = {
+    "tables of each stack": {"share_encoder_decoder_embeddings": False},
+    "wrapped": {"wrap_last_token": True},
+    "several layers": {**RELATIVE, "encoder_layers": 3, "decoder_layers": 2},
+}
+VISION = {
+    "vit": {},
+    "odd images": {"image_size": [13, 22], "patch_size": [4, 5], "num_first_tokens": 2},
+    "pooled": {"pooler_act": "tanh"},
+    "interpolated": {"interpolate_pos_encoding": True},
+    "post-norm with final norm": {
+        "norm_first": False,
+        "final_norm": True,
+        "linear_bias": False,
+        "num_channels": 1,
+    },
+    **{
+        name: COMMON[name] for name in ("gated rms norm", "wide heads", "other values", "odd heads")
+    },
+}
+
+
+def variants(architecture):
+    if "Vision" in architecture:
+        return VISION
+    kind = (
+        ENCODER if "Encoder" in architecture else SEQ2SEQ if "Seq2Seq" in architecture else DECODER
+    )
+    return COMMON | kind | (SHORTLIST if architecture in GENERATORS else {})
+
+
+def sizes(architecture):
+    if "Vision" in architecture:
+        others = {name: size for name, size in SIZES.items() if name != "vocab_size"}
+        return {**others, "num_hidden_layers": 1, "image_size": 12, "patch_size": 4}
+    return {
+        **SIZES,
+        **(
+            {"encoder_layers": 1, "decoder_layers": 1}
+            if "Seq2Seq" in architecture
+            else {"num_hidden_layers": 1}
+        ),
+    }

@@ -1,0 +1,128 @@
+"""README.md and the pages of docs/: their blocks of code, and how these run.
+
+A block that cannot run has a line above it, "Not run by the tests: REASON". What a block prints may
+stand below it, after "It prints:"; there, `...` is any text.
+"""
+
+import doctest
+import json
+import re
+import runpy
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import standins
+from checkpoints import toy_corpus
+from shell import commands
+
+from vanilla_transformer.training.recipe import read_recipe
+from vanilla_transformer_export.cli import main as cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+LANGUAGES = ("python", "bash", "toml", "text")  # the last is a drawing
+BLOCK = re.compile(
+    r"(?:^Not run by the tests: (?P<reason>[^\n]+)\n\n)?"
+    r"^```(?P<language>[\w-]*)\n(?P<code>.*?)^```$"
+    r"(?:\n\nIt prints:\n\n```text\n(?P<output>.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
+)
+DIRECTIVE = re.compile(r"^```\{.*?^```$", re.MULTILINE | re.DOTALL)
+ANY_TEXT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@dataclass(frozen=True)
+class Block:
+    """Of a page: `reason` is why it does not run, if it does not, and `output` what it prints, if
+    the page shows that."""
+
+    line: int
+    language: str
+    code: str
+    reason: str | None
+    output: str | None
+
+
+def blocks(page: Path) -> list[Block]:
+    """All of a page but directives, which are for Sphinx."""
+    text = re.sub(
+        r"^```\{.*?^```$",
+        lambda found: "\n" * found[0].count("\n"),
+        page.read_text(),
+        flags=re.MULTILINE | re.DOTALL,
+    )
+    found = BLOCK.finditer(text)
+    return [Block(text[: each.start("code")].count("\n"), **each.groupdict()) for each in found]
+
+
+def run(page: Path, folder: Path, printed) -> int:
+    """The blocks of `page`, one after the other, in the working directory `folder`; how many ran.
+    `printed()` is the text that was printed since it was last called."""
+    (folder / "model_cards").symlink_to(ROOT / "model_cards")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    if page.name == "README.md":
+        write_corpus(folder)
+    chosen = [block for block in blocks(page) if block.reason is None and block.language != "text"]
+    names = {"__name__": page.stem}
+    printed()
+    for block in chosen:
+        place = f"{page.name}:{block.line}"
+        if block.language == "python":
+            exec(compile("\n" * block.line + block.code, page, "exec"), names)
+        elif block.language == "toml":
+            name = block.code.splitlines()[0].removeprefix("# ")
+            (folder / name).write_text(block.code)
+        else:
+            for call in commands(block.code, folder):
+                run_call(call, is_cut=page.name == "README.md")
+        found = printed()
+        if block.output is not None:
+            assert doctest.OutputChecker().check_output(block.output, found, ANY_TEXT), (
+                f"{place} prints\n{found}"
+            )
+    return len(chosen)
+
+
+def write_corpus(folder: Path) -> None:
+    """The parallel text that a reader of the README has."""
+    pairs = toy_corpus(60, seed=0)
+    for split in ("train", "val"):
+        for side, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
+            (folder / f"{split}.{side}").write_text("".join(line + "\n" for line in lines))
+
+
+def run_call(call: list[str], is_cut: bool) -> None:
+    """A call of ours, in this process: importing torch each time would take longer than all they
+    do. With `is_cut`, training is of a small model for a few updates."""
+    program, *arguments = call
+    if program == "python" and arguments[:2] == ["-m", "vanilla_transformer_export"]:
+        program, arguments = "vanilla-transformer", arguments[2:]
+    if program == "vanilla-transformer":
+        cli.main(cut(arguments) if is_cut and arguments[0] == "train" else arguments)
+        return
+    assert program == "python" and arguments[0].startswith("examples/"), call
+    run_script(*arguments)
+
+
+def run_script(script: str, *arguments: str) -> None:
+    before = sys.argv
+    sys.argv = [script, *arguments]
+    try:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    finally:
+        sys.argv = before
+
+
+def cut(arguments: list[str]) -> list[str]:
+    """The arguments of `train`, with changes that cut sizes and steps."""
+    read = cli.parse(arguments)
+    changes = standins.small(read_recipe(read.recipe, dict(read.set)))
+    return [
+        *arguments,
+        *(
+            word
+            for key, value in changes.items()
+            for word in ("--set", f"{key}={json.dumps(value)}")
+        ),
+    ]

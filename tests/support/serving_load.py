@@ -1,0 +1,125 @@
+"""`vanilla-transformer serve` in a process of its own, with a model behind it, and load on it;
+clients that behave badly."""
+
+import contextlib
+import json
+import random
+import re
+import socket
+import struct
+import time
+import urllib.request
+from pathlib import Path
+
+from checkpoints import EOS, copy_of, edit_json, list_file, seal
+from serving_servers import OURS, Plan, Server
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from vanilla_transformer_export import TextRuntime
+
+SIZE = 48  # of the vocabulary
+NEW_TOKENS = 20
+TEXTS = [
+    " ".join(
+        f"w{number}" for number in random.Random(seed).choices(range(4, SIZE), k=1 + seed % 12)
+    )
+    for seed in range(60)
+]
+
+
+def with_words(directory: Path, parent: Path) -> Path:
+    """A copy of an export of the models of targets.py, with a tokenizer of the words w0 to w47."""
+    found = copy_of(directory, parent)
+    words = {f"w{number}": number for number in range(SIZE)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["w0", "w1", f"w{EOS}"])
+    tokenizer.save(str(found / "tokenizer.json"))
+    list_file(found, "tokenizer.json")
+    if (found / "generation_config.json").exists():
+        edit_json(
+            found / "generation_config.json", max_new_tokens=NEW_TOKENS, no_repeat_ngram_size=1
+        )
+    seal(found)
+    return found
+
+
+@contextlib.contextmanager
+def serving(export: Path, log: Path, *flags: str):
+    """`server.url`, and what serving_servers.py has; one that was not stopped in the test has to
+    end well."""
+    server = Server(
+        Plan([*OURS, str(export), "--languages", "en-de", "--log-level", "error", *flags]), log
+    )
+    try:
+        yield server
+        if server.process.poll() is None:
+            assert server.stop() == 0, log.read_text()
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
+
+
+def body(text: str) -> str:
+    return json.dumps({"q": text, "source": "en", "target": "de"})
+
+
+def translations(texts: list[str], expected: list[str]) -> dict:
+    """A load of serving_client.py, with the answers that are right."""
+    answers = [
+        json.dumps({"translatedText": text}, ensure_ascii=False, separators=(",", ":"))
+        for text in expected
+    ]
+    return {"path": "/translate", "bodies": [body(text) for text in texts], "expected": answers}
+
+
+def load_of(export: Path) -> dict:
+    """`TEXTS`, with what each has for a translation alone."""
+    runtime = TextRuntime(export, threads=1)
+    expected = [runtime.translate([text])[0] for text in TEXTS]
+    assert len(set(expected)) > len(TEXTS) / 2
+    return translations(TEXTS, expected)
+
+
+def assert_no_harm(found: dict, *others: str) -> None:
+    """Of an outcome of serving_client.py: right answers, refusals that say when to come again,
+    `others`, and nothing else."""
+    assert found["wrong"] == found["unpromised"] == 0, found
+    assert set(found["statuses"]) <= {"200", "429", "503", *others}, found["statuses"]
+
+
+def metric(server: Server, name: str) -> float:
+    """The sum over its labels."""
+    with urllib.request.urlopen(server.url("/metrics"), timeout=10) as answer:
+        lines = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", answer.read().decode(), re.MULTILINE)
+    assert lines, name
+    return sum(map(float, lines))
+
+
+def connect(server: Server, content: bytes = b"") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    connection.sendall(content)
+    return connection
+
+
+def wait_until(holds, seconds=10.0):
+    limit = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < limit, "nothing happened"
+        time.sleep(0.02)
+
+
+def request(text: str, **more) -> bytes:
+    content = json.dumps({**json.loads(body(text)), **more}).encode()
+    head = (
+        f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: "
+        f"application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    return head.encode() + content
+
+
+def vanish(connection: socket.socket) -> None:
+    """Without a word to the server but a reset."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()

@@ -1,0 +1,66 @@
+"""What a shell makes of commands that a text shows."""
+
+import subprocess
+from pathlib import Path
+
+from accelerate.commands.launch import launch_command_parser
+from torch.distributed.run import get_args_parser as torchrun_parser
+
+LAUNCH = Path(__file__).parents[2] / "vanilla_transformer" / "training" / "launch" / "slurm.sh"
+MODULES = ("vanilla_transformer_export", "vanilla_transformer_export.cli.main")
+PROGRAMS = (
+    "vanilla-transformer",
+    "torchrun",
+    "accelerate",
+    "sbatch",
+    "python",
+    "make",
+    "pip",
+    "git",
+)
+RAYS = "serve"  # a program too, but in our pages mostly our own verb
+
+
+def commands(script: str, folder: Path) -> list[list[str]]:
+    """The calls of `PROGRAMS` and `RAYS` that `script` makes, in `folder`: these only note their
+    arguments. The rest runs."""
+    shims, log = folder / "shims", folder / "calls"
+    shims.mkdir(exist_ok=True)
+    for program in (*PROGRAMS, RAYS):
+        shim = shims / program
+        shim.write_text(
+            '#!/bin/sh\nprintf "%s\\0" "$(basename "$0")" "$@" >> "$CALLS"\nprintf "\\n\\0" >> '
+            '"$CALLS"\n'
+        )
+        shim.chmod(0o755)
+    log.touch()
+    environment = {"PATH": f"{shims}:/usr/bin:/bin", "CALLS": str(log)}
+    subprocess.run(["bash", "-euc", script], cwd=folder, env=environment, check=True)
+    calls = log.read_text().split("\0\n\0")[:-1]
+    log.unlink()
+    return [call.split("\0") for call in calls]
+
+
+def ours(call: list[str]) -> list[str]:
+    """The arguments of `vanilla-transformer` in a call, also where another program is to start it,
+    as that one reads them."""
+    program, *arguments = call
+    if program == "sbatch":
+        script = next(
+            place for place, argument in enumerate(arguments) if argument.endswith("slurm.sh")
+        )
+        assert Path(arguments[script]).name == LAUNCH.name and LAUNCH.is_file()
+        assert any(f'{module} train "$@"' in LAUNCH.read_text() for module in MODULES)
+        return ["train", *arguments[script + 1 :]]
+    if program == "vanilla-transformer":
+        return arguments
+    assert program == "torchrun" or (program, arguments.pop(0)) == ("accelerate", "launch")
+    read = (torchrun_parser() if program == "torchrun" else launch_command_parser()).parse_args(
+        arguments
+    )
+    assert (
+        read.training_script in MODULES
+        if read.module
+        else Path(read.training_script).name == "vanilla-transformer"
+    )
+    return read.training_script_args

@@ -1,0 +1,199 @@
+"""What exports give without torch, with any versions of what runs them; `make test-versions` calls
+this.
+
+`python tests/support/torch_free.py write FOLDER` exports models for every target and dtype, and
+notes what the exports give. In an environment of numpy, tokenizers and onnxruntime, `check FOLDER`
+expects the same of them; `bare FOLDER` does of the portable ones, in an InferenceSession, with
+numpy and onnxruntime only, not our package. Where the extra `export` is installed and torch is not,
+`export FOLDER` expects it of exports that it writes itself."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+CARD = Path(__file__).parents[2] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
+# those a CPU can run
+DTYPES = {"portable": ("fp32", "int8"), "cpu": ("fp32", "int8", "int4"), "cuda": ("fp32",)}
+GREEDY = {"num_beams": 1, "max_new_tokens": 12}
+OPTIONS = {
+    "greedy": GREEDY,
+    "beams": GREEDY | {"num_beams": 3},
+    "sampled": GREEDY | {"do_sample": True, "seed": 7},
+}
+TEXTS = ["A dog runs across a field.", "Two men are sitting in front of a house.", "Girl."]
+TOLERANCE = 1e-4  # times max(1, |value|)
+
+
+def write(folder: Path) -> None:
+    from targets import MODELS, build
+
+    from vanilla_transformer_export import export
+
+    checkpoints = {"text": CARD} | {name: folder / "checkpoints" / name for name in MODELS}
+    for name in MODELS:
+        build(name).save_pretrained(checkpoints[name])
+    for name, checkpoint in checkpoints.items():
+        for target, dtypes in DTYPES.items():
+            for dtype in dtypes:
+                directory = folder / f"{name}-{target}-{dtype}"
+                export(checkpoint, directory, cases=1, target=target, dtype=dtype)
+                directory.with_suffix(".json").write_text(
+                    json.dumps(results(directory)), encoding="utf-8"
+                )
+
+
+def results(directory: Path) -> dict[str, list]:
+    """By `Runtime` and `TextRuntime`: new tokens with each of the `OPTIONS` and from a stream, and
+    texts where there is a tokenizer; or what an encoder returns for real tokens."""
+    from vanilla_transformer_export import Runtime, TextRuntime
+
+    runtime, (ids, mask) = Runtime(directory, device="cpu"), prompts()
+    if "decoder" not in runtime.sessions:
+        return {
+            name: real(values, mask).tolist() for name, values in runtime.outputs(ids, mask).items()
+        }
+    start = 1 if "encoder" in runtime.sessions else ids.shape[1]
+    found = {
+        name: runtime.generate(ids, mask, **options)[:, start:].tolist()
+        for name, options in OPTIONS.items()
+    }
+    found["streamed"] = np.stack(list(runtime.stream(ids, mask, **GREEDY)), axis=1).tolist()
+    if (directory / "tokenizer.json").is_file():
+        found["texts"] = TextRuntime(directory, device="cpu").generate(TEXTS)
+    return found
+
+
+def results_again(directory: Path) -> dict[str, list]:
+    """As `results`, of another export of the checkpoint that `directory` is an export of."""
+    from vanilla_transformer_export import export
+
+    name, target, dtype = directory.name.rsplit("-", 2)
+    checkpoint = CARD if name == "text" else directory.parent / "checkpoints" / name
+    with tempfile.TemporaryDirectory() as folder:
+        export(checkpoint, out := Path(folder, "out"), target=target, dtype=dtype)
+        return results(out)
+
+
+def bare_results(directory: Path) -> dict[str, list]:
+    """As `results` of a portable export, the greedy tokens of a model that generates, from a past
+    of length 0."""
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    sessions = {
+        path.name.partition("_model")[0]: onnxruntime.InferenceSession(path)
+        for path in directory.glob("onnx/*.onnx")
+    }
+    ids, mask = prompts()
+    if "decoder" in sessions:
+        [hidden] = sessions["encoder"].run(None, {"input_ids": ids, "attention_mask": mask})
+        feeds = {"encoder_hidden_states": hidden, "encoder_attention_mask": mask}
+        return {
+            "greedy": greedy(
+                sessions["decoder"],
+                np.full((len(ids), 1), config["decoder_start_token_id"]),
+                feeds,
+                config,
+            )
+        }
+    [session] = sessions.values()
+    names = [tensor.name for tensor in session.get_inputs()]
+    if "position_ids" not in names:
+        feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        outputs = session.run(None, {name: feeds[name] for name in names})
+        return {
+            tensor.name: real(values, mask).tolist()
+            for tensor, values in zip(session.get_outputs(), outputs, strict=True)
+        }
+    left = np.argsort(mask, axis=1, kind="stable")  # all padding to the left
+    ids, mask = np.take_along_axis(ids, left, 1), np.take_along_axis(mask, left, 1)
+    return {"greedy": greedy(session, ids, {"attention_mask": mask}, config)}
+
+
+def greedy(session, tokens, feeds, config) -> list[list[int]]:
+    """New tokens behind `tokens` (B, T); rows that have ended go on with the pad token."""
+    names, new, ended = (
+        [tensor.name for tensor in session.get_outputs()],
+        [],
+        np.zeros(len(tokens), bool),
+    )
+    for tensor in session.get_inputs():
+        if tensor.name.startswith("past"):
+            shape = {"batch_size": len(tokens), "past_length": 0, "past_source_length": 0}
+            feeds[tensor.name] = np.zeros(
+                [shape.get(size, size) for size in tensor.shape], np.float32
+            )
+    while len(new) < GREEDY["max_new_tokens"] and not ended.all():
+        feeds["input_ids"] = tokens
+        if "attention_mask" in feeds:
+            feeds["position_ids"] = np.maximum(feeds["attention_mask"].cumsum(axis=1) - 1, 0)[
+                :, -tokens.shape[1] :
+            ]
+        logits, *present = session.run(names, feeds)
+        new.append(np.where(ended, config["pad_token_id"], logits[:, -1].argmax(axis=1)))
+        ended |= new[-1] == config["eos_token_id"]
+        tokens = new[-1][:, None]
+        feeds |= {
+            name.replace("present", "past_key_values"): states
+            for name, states in zip(names[1:], present, strict=True)
+        }
+        if "attention_mask" in feeds:
+            feeds["attention_mask"] = np.pad(
+                feeds["attention_mask"], ((0, 0), (0, 1)), constant_values=1
+            )
+    return np.stack(new, axis=1).tolist()
+
+
+def prompts() -> tuple[np.ndarray, np.ndarray]:
+    """Rows of several lengths, padded on the right."""
+    mask = (np.arange(7) < [[7], [1], [4], [6]]).astype(np.int64)
+    return np.random.default_rng(0).integers(4, 48, mask.shape) * mask, mask
+
+
+def real(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Of tokens (B, S, D) those that are no padding; (B, D) as it is."""
+    return values * mask[:, :, None] if values.ndim == 3 else values
+
+
+def differences(found: dict[str, list], expected: dict[str, list]) -> list[str]:
+    """Tokens and texts must be the same."""
+    wrong = []
+    for name, values in found.items():
+        wanted = expected[name]
+        is_close = np.array(wanted).dtype.kind == "f" and np.shape(values) == np.shape(wanted)
+        if not (
+            np.allclose(values, wanted, rtol=TOLERANCE, atol=TOLERANCE)
+            if is_close
+            else values == wanted
+        ):
+            wrong.append(f"{name}: {values} instead of {wanted}")
+    return wrong
+
+
+def main(verb: str, folder: Path) -> None:
+    if verb == "write":
+        return write(folder)
+    find, chosen = {
+        "check": (results, "*.json"),
+        "export": (results_again, "*.json"),
+        "bare": (bare_results, "*-portable-*.json"),
+    }[verb]
+    files = sorted(folder.glob(chosen))
+    wrong = []
+    for path in files:
+        expected = json.loads(path.read_text(encoding="utf-8"))
+        wrong += [
+            f"{path.stem}: {line}" for line in differences(find(path.with_suffix("")), expected)
+        ]
+    print(
+        f"onnxruntime {onnxruntime.__version__}, numpy {np.__version__}: {len(files)} exports, "
+        f"{len(wrong)} differ"
+    )
+    if wrong or not files:
+        sys.exit("\n".join(wrong) or f"{folder} has no {chosen}: run write first")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

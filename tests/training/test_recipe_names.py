@@ -1,0 +1,183 @@
+"""Names in recipes: an unknown name is answered with the nearest one; tasks are found by their
+names, and nothing else is."""
+
+import ast
+import json
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import standins
+
+from vanilla_transformer.errors import UsageError
+from vanilla_transformer.training import names
+from vanilla_transformer.training.recipe import FOLDER, Recipe, read_recipe
+from vanilla_transformer.training.record import RECORD
+from vanilla_transformer.training.run import train
+from vanilla_transformer.training.tasks import TASKS
+from vanilla_transformer.training.tasks.task import Task
+from vanilla_transformer.training.values import TRAINING
+
+CARDS = Path(__file__).parents[2] / "model_cards"
+
+
+def test_shipped_recipes_are_read_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len([read_recipe(path.stem) for path in FOLDER.glob("*.toml")]) == 18
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, id=path.parent.name) for path in sorted(CARDS.glob(f"*/{RECORD}"))]
+)
+def test_the_records_of_shipped_models_are_recipes(path):
+    tables = json.loads(path.read_text())["recipe"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        recipe = Recipe(**tables)
+    assert (recipe.tokenizer, recipe.training) == (tables["tokenizer"], tables["training"])
+
+
+@pytest.mark.parametrize(
+    "table, name, end",
+    [
+        ("training", "replaced", ", expected one of accelerator_config, "),
+        ("training", "spans", ", expected one of accelerator_config, "),
+        ("tokenizer", "dropout", r"; did you mean 'bpe_dropout'\?$"),
+    ],
+)
+def test_an_unknown_key_is_an_error_with_the_known_ones(table, name, end):
+    with pytest.raises(UsageError, match=rf"^no key of \[{table}\] '{name}'{end}"):
+        read_recipe("translation", {f"{table}.{name}": 0.5})
+
+
+# --------------------------------------------------------------------------------- the nearest name
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        (
+            {"training.word_replacment": 1},
+            r"no key of [training] 'word_replacment'; did you mean 'word_replacement'?",
+        ),
+        ({"training.replace": 1}, r"no key of [training] 'replace'; did you mean "),
+        (
+            {"tokenizer.bpe-dropout": 0.1},
+            r"no key of [tokenizer] 'bpe-dropout'; did you mean 'bpe_dropout'?",
+        ),
+        (
+            {"learning_rate": 1},
+            r"no key of a recipe 'learning_rate'; did you mean 'training.learning_rate'?",
+        ),
+        (
+            {"training.vocab_size": 9},
+            r"no key of [training] 'vocab_size'; did you mean 'tokenizer.vocab_size'?",
+        ),
+        (
+            {"generation.preset": "a"},
+            r"no key of [generation] 'preset'; did you mean 'model.preset'?",
+        ),
+        ({"evaluation.xyz": 1}, r"no key of [evaluation] 'xyz', expected one of bleu_tokenize"),
+    ],
+)
+def test_a_key_that_there_is_not_is_answered_with_the_nearest(changes, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        read_recipe("translation", changes)
+
+
+def test_a_recipe_that_there_is_not_is_answered_with_the_nearest():
+    with pytest.raises(
+        FileNotFoundError,
+        match=(
+            "^multi30k-en-dee is neither a file nor a recipe, expected one of conll2003, .*; did "
+            "you mean 'multi30k-en-de'?"
+        ),
+    ):
+        read_recipe("multi30k-en-dee")
+
+
+def test_each_key_of_ours_is_in_the_documentation_of_a_recipe():
+    for name in [*TRAINING, "bpe_dropout"]:
+        assert f"`{name}`" in Recipe.__doc__
+
+
+# -------------------------------------------------------------------------------------------- tasks
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_has_what_every_task_has_and_keys_that_there_are(name):
+    task = TASKS[name]
+    members = {*Task.__annotations__, *(name for name in vars(Task) if not name.startswith("_"))}
+    of_text = {"texts", "encode"} if task.ABILITIES.images else set()
+    assert {member for member in members if not hasattr(task, member)} == of_text
+    of_all = set() if task.ABILITIES.images else {"skip_bad_rows"}
+    assert {*of_all, *task.ABILITIES.needs} <= task.DATA.keys()
+
+
+TASK = '''
+"""Which of two labels a text has: its first word."""
+
+from vanilla_transformer.training.data import lines_of, paths_of
+from vanilla_transformer.training.tasks.sequence_classification import *
+from vanilla_transformer.training.tasks.sequence_classification import DATA as SHARED
+from vanilla_transformer.training.tasks.task import Abilities
+from vanilla_transformer.training.values import COUNTED
+
+ABILITIES = Abilities(needs=("words",))
+DATA = SHARED | {"words": COUNTED}
+
+
+def read(data, split):
+    if split not in data:
+        return None
+    rows = [line.split(" ", 1) for line in lines_of(paths_of(data, split))]
+    shown = [" ".join(text.split()[: data["words"]]) for _, text in rows]
+    return Dataset.from_dict({"label": [label for label, _ in rows], "text": shown})
+'''
+
+
+def test_a_new_task_is_one_file_and_one_line(tmp_path, monkeypatch):
+    """With a key and abilities of its own, from its recipe to a card."""
+    (tmp_path / "first_words.py").write_text(TASK)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(TASKS, "first-words", __import__("first_words"))
+    (tmp_path / "text").write_text("".join(line + "\n" for line in standins.OPINIONS))
+    data = {"train": str(tmp_path / "text"), "validation": str(tmp_path / "text"), "words": 2}
+    # four special tokens, the mask, "the", and two of the things
+    tokenizer = {"kind": "word", "vocab_size": 8}
+    model = standins.SHAPE | {"num_hidden_layers": 1}
+    training = {"tokens_per_update": 64, "max_steps": 2}
+    with pytest.raises(
+        UsageError,
+        match="tokenizer.bpe_dropout is 0.1, expected 0: the subwords of first-words are always",
+    ):
+        Recipe("first-words", data, {"bpe_dropout": 0.1})
+    with pytest.raises(UsageError, match="data.words is 0, expected a whole number of at least 1"):
+        Recipe("first-words", data | {"words": 0})
+    with pytest.raises(UsageError, match="no task 'first-word'; did you mean 'first-words'"):
+        Recipe("first-word", data)
+    del data["words"]
+    recipe = Recipe("first-words", data, tokenizer, model, training)
+    with pytest.raises(
+        UsageError,
+        match="the recipe has no data.words, expected a whole number: first-words needs it",
+    ):
+        train(recipe, tmp_path / "model")
+    data["words"] = 2
+    metrics = train(Recipe("first-words", data, tokenizer, model, training), tmp_path / "model")
+    assert 0 <= metrics["validation_accuracy"] <= 1
+    assert 'task = "first-words"' in (tmp_path / "model/README.md").read_text()
+
+
+def test_no_code_beside_a_task_asks_for_its_name():
+    files = [*Path(names.__file__).parent.glob("*.py")]
+    assert len(files) > 20
+    strings = {
+        (path.name, node.value)
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant)
+    }
+    assert [(name, value) for name, value in strings if value in TASKS] == []
