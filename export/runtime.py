@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -380,6 +380,7 @@ class Runtime:
         input_ids: np.ndarray,
         attention_mask: np.ndarray | None = None,
         decoder_input_ids: np.ndarray | None = None,
+        seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> np.ndarray:
         """Token ids (B * N, T) as `transformers.generate` returns them: after the start token for
@@ -392,6 +393,8 @@ class Runtime:
         back padded on the left. `decoder_input_ids` (B, P), for seq2seq only, are what each target
         begins with, after the start token, which they may begin with themselves; they come back
         too, and count for `max_length` and `min_length`, not for `max_new_tokens` and the score.
+        `seeds`, one for each input in place of `seed`, make the samples of an input independent of
+        the other inputs.
 
         Options, over those of generation_config.json and with the meaning and defaults they have in
         transformers:
@@ -438,13 +441,14 @@ class Runtime:
                 compute, as for prompts that take more memory than there is.
         """
         request = self.request(input_ids, attention_mask, decoder_input_ids, options)
-        return self._generated(request)[0]
+        return self._generated(request.with_seeds(seeds))[0]
 
     def generate_with_scores(
         self,
         input_ids: np.ndarray,
         attention_mask: np.ndarray | None = None,
         decoder_input_ids: np.ndarray | None = None,
+        seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[np.ndarray, np.ndarray]:
         """What `generate` returns, and the score of each row (B * N,): sum(log p) /
@@ -453,9 +457,8 @@ class Runtime:
         logits after those settings that change them, but before temperature, top_k, top_p and
         min_p.
         """
-        tokens, scores = self._generated(
-            self.request(input_ids, attention_mask, decoder_input_ids, options, is_scored=True)
-        )
+        request = self.request(input_ids, attention_mask, decoder_input_ids, options, True)
+        tokens, scores = self._generated(request.with_seeds(seeds))
         assert scores is not None  # the request asks for them
         return tokens, scores
 
@@ -641,7 +644,9 @@ class Runtime:
         else:
             result = self.decoder_factory().generate(request)
         if result is None:
-            search = start_search(request.options, request.prompt, request.is_scored, self.threads)
+            search = start_search(
+                request.options, request.prompt, request.is_scored, self.threads, request.seeds
+            )
             collections.deque(self._tokens(request, search), maxlen=0)
             result = search.result()
         new, scores = result
