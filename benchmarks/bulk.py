@@ -1,6 +1,6 @@
-"""Lines in a second of `translate-files`, from file to file, against the runtime's offline batches,
-from ids to ids: `python benchmarks/bulk.py EXPORT --captions FILE`, where FILE has a caption on
-each line, .gz or plain.
+"""Lines in a second of `predict --task translate`, from file to file, against the runtime's offline
+batches, from ids to ids: `python benchmarks/bulk.py EXPORT --captions FILE`, where FILE has a
+caption on each line, .gz or plain.
 
 The captions are repeated up to `--lines`, each with its number. Both search greedily, in lanes
 where the export has them, each in a process of its own, in turns. It prints a line of JSON: the
@@ -20,7 +20,7 @@ from measure import isolated
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.files.predictions import Predictions
-from vanilla_transformer_export.files.run import SHARD_LINES, Bulk
+from vanilla_transformer_export.files.run import SHARD_LINES, Runner
 from vanilla_transformer_export.files.text_lines import read_lines
 from vanilla_transformer_export.inference.inputs import pad_sequences
 
@@ -41,7 +41,7 @@ def bulk(export: Path, source: Path, output: Path) -> dict:
     runtime = TextRuntime(export)
     runtime.generate(["A man."] * 64, **GREEDY)  # opens what lanes need
     start = time.perf_counter()
-    report = Bulk(Predictions(runtime, "translate", GREEDY), "translation").run([source], output)
+    report = Runner(Predictions(runtime, "translate", GREEDY)).to_directory([source], output)
     return {
         "per_second": report["lines"] / (time.perf_counter() - start),
         "peak": memory("VmHWM"),

@@ -54,7 +54,8 @@ TORCH = {
 }
 # These import it inside of a function that makes graphs, or for the checker of types.
 MENTION_IT = {
-    *("cli/main.py", "targets/target.py", "one_graph/generation_config.py", "one_graph/step.py"),
+    *("cli/checkpoints.py", "cli/exports.py", "cli/training.py"),
+    *("targets/target.py", "one_graph/generation_config.py", "one_graph/step.py"),
     *(name_of(path) for path in FILES if path.parts[-3] == "targets" and path.stem == "__init__"),
 }
 

@@ -15,7 +15,8 @@ from targets import SIZES
 from vanilla_transformer_export import Runtime, TextRuntime, evaluate
 from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.files.text_lines import Batches, generate_file
+from vanilla_transformer_export.files.predictions import Predictions
+from vanilla_transformer_export.files.run import Runner
 from vanilla_transformer_export.inference.inputs import move_padding, pad_sequences
 from vanilla_transformer_export.scheduler import many_rows
 from vanilla_transformer_export.scheduler.capacity import LEAST_ROWS
@@ -189,7 +190,7 @@ def test_files_of_lines_texts_and_evaluations_run_in_lanes(translator, steps, tm
     source, references = tmp_path / "in", tmp_path / "references"
     source.write_text("\n".join(["", *texts]) + "\n")
     runtime = TextRuntime(export, threads=2, lanes=2)
-    generate_file(Batches(runtime, options, batch_size=8), source, tmp_path / "out")
+    Runner(Predictions(runtime, "generate", options, 8)).to_file(source, tmp_path / "out")
     assert (tmp_path / "out").read_text().split("\n") == ["", *wanted, ""]
     assert len(set(steps)) == 2
     steps.clear()

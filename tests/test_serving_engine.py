@@ -262,7 +262,7 @@ def test_samples_draw_with_the_seed_and_their_number(exported_for, started, targ
     for number, answer in enumerate(found):
         request = runtime.request(np.array([[5, 6, 7]]), None, None, options)
         search = start_search(request.options, request.prompt)
-        search.choose.rng = np.random.default_rng([11, number] if number else 11)
+        search.choose.generators = [np.random.default_rng([11, number] if number else 11)]
         list(runtime._tokens(request, search))
         row = search.result()[0][0].tolist()
         assert answer.tokens == (row[: row.index(2) + 1] if 2 in row else row)

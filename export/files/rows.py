@@ -51,6 +51,16 @@ class Fields:
         except ValueError as error:
             return Row(fault=str(error))
 
+    def of_line(self, line: bytes) -> Row:
+        """Read an argument or a line of standard input: a JSON object if it begins with {, else a
+        text."""
+        if line.lstrip().startswith(b"{"):
+            return self.of_json(line)
+        if line.strip() and len(keys := self.forms[0]) > 1:
+            seen = reprlib.repr(line.decode(errors="replace"))
+            return Row(fault=f"it is {seen}, expected a JSON object with {' and '.join(keys)}")
+        return self.of_text(line)
+
     def of_json(self, line: bytes) -> Row:
         """A line that is a JSON object."""
         try:

@@ -8,7 +8,7 @@ far.
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -249,7 +249,7 @@ class Sampler:
         self.top_p = options.top_p
         self.min_p = options.min_p
         samples = [sample] if seeds is None else range(options.num_return_sequences)
-        self.generators = [
+        self.generators: list[Any] = [
             np.random.default_rng([seed, number] if number and seed is not None else seed)
             for seed in ([options.seed] if seeds is None else seeds)
             for number in samples
