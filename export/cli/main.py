@@ -461,7 +461,7 @@ def generate_arguments(parser: Parser) -> None:
         metavar="N",
         help="processor threads; all this process may use if not given",
     )
-    add_lanes(parser)
+    add_workers(parser)
     device_help = f"{', '.join(DEVICES)}; that of the target if not given"
     parser.add_argument("--device", type=one_of("device", DEVICES), help=device_help)
     parser.add_argument(
@@ -510,7 +510,7 @@ def generate(args: argparse.Namespace) -> None:
     from ..files.text_lines import Batches, generate_file, read_lines
     from ..text_runtime import TextRuntime
 
-    opened = {name: getattr(args, name) for name in ("device", "engine_cache", "dtype", "lanes")}
+    opened = {name: getattr(args, name) for name in ("device", "engine_cache", "dtype", "workers")}
     runtime = TextRuntime(args.export, args.threads, **opened)
     languages = language_settings(args)
     if args.stream:
@@ -532,12 +532,12 @@ def generate(args: argparse.Namespace) -> None:
             say("\n".join(window))
 
 
-def add_lanes(parser: Parser) -> None:
-    lanes_help = (
+def add_workers(parser: Parser) -> None:
+    workers_help = (
         "batches beside each other, of many texts, that share the threads; as suits the model if "
         "not given"
     )
-    parser.add_argument("--lanes", type=positive, metavar="N", help=lanes_help)
+    parser.add_argument("--workers", type=positive, metavar="N", help=workers_help)
 
 
 def add_language_arguments(parser: Parser) -> None:
@@ -706,7 +706,7 @@ def files_arguments(parser: Parser) -> None:
 
 def translate_files_arguments(parser: Parser) -> None:
     files_arguments(parser)
-    add_lanes(parser)
+    add_workers(parser)
     add_language_arguments(parser)
     split_help = "translate each line as one sentence; otherwise its sentences one by one"
     parser.add_argument("--no-split", dest="split", action="store_false", help=split_help)
@@ -733,7 +733,7 @@ def translate_files(args: argparse.Namespace) -> None:
 
     options = check(generation_options(args) | dict(args.set)) | language_settings(args)
     options |= {"split": args.split, "copy_letterless": args.copy_letterless}
-    run_files(args, "translate", options, "translation", lanes=args.lanes)
+    run_files(args, "translate", options, "translation", workers=args.workers)
 
 
 def predict_files_arguments(parser: Parser) -> None:
@@ -796,7 +796,7 @@ def evaluate_arguments(parser: Parser) -> None:
         "--dtype", help="which of an export's, if it has several; the first if not given"
     )
     add_variant(parser)
-    add_lanes(parser)
+    add_workers(parser)
     add_language_arguments(parser)
     add_metric_arguments(parser)
     add_generation_options(parser, excluded=["num_return_sequences"])  # a text has one translation
@@ -813,7 +813,7 @@ def evaluate(args: argparse.Namespace) -> None:
     options = {
         "batch_size": args.batch_size,
         "dtype": args.dtype,
-        "lanes": args.lanes,
+        "workers": args.workers,
         **metric_settings(args),
     }
     options |= generation_options(args) | language_settings(args) | {"variant": args.variant}

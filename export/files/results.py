@@ -59,7 +59,7 @@ def results_of(
 
 
 def rows_together(predictions: Predictions, count: int) -> int:
-    """How many are given to the task at once: what generates in lanes runs best with many."""
+    """How many are given to the task at once: what generates in workers runs best with many."""
     if predictions.kind.method == "translate":  # which makes batches of sentences itself
         return max(count, 1)
     if predictions.kind.method != "generate":

@@ -237,7 +237,7 @@ def facts_of(runtime: Runtime) -> dict:
         "dtype": runtime.dtype,
         "device": runtime.device,
         "threads": runtime.threads,
-        "lanes": runtime.lanes,
+        "workers": runtime.workers,
         "onnxruntime": onnxruntime.__version__,
     }
 
