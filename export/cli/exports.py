@@ -20,10 +20,10 @@ from ..terminal import say
 from .verbs import (
     CHECKPOINT,
     add_generation_options,
-    add_lanes,
     add_language_arguments,
     add_leave_out,
     add_variant,
+    add_workers,
     generation_options,
     language_settings,
     verb,
@@ -189,7 +189,7 @@ def evaluate_arguments(parser: Parser) -> None:
         "--dtype", help="which of an export's, if it has several; the first if not given"
     )
     add_variant(parser)
-    add_lanes(parser)
+    add_workers(parser)
     add_language_arguments(parser)
     add_metric_arguments(parser)
     add_generation_options(parser, excluded=["num_return_sequences"])  # a text has one translation
@@ -206,7 +206,7 @@ def evaluate(args: argparse.Namespace) -> None:
     options = {
         "batch_size": args.batch_size,
         "dtype": args.dtype,
-        "lanes": args.lanes,
+        "workers": args.workers,
         **metric_settings(args),
     }
     options |= generation_options(args) | language_settings(args) | {"variant": args.variant}

@@ -11,9 +11,9 @@ from ..errors import UsageError
 from ..terminal import say
 from .verbs import (
     add_generation_options,
-    add_lanes,
     add_language_arguments,
     add_runtime,
+    add_workers,
     generation_options,
     language_settings,
     verb,
@@ -80,7 +80,7 @@ def add_files(parser: Parser) -> None:
 
 def add_generation(parser: Parser) -> None:
     """Add the flags of tasks that generate."""
-    add_lanes(parser)
+    add_workers(parser)
     add_language_arguments(parser)
     prefix_help = "file with the beginning of each line's translation; for one input of seq2seq"
     parser.add_argument("--target-prefix", type=path, metavar="FILE", help=prefix_help)
@@ -183,7 +183,7 @@ def stream(args: argparse.Namespace) -> None:
     from ..text_runtime import TextRuntime
 
     options = generation_options(args) | dict(args.set) | language_settings(args)
-    runtime = TextRuntime(args.export, args.threads, **runtime_settings(args), lanes=args.lanes)
+    runtime = TextRuntime(args.export, args.threads, **runtime_settings(args), workers=args.workers)
     for text in args.text or lines_of_standard_input():
         for piece in runtime.stream(text, **options) if text.strip() or args.text else ():
             say(piece, end="")
@@ -237,7 +237,7 @@ def opened(args: argparse.Namespace, task: str | None) -> "Predictions":
     from ..files.predictions import Predictions, open_runtime
 
     given = generation_options(args) | language_settings(args)
-    settings = runtime_settings(args) | ({} if args.lanes is None else {"lanes": args.lanes})
+    settings = runtime_settings(args) | ({} if args.workers is None else {"workers": args.workers})
     runtime = open_runtime(args.export, args.threads, **settings)
     return Predictions(
         runtime, task, given | dict(args.set), args.batch_size, args.n_best, args.scores

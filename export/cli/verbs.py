@@ -67,12 +67,12 @@ def add_runtime(parser: Parser) -> None:
     parser.add_argument("--engine-cache", type=path, metavar="DIR", help=cache_help)
 
 
-def add_lanes(parser: Parser) -> None:
-    lanes_help = (
+def add_workers(parser: Parser) -> None:
+    workers_help = (
         "batches beside each other, of many texts, that share the threads; as suits the model if "
         "not given"
     )
-    parser.add_argument("--lanes", type=positive, metavar="N", help=lanes_help)
+    parser.add_argument("--workers", type=positive, metavar="N", help=workers_help)
 
 
 def add_language_arguments(parser: Parser) -> None:

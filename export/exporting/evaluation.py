@@ -71,7 +71,7 @@ def evaluate(
     labels: str | os.PathLike | None = None,
     batch_size: int = 32,
     dtype: str | None = None,
-    lanes: int | None = None,
+    workers: int | None = None,
     variant: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def evaluate(
     the settings of the checkpoint and `options` over them (as `TextRuntime.generate`, so languages
     too); the option `bleu_tokenize` is sacreBLEU's `tokenize`, "13a" by default, "none" for text
     that is in tokens already. `dtype` chooses among the weights of an export, as `Runtime`, and
-    `lanes` is as there. `variant` is that of a checkpoint's weights, see `load_checkpoint`.
+    `workers` is as there. `variant` is that of a checkpoint's weights, see `load_checkpoint`.
 
     Returns the metric, `engine`, how much was read (`sentences` or `tokens`), and for BLEU its
     `signature`.
@@ -92,7 +92,7 @@ def evaluate(
         ValueError: for files that do not fit each other, for a model without a metric, and for a
             label that the model does not have.
     """
-    engine = engine_of(directory, dtype, lanes, variant)
+    engine = engine_of(directory, dtype, workers, variant)
     if engine.architecture not in METRICS:
         raise ValueError(
             f"no metric for a {engine.architecture}, expected one of {', '.join(METRICS)}"
@@ -118,7 +118,7 @@ def evaluate(
 def engine_of(
     directory: str | os.PathLike,
     dtype: str | None,
-    lanes: int | None = None,
+    workers: int | None = None,
     variant: str | None = None,
 ) -> Engine:
     if (Path(directory) / MANIFEST).is_file():
@@ -126,8 +126,8 @@ def engine_of(
             raise UsageError(
                 f"variant {variant!r} is for a checkpoint, and {directory} is an export"
             )
-        return OnnxEngine(directory, dtype, lanes)
-    for name, value in {"dtype": dtype, "lanes": lanes}.items():
+        return OnnxEngine(directory, dtype, workers)
+    for name, value in {"dtype": dtype, "workers": workers}.items():
         if value is not None:
             raise UsageError(f"{name} {value!r} is for an export, and {directory} is none")
     return TorchEngine(directory, variant)
@@ -281,10 +281,10 @@ class OnnxEngine:
 
     name = "onnxruntime"
 
-    def __init__(self, export: str | os.PathLike, dtype: str | None, lanes: int | None = None):
+    def __init__(self, export: str | os.PathLike, dtype: str | None, workers: int | None = None):
         from ..text_runtime import TextRuntime
 
-        self.text = TextRuntime(export, dtype=dtype, lanes=lanes)
+        self.text = TextRuntime(export, dtype=dtype, workers=workers)
         self.runtime = self.text.runtime
         self.tokenizer = self.text.tokenizer
         self.generate = self.text.generate

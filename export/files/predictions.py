@@ -251,7 +251,7 @@ class Predictions:
             "dtype": runtime.dtype,
             "device": runtime.device,
             "threads": runtime.threads,
-            "lanes": runtime.lanes,
+            "workers": runtime.workers,
             "onnxruntime": onnxruntime.__version__,
             "batch_size": self.batch_size,
             "n_best": self.n_best,

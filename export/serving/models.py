@@ -44,7 +44,7 @@ class ServedModel:
         return await self.reader.call(rows, function, *args, **options)
 
     @property
-    def worker(self) -> Engine | Reader:
+    def backend(self) -> Engine | Reader:
         """What its requests wait for."""
         found = self.engine or self.reader
         assert found is not None  # one of them is there

@@ -31,7 +31,7 @@ from ...text.tasks.rows import (
 )
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
-from ..reading import WORKERS
+from ..reading import MAX_CALLS
 from .protocol import Protocol, models_of, name_in_path, settings_of, validated
 
 router = APIRouter(tags=["text-embeddings-inference"])
@@ -285,7 +285,7 @@ async def info(request: Request, model: str | None = None) -> Response:
         "max_batch_requests": None,
         "max_client_batch_size": settings.max_batch,
         "auto_truncate": False,
-        "tokenization_workers": WORKERS,
+        "tokenization_workers": MAX_CALLS,
         "version": __version__,
         "sha": None,
         "docker_label": None,
