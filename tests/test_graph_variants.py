@@ -11,8 +11,8 @@ from transformers.activations import ACT2FN
 from vanilla_transformer_export import verify
 from vanilla_transformer_export.exporting.export import Graphs, Source, uses_target
 from vanilla_transformer_export.graphs.config import Config
+from vanilla_transformer_export.heads import GENERATORS, HEADS
 from vanilla_transformer_export.inference.export_info import write_manifest
-from vanilla_transformer_export.specs.sequences import EXPORTABLE, GENERATORS
 from vanilla_transformer_export.targets.registry import get_target
 
 SIZES = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4}
@@ -104,7 +104,7 @@ ACTIVATIONS = {
 # Classes with all bodies are compared for all targets and dtypes, other classes for one. The CPU
 # has no operators for bfloat16.
 BODIES = ("VanillaEncoderModel", "VanillaVisionModel", *GENERATORS)
-OTHERS = [name for name in EXPORTABLE if name not in BODIES]
+OTHERS = [name for name in HEADS if name not in BODIES]
 FIRST = [("portable", "fp32", 18)]
 FORMATS = [
     *FIRST,

@@ -637,8 +637,9 @@ def predict_arguments(parser: Parser) -> None:
 def predict(args: argparse.Namespace) -> None:
     check_sources(args)
 
-    from ..files.predictions import Predictions, open_runtime
+    from ..files.predictions import Predictions
     from ..files.text_lines import generate_file, read_lines
+    from ..text_runtime import open_runtime
 
     runtime = open_runtime(args.export, args.threads, device=args.device, dtype=args.dtype)
     predictions = Predictions(
@@ -775,8 +776,9 @@ def embed_files(args: argparse.Namespace) -> None:
 def run_files(
     args: argparse.Namespace, task: str | None, options: dict[str, Any], result: str, **opened: Any
 ) -> None:
-    from ..files.predictions import Predictions, open_runtime
+    from ..files.predictions import Predictions
     from ..files.run import Bulk
+    from ..text_runtime import open_runtime
 
     runtime = open_runtime(
         args.export, args.threads, device=args.device, dtype=args.dtype, **opened

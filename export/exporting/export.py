@@ -31,10 +31,11 @@ from ..errors import UsageError
 from ..graphs.config import Config
 from ..graphs.expected_weights import check_weights
 from ..graphs.input_scales import Calibration
+from ..heads import HEADS, READS_IMAGES
 from ..inference.export_info import CARD, TOKENIZER_FILES, write_manifest
 from ..one_graph import ROLE
 from ..specs.graph_spec import GraphSpec
-from ..specs.sequences import EXPORTABLE, GENERATORS, IMAGE_SIZES, READS_IMAGES
+from ..specs.sequences import IMAGE_SIZES
 from ..targets.registry import default_target, get_target, known_targets, targets
 from ..targets.target import Target
 from .graphs import GraphFormat, GraphSource, write_graphs
@@ -274,10 +275,8 @@ def checked_opset(target: Target, opset: int | None) -> int:
 
 def check_exportable(checkpoint: str | os.PathLike, config: Any, architecture: str) -> None:
     """Raise ValueError for a model that no graph here can hold."""
-    if architecture not in EXPORTABLE:
-        raise ValueError(
-            f"{checkpoint} is a {architecture}, expected one of {', '.join(EXPORTABLE)}"
-        )
+    if architecture not in HEADS:
+        raise ValueError(f"{checkpoint} is a {architecture}, expected one of {', '.join(HEADS)}")
     if getattr(config, "add_cross_attention", False):
         raise ValueError(
             f"{checkpoint} has add_cross_attention=True, which no graph here can hold: "
@@ -329,7 +328,7 @@ class Source:
             check_weights(ours, config)
         generation = generation_settings(ours, config, model)
         if image_size is not None:
-            if architecture not in READS_IMAGES:
+            if HEADS[architecture].reads != READS_IMAGES:
                 raise UsageError(
                     f"image size {image_size!r} is for models of images, and {checkpoint} has a "
                     f"{architecture}"
@@ -347,7 +346,7 @@ class Source:
 
     @property
     def generates(self) -> bool:
-        return self.architecture in GENERATORS
+        return HEADS[self.architecture].generates
 
     @property
     def config(self) -> dict[str, Any]:
@@ -382,7 +381,7 @@ def generation_settings(
     ours: Path, config: Config, model: "PreTrainedModel | None"
 ) -> dict[str, Any]:
     """Return the content of generation_config.json without settings that have no effect."""
-    if config.architecture not in GENERATORS:
+    if not HEADS[config.architecture].generates:
         return {}
     if model is not None:  # its settings were checked when it was loaded
         return json.loads(model.generation_config.to_json_string())
@@ -467,7 +466,7 @@ class Graphs:
 def uses_target(config: Config) -> bool:
     """Whether the graphs of a model have the attention of its target: those of models with a
     decoder that only read whole sequences have standard operators on every target."""
-    return config.architecture in GENERATORS or config.model_type in (
+    return HEADS[config.architecture].generates or config.model_type in (
         "vanilla-encoder",
         "vanilla-vision",
     )

@@ -18,8 +18,8 @@ from ..graphs.layers import LM_HEAD
 from ..graphs.ops import CONTRIB, IR_VERSION, Ops, with_spec
 from ..graphs.saving import save_graph
 from ..graphs.weights import CheckpointWeights, WeightStore
+from ..heads import HEADS
 from ..specs.graph_spec import GraphSpec
-from ..specs.sequences import GENERATORS
 from ..targets.target import Target
 
 SHARED_WEIGHTS = "model.onnx_data"
@@ -135,6 +135,6 @@ def check_standard(model: ir.Model) -> None:
 
 def kind_of(role: str, config: Config) -> str:
     """Return the key of `TargetGraphs.write`."""
-    if config.architecture not in GENERATORS:
+    if not HEADS[config.architecture].generates:
         return "sequence"
     return f"seq2seq {role}" if config.is_seq2seq else role

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from ..errors import UsageError
 from ..graphs.saving import save_graph
+from ..heads import GENERATORS
 from ..inference.export_info import Artifact, read_artifact, write_manifest
 from ..one_graph import MODES, ROLE
 from ..one_graph.generation_config import Rules
@@ -17,7 +18,6 @@ from ..specs.graph_spec import GraphSpec
 from ..targets.target import Target
 from .one_graph_comparison import compare
 
-GENERATES = ("VanillaSeq2SeqForConditionalGeneration", "VanillaDecoderForCausalLM")
 OF_OTHER_GRAPHS = ("step", "genai")  # facts of the manifest
 
 
@@ -46,9 +46,9 @@ def check_model(
     config: dict[str, Any],
 ) -> None:
     """Raises ValueError for a model that does not generate, and as `Rules.of`."""
-    if architecture not in GENERATES:
+    if architecture not in GENERATORS:
         found = f"{checkpoint} is a {architecture}"
-        raise ValueError(f"{found}, expected for --generate a {' or a '.join(GENERATES)}")
+        raise ValueError(f"{found}, expected for --generate a {' or a '.join(GENERATORS)}")
     rules = Rules.of(mode, generation, config)
     if config["model_type"] != "vanilla-decoder" and rules.options.decoder_start_token_id is None:
         raise ValueError(

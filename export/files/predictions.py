@@ -3,107 +3,33 @@ for each."""
 
 import inspect
 import json
-import os
 import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..errors import UsageError, did_you_mean
-from ..inference.config import VISION
-from ..inference.export_info import MANIFEST, json_object
+from ..heads import PAIR, Task, find_task
 from ..inference.inputs import batches
-from ..text_runtime import TextRuntime
+from ..text_runtime import task_function
 from .text_lines import WINDOW, errors_in, facts_of, seed_of
-
-TEXT, PAIR, CHOICES = ("text",), ("text", "text_pair"), ("text", "choices")
-QUESTION, IMAGE = ("question", "context"), ("image",)
-GENERATORS = ("DecoderForCausalLM", "Seq2SeqForConditionalGeneration")
-LABELLED, IMAGES_LABELLED = "ForSequenceClassification", "ForImageClassification"
-
-
-class Task(NamedTuple):
-    """A `method` of a runtime, for architectures that end with one of `heads`. `forms` are the keys
-    that an example may have as a JSON object; a line that is none is what belongs to the only key
-    of the first form."""
-
-    method: str
-    heads: tuple[str, ...]
-    forms: tuple[tuple[str, ...], ...]
-
-
-# By the names that the command has. The first that fits an architecture is what it is for.
-TASKS = {
-    "generate": [Task("generate", GENERATORS, (TEXT,))],
-    "translate": [Task("translate", GENERATORS[1:], (TEXT,))],
-    "classify": [
-        Task("classify", (LABELLED,), (TEXT, PAIR)),
-        Task("classify", (IMAGES_LABELLED,), (IMAGE,)),
-    ],
-    "zero-shot": [Task("zero_shot", (LABELLED,), (TEXT,))],
-    "tag": [Task("tag", ("ForTokenClassification",), (TEXT,))],
-    "answer": [Task("answer", ("ForQuestionAnswering",), (QUESTION,))],
-    "fill-mask": [Task("fill_mask", ("ForMaskedLM", "ForPreTraining"), (TEXT,))],
-    "next-sentence": [
-        Task("next_sentence", ("ForNextSentencePrediction", "ForPreTraining"), (PAIR,))
-    ],
-    "choose": [Task("choose", ("ForMultipleChoice",), (CHOICES,))],
-    "embed": [
-        Task("embed", ("EncoderModel", "DecoderModel"), (TEXT,)),
-        Task("embed", ("VisionModel",), (IMAGE,)),
-    ],
-}
-
-
-def open_runtime(directory: str | os.PathLike, threads: int | None = None, **options: Any) -> Any:
-    """A `TextRuntime`, or an `ImageRuntime` for a model that reads images; `options` as theirs."""
-    path = Path(directory) / MANIFEST
-    if path.is_file() and json_object(path, path.read_bytes()).get("model_type") == VISION:
-        from ..image_runtime import ImageRuntime
-
-        return ImageRuntime(directory, threads, **options)
-    return TextRuntime(directory, threads, **options)
-
-
-def task_of(architecture: str, name: str | None) -> tuple[str, Task]:
-    """The task `name` for `architecture`, by default the first that fits it, with its name.
-
-    Raises:
-        UsageError: for a task that does not fit.
-        ValueError: for an architecture that none fits.
-    """
-    fitting = {
-        name: task
-        for name, tasks in TASKS.items()
-        for task in tasks
-        if architecture.endswith(task.heads)
-    }
-    if not fitting:
-        raise ValueError(f"this export is a {architecture}, which no task is for: use Runtime")
-    chosen = next(iter(fitting)) if name is None else name
-    if chosen not in fitting:
-        raise UsageError(
-            f"{chosen} is not what a {architecture} is for, expected one of {', '.join(fitting)}"
-        )
-    return chosen, fitting[chosen]
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What `runtime` gives for lines, as JSON. `options` are those of the method that `task` names,
-    by default what the export's head is for.
+    """What `runtime` gives for lines, as JSON. `options` are those of the function of `task`, by
+    default the first task of the export's head.
 
     A line that begins with `{` is a JSON object with the task's keys, any other is a text, or an
     image's path. A line without words gives `null`. With a `seed` each batch draws from one of its
     own, which follows from `seed` and a line of it. Errors call what is numbered a `unit`.
 
     Raises:
-        UsageError: for a task that the architecture is not for, an option that its method has not,
-            and one that it needs.
+        UsageError: for a task that the architecture is not for, an option that its function has
+            not, and one that it needs.
         ValueError: for an architecture that no task is for.
     """
 
@@ -118,14 +44,10 @@ class Predictions:
 
     @property
     def kind(self) -> Task:
-        return task_of(self.runtime.runtime.architecture, self.task)[1]
-
-    @property
-    def method(self) -> Callable[..., Any]:
-        return getattr(self.runtime, self.kind.method)
+        return find_task(self.runtime.runtime.architecture, self.task)
 
     def check_options(self) -> None:
-        parameters = inspect.signature(self.method).parameters.values()
+        parameters = inspect.signature(task_function(self.kind)).parameters.values()
         known = {
             each.name: each.default
             for each in parameters
@@ -183,7 +105,8 @@ class Predictions:
         options = dict(self.options)
         if isinstance(options.get("seed"), int):
             options["seed"] = seed_of(options["seed"], number)
-        found = self.method(*self.arguments(examples), **options)
+        function = task_function(self.kind)
+        found = function(self.runtime, *self.arguments(examples), **options)
         if len(found) != len(examples):  # num_return_sequences of each, in order
             found = np.reshape(np.array(found, object), (len(examples), -1))
         return [result.tolist() if isinstance(result, np.ndarray) else result for result in found]

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..text_runtime import open_runtime
 from .formats import Format
-from .predictions import Predictions, open_runtime
+from .predictions import Predictions
 from .progress import Drawn, Told
 from .results import Found, Place, results_of
 from .rows import Row
