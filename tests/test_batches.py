@@ -447,7 +447,7 @@ def test_arguments_that_do_not_go_together_are_refused(arguments, message, capsy
 # Not `ru_maxrss`, which begins with what the process that started this one has.
 PEAK = """
 import re, sys
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 main(sys.argv[1:])
 print(re.search(r"VmHWM:\\s*(\\d+) kB", open("/proc/self/status").read())[1])
 """

@@ -122,7 +122,11 @@ def test_a_target_is_one_class_and_one_line(throwaway, exported_for, tmp_path, c
     cli.main(["export", checkpoint, str(out), "--target", "throwaway", "--dtype", "int8,fp32"])
     assert json.loads(capsys.readouterr().out)["parity"]["cases"] == 12
     manifest = json.loads((out / "manifest.json").read_text())
-    assert (manifest["target"], manifest["opset"], manifest["dtype"]) == ("throwaway", 20, "int8")
+    assert (manifest["target"], manifest["opset"], manifest["default_dtype"]) == (
+        "throwaway",
+        20,
+        "int8",
+    )
     assert verify(out, model, cases=9, dtype="fp32").failures == []
     runtime, (ids, mask) = Runtime(out, dtype="fp32"), prompts("causal")
     OneByOneDecoder.steps.clear()
@@ -201,7 +205,7 @@ def test_a_graph_that_the_decoder_does_not_know_is_an_error(exported_for, tmp_pa
     from checkpoints import copy_of, edit_json
 
     directory = copy_of(exported_for("causal", "cpu")[1], tmp_path)
-    edit_json(directory / "manifest.json", target="portable", other_dtypes={})
+    edit_json(directory / "manifest.json", target="portable")
     with pytest.raises(
         ValueError, match="does not fit config.json: only one of them has attention_mask"
     ):

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from checkpoints import copy_of, edit_json, perturbed, seal
+from checkpoints import copy_of, edit_json, graphs_of, perturbed, seal
 from filelock import FileLock
 from written import run, write
 
@@ -249,7 +249,7 @@ def test_int8_of_the_portable_target_is_standard_operators_and_nearly_the_same_c
 ):
     model, directory = exported(name, "portable", "int8")
     manifest = Runtime(directory).artifact.manifest
-    for file in manifest["graphs"].values():
+    for file in graphs_of(manifest).values():
         assert file.endswith("_int8.onnx")
         graph = onnx.load(directory / file).graph
         assert {node.domain for node in graph.node} == {""}

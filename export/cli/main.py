@@ -392,17 +392,16 @@ def export(args: argparse.Namespace) -> None:
     files = {
         name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")
     }
-    others = {
-        f"parity of {dtype}": facts["parity"]
-        for dtype, facts in manifest.get("other_dtypes", {}).items()
-    }
+    parity = {dtype: facts["parity"] for dtype, facts in manifest["variants"].items()}
+    first = parity.pop(manifest["default_dtype"])
+    others = {f"parity of {dtype}": report for dtype, report in parity.items()}
     if "parity_reason" in manifest:
         others["parity_reason"] = manifest["parity_reason"]
     if "calibration" in manifest:
         others["calibration"] = {
             name: fact for name, fact in manifest["calibration"].items() if name != "left_out"
         }
-    say(json.dumps({"out": str(output), "files": files, "parity": manifest["parity"], **others}))
+    say(json.dumps({"out": str(output), "files": files, "parity": first, **others}))
 
 
 def verify_arguments(parser: Parser) -> None:

@@ -451,16 +451,15 @@ class Graphs:
         return {role: spec.file for role, spec in self.specs[self.dtypes[0]].items()}
 
     def facts(self, parity: dict[str, dict | None]) -> dict[str, Any]:
-        """What the manifest says of the graphs: of the first dtype among the rest, of the others by
-        name."""
-        first, *others = [
-            {
+        """Return what the manifest says of the graphs, by the dtype of their weights."""
+        variants = {
+            dtype: {
                 "graphs": {role: spec.file for role, spec in self.specs[dtype].items()},
                 **({"parity": parity[dtype]} if dtype in parity else {}),
             }
             for dtype in self.dtypes
-        ]
-        return {**first, **({"other_dtypes": dict(zip(self.dtypes[1:], others))} if others else {})}
+        }
+        return {"default_dtype": self.dtypes[0], "variants": variants}
 
 
 def uses_target(config: Config) -> bool:
@@ -497,7 +496,6 @@ def write_companions(source: Source, made: Graphs, directory: Path) -> dict[str,
         "model_type": source.config["model_type"],
         "architecture": source.architecture,
         "target": made.target.name,
-        "dtype": made.dtypes[0],
         "activations": made.activations,
         "shortlist": source.shortlist,
         "opset": made.opset,

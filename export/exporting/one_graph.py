@@ -72,28 +72,18 @@ def write_generator(
         if not name.startswith("onnx/") and Path(name).name != "genai_config.json":
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(parts / name, directory / name)
-    specs, parity = {}, {}
-    for dtype in artifact.dtypes:
+    specs, variants = {}, {}
+    for dtype, facts in artifact.manifest["variants"].items():
         spec = specs[dtype] = write_graph(artifact, directory, target, mode, dtype)
-        parity[dtype] = {
-            **facts_of(artifact, dtype),
-            "sequences": compare(parts, directory / spec.file, mode, dtype, cases),
+        sequences = compare(parts, directory / spec.file, mode, dtype, cases)
+        variants[dtype] = {
+            "graphs": {ROLE: spec.file},
+            "parity": {**(facts["parity"] or {}), "sequences": sequences},
         }
-    first, *others = [
-        {"graphs": {ROLE: spec.file}, "parity": parity[dtype]} for dtype, spec in specs.items()
-    ]
-    left_out = {"schema_version", "files", "other_dtypes", *OF_OTHER_GRAPHS}
-    facts = {name: value for name, value in artifact.manifest.items() if name not in left_out}
-    more = {"other_dtypes": dict(zip(artifact.dtypes[1:], others))} if others else {}
-    manifest = write_manifest(directory, **facts | {"generate": mode, **first, **more})
+    left_out = {"schema_version", "files", *OF_OTHER_GRAPHS}
+    kept = {name: value for name, value in artifact.manifest.items() if name not in left_out}
+    manifest = write_manifest(directory, **kept | {"generate": mode, "variants": variants})
     return manifest, specs[artifact.dtypes[0]]
-
-
-def facts_of(artifact: Artifact, dtype: str) -> dict[str, Any]:
-    """How the graphs of `dtype` differ from torch."""
-    manifest = artifact.manifest
-    facts = manifest if dtype == artifact.dtypes[0] else manifest["other_dtypes"][dtype]
-    return facts["parity"] or {}
 
 
 def whole(path: Path) -> ir.Model:
@@ -106,8 +96,8 @@ def write_graph(
 ) -> GraphSpec:
     """Of the graphs of `dtype` in the export `artifact`, the one graph, in a file that is named
     after the precision."""
-    manifest, config = artifact.manifest, artifact.config
-    files = (manifest if dtype == artifact.dtypes[0] else manifest["other_dtypes"][dtype])["graphs"]
+    config = artifact.config
+    files = artifact.manifest["variants"][dtype]["graphs"]
     graphs = {
         role: whole(artifact.directory / files[role])
         for role in ("encoder", "decoder")

@@ -505,7 +505,8 @@ def compare_lookup(
 ) -> None:
     """As `compare_steps`, of the first row alone, with the graph that checks several tokens at
     once."""
-    if "lookup" not in case.runtime.artifact.manifest["graphs"]:
+    runtime = case.runtime
+    if "lookup" not in runtime.artifact.manifest["variants"][runtime.dtype]["graphs"]:
         return
     options = dataclasses.replace(request.options, prompt_lookup_num_tokens=max(LATER_STEPS))
     source = None if request.source is None else (request.source[0][:1], request.source[1][:1])
