@@ -33,8 +33,7 @@ from vanilla_transformer import (
     VanillaEncoderModel,
 )
 from vanilla_transformer_export import Runtime, export, load_checkpoint
-from vanilla_transformer_export.exporting import export as exporting
-from vanilla_transformer_export.exporting import parity
+from vanilla_transformer_export.exporting import parity, plan
 from vanilla_transformer_export.exporting.parity import Report
 from vanilla_transformer_export.graphs import saving
 
@@ -175,7 +174,7 @@ def test_a_file_says_nothing_of_the_machine_that_wrote_it_and_holds_all_its_weig
     for trace in (
         b".py",
         b"site-packages",
-        exporting.__file__.rpartition("/")[0].encode(),
+        plan.__file__.rpartition("/")[0].encode(),
         b"/home",
         b"Traceback",
         b"pkg.torch",
@@ -416,7 +415,7 @@ def test_an_interrupted_export_leaves_nothing_behind(quick, checkpoint, tmp_path
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    quick.setattr(exporting, "write_graphs", interrupt)
+    quick.setattr(plan, "write_graphs", interrupt)
     with pytest.raises(KeyboardInterrupt):
         export(checkpoint, tmp_path / "deep/out")
     assert not (tmp_path / "deep").exists()

@@ -41,9 +41,10 @@ MAY_BE_HEAVY = {
     *(f"one_graph/{name}.py" for name in ("beam_search", "loop", "ops", "searches")),
     *(
         f"exporting/{name}.py"
-        for name in ("calibration", "evaluation", "export", "graphs", "loading")
+        for name in ("calibration", "checkpoint", "companion_files", "evaluation", "export")
     ),
-    *(f"exporting/{name}.py" for name in ("one_graph", "parity", "shortlist", "shortlist_head")),
+    *(f"exporting/{name}.py" for name in ("graphs", "loading", "one_graph", "parity")),
+    *("exporting/shortlist.py", "exporting/shortlist_head.py"),
     *(name_of(path) for path in FILES if path.parent.name == "graphs" and path.stem not in LIGHT),
     *(name_of(path) for path in FILES if path.parts[-3] == "targets" and path.stem in IN_TARGETS),
     *("targets/cuda/beams.py", "targets/cuda/overflow.py"),
@@ -55,6 +56,7 @@ TORCH = {
 # These import it inside of a function that makes graphs, or for the checker of types.
 MENTION_IT = {
     *("cli/main.py", "targets/target.py", "one_graph/generation_config.py", "one_graph/step.py"),
+    *("exporting/options.py", "exporting/plan.py"),
     *(name_of(path) for path in FILES if path.parts[-3] == "targets" and path.stem == "__init__"),
 }
 

@@ -749,7 +749,13 @@ def test_half_precision_and_other_shapes_are_exported(tmp_path):
     ):
         for image_size in ("trained", "free"):
             manifest = export(
-                tmp_path / "model", tmp_path / "out", True, 6, target, dtype, image_size=image_size
+                tmp_path / "model",
+                tmp_path / "out",
+                force=True,
+                cases=6,
+                target=target,
+                dtype=dtype,
+                image_size=image_size,
             )
             assert parity_of(manifest) is None or parity_of(manifest)["failures"] == 0
 

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 
 from .. import UNINSTALLED
 from ..arguments import (
+    LEAVE_OUT_HELP,
+    VARIANT_HELP,
     Parser,
     add_field,
     add_output,
     add_set,
     natural,
     one_of,
-    one_or_more_of,
     output_of,
     path,
     positive,
@@ -170,23 +171,17 @@ def convert_arguments(parser: Parser) -> None:
 
 
 def add_variant(parser: Parser) -> None:
-    variant_help = (
-        "variant of the weights, as in from_pretrained: fp16 reads model.fp16.safetensors"
-    )
-    parser.add_argument("--variant", type=source, metavar="NAME", help=variant_help)
+    parser.add_argument("--variant", type=source, metavar="NAME", help=VARIANT_HELP)
 
 
 def add_leave_out(parser: Parser) -> None:
-    leave_out_help = (
-        "names of tensors to leave out, with * and ? as in a shell: 'cls.chain.*'; may be repeated"
-    )
     parser.add_argument(
         "--leave-out",
         type=unicode,
         action="append",
         default=[],
         metavar="PATTERN",
-        help=leave_out_help,
+        help=LEAVE_OUT_HELP,
     )
 
 
@@ -299,70 +294,11 @@ def attention(args: argparse.Namespace) -> None:
 
 
 def export_arguments(parser: Parser) -> None:
-    from ..one_graph import MODES
-    from ..specs.sequences import IMAGE_SIZES
-    from ..targets.registry import default_target, known_targets, targets
+    from ..exporting.options import add_options
 
     parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
     add_output(parser, "export directory to write")
-    target_help = ", ".join(f"{target.name} ({target.help})" for target in targets())
-    target_type = one_of("target", [target.name for target in targets()])
-    parser.add_argument(
-        "--target",
-        type=target_type,
-        default=default_target(),
-        help=f"{target_help}; default: %(default)s",
-    )
-    dtypes = dict.fromkeys(dtype for target in targets() for dtype in target.dtypes)
-    several = " and ".join(target.name for target in targets() if target.is_standard)
-    dtype_help = (
-        f"of the weights: {known_targets()}; if not given fp32, on GPUs fp16, or bf16 where "
-        "float16 overflows"
-    )
-    dtype_help += f"; {several}: also several in one directory, as fp32,int8"
-    parser.add_argument("--dtype", type=one_or_more_of("dtype", dtypes), help=dtype_help)
-    opsets = [
-        f"{target.name} {min(target.opsets)} to {max(target.opsets)}"
-        for target in targets()
-        if len(target.opsets) > 1
-    ]
-    opset_help = f"of the graphs: {', '.join(opsets)}; the lowest if not given"
-    parser.add_argument("--opset", type=positive, metavar="N", help=opset_help)
-    size_help = (
-        "of images: the model's own (trained) or any (free); by the model's config if not given"
-    )
-    parser.add_argument("--image-size", type=one_of("image size", IMAGE_SIZES), help=size_help)
-    shortlist_help = "text: only its tokens, and the special ones, can be generated"
-    parser.add_argument("--shortlist", type=path, metavar="FILE", help=shortlist_help)
-    calibrate_help = (
-        "text: int8 products of the cpu target get one scale for all rows, by what they read of "
-        "it; faster"
-    )
-    parser.add_argument("--calibrate", type=path, metavar="FILE", help=calibrate_help)
-    generate_help = (
-        "one graph that takes ids and returns sequences, of a model that generates: greedy, sample "
-        "or beam search"
-    )
-    parser.add_argument(
-        "--generate", type=one_of("mode", MODES), metavar="MODE", help=generate_help
-    )
-    keep_help = (
-        "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if "
-        "not given"
-    )
-    parser.add_argument("--keep", type=path, metavar="DIR", help=keep_help)
-    add_set(
-        parser,
-        "field of the config.json of a CHECKPOINT of another family: architectures=BertModel ...",
-    )
-    add_leave_out(parser)
-    add_variant(parser)
-    triton_help = (
-        "also write a model of Triton there, its folder in a model repository; without generation, "
-        "or with --generate"
-    )
-    parser.add_argument("--triton", type=path, metavar="DIR", help=triton_help)
-    parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
+    add_options(parser)
 
 
 @verb("write a checkpoint as ONNX graphs", export_arguments, extras="export,cpu")
@@ -372,23 +308,11 @@ def export(args: argparse.Namespace) -> None:
     from vanilla_transformer.files import output_path
 
     from ..exporting.export import export
+    from ..exporting.options import options_of
 
     for each in [output] if args.triton is None else [output, args.triton]:
         output_path(each, [text for text in (args.shortlist, args.calibrate) if text is not None])
-    names = (
-        "target",
-        "dtype",
-        "shortlist",
-        "calibrate",
-        "generate",
-        "opset",
-        "keep",
-        "image_size",
-        "triton",
-    )
-    settings = {name: getattr(args, name) for name in names}
-    settings |= {"config": dict(args.set), "leave_out": args.leave_out, "variant": args.variant}
-    manifest = export(args.checkpoint, output, args.force, **settings)
+    manifest = export(args.checkpoint, output, **options_of(args))
     files = {
         name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")
     }

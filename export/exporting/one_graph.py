@@ -2,57 +2,33 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
 
-from ..errors import UsageError
 from ..graphs.saving import save_graph
 from ..heads import GENERATORS
 from ..inference.export_info import Artifact, read_artifact, write_manifest
-from ..one_graph import MODES, ROLE
+from ..one_graph import ROLE
 from ..one_graph.generation_config import Rules
 from ..one_graph.loop import SEARCHES, one_graph, one_graph_spec
 from ..specs.graph_spec import GraphSpec
 from ..targets.target import Target
+from .checkpoint import Checkpoint
 from .one_graph_comparison import compare
 
 OF_OTHER_GRAPHS = ("step", "genai")  # facts of the manifest
 
 
-def check_mode(mode: str, target: Target, image_size: str | None) -> None:
-    """Raises UsageError for a mode that there is not, and for a target whose decoder does not go
-    into a loop."""
-    if mode not in MODES:
-        raise UsageError(f"no mode {mode!r} of generate, expected one of {', '.join(MODES)}")
-    if target.generation_step is None:
-        raise UsageError(
-            f"generate is {mode!r} for the target {target.name!r}, which has no graph that "
-            "generates by itself"
-        )
-    if image_size is not None:
-        raise UsageError(
-            f"generate is {mode!r} with image size {image_size!r}, expected no image size: images "
-            "are not generated"
-        )
-
-
-def check_model(
-    checkpoint: object,
-    architecture: str,
-    mode: str,
-    generation: dict[str, Any],
-    config: dict[str, Any],
-) -> None:
+def check_model(checkpoint: Checkpoint, mode: str) -> None:
     """Raises ValueError for a model that does not generate, and as `Rules.of`."""
-    if architecture not in GENERATORS:
-        found = f"{checkpoint} is a {architecture}"
+    if not checkpoint.generates:
+        found = f"{checkpoint.name} is a {checkpoint.architecture}"
         raise ValueError(f"{found}, expected for --generate a {' or a '.join(GENERATORS)}")
-    rules = Rules.of(mode, generation, config)
-    if config["model_type"] != "vanilla-decoder" and rules.options.decoder_start_token_id is None:
+    rules = Rules.of(mode, checkpoint.generation, checkpoint.config_json)
+    if checkpoint.config.is_seq2seq and rules.options.decoder_start_token_id is None:
         raise ValueError(
-            f"{checkpoint} has decoder_start_token_id None, expected the token id generation "
+            f"{checkpoint.name} has decoder_start_token_id None, expected the token id generation "
             f"starts from"
         )
 

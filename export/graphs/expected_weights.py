@@ -24,8 +24,8 @@ ACTIVATIONS: dict[str, dict[str, Shape]] = {
 }
 
 
-def check_weights(checkpoint: Path, config: Config) -> None:
-    """Check the files of weights in `checkpoint`, without torch.
+def checked_weights(checkpoint: Path, config: Config) -> CheckpointWeights:
+    """Return the weights in `checkpoint`, whose files are checked without torch.
 
     Raises:
         FileNotFoundError: without safetensors weights.
@@ -44,6 +44,7 @@ def check_weights(checkpoint: Path, config: Config) -> None:
     weights = CheckpointWeights(checkpoint, config)
     for name in stored:
         check_finite(name, weights[name], checkpoint)
+    return weights
 
 
 def check_finite(name: str, values: np.ndarray, where: Path) -> None:
