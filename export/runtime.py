@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from .errors import UsageError
+from .heads import HEADS
 from .inference import options as option_fields
 from .inference.config import check_config, generation_defaults
 from .inference.decoder import (
@@ -43,7 +44,7 @@ from .inference.prompt_lookup import tokens_by_lookup
 from .inference.search import Search, start_search
 from .inference.session import Session, Sessions
 from .scheduler.capacity import LEAST_ROWS, arrangement, workers_of_many_rows
-from .specs.sequences import EXPORTABLE, READS_AT_END, token_inputs
+from .specs.sequences import token_inputs
 from .targets.registry import default_target, get_target, known_targets
 from .targets.target import Target
 
@@ -121,9 +122,9 @@ class Runtime:
                 f"{mode} search"
             )
             raise ValueError(f"{found}: run that in onnxruntime, or export without --generate")
-        if self.architecture not in EXPORTABLE:
+        if self.architecture not in HEADS:
             found = f"{self.artifact.directory} has the architecture {self.architecture!r}"
-            raise ValueError(f"{found}, expected one of {', '.join(EXPORTABLE)}")
+            raise ValueError(f"{found}, expected one of {', '.join(HEADS)}")
         self.config = self.artifact.config
         self._target = target_of(self.artifact)
         self.target: str = self._target.name
@@ -358,7 +359,7 @@ class Runtime:
             check_positions(num_positions(ids, mask, self.config), self.config)
             if prefix or self.config["model_type"] == "vanilla-decoder":
                 check_contiguous(mask, f"{prefix}attention_mask")
-        if self.architecture == READS_AT_END:
+        if HEADS[self.architecture].needs_end_token:
             check_ends(
                 feeds["input_ids"],
                 feeds["attention_mask"],

@@ -6,15 +6,19 @@ import functools
 import os
 import reprlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from .errors import UsageError
+from .heads import Task
 from .inference import options as option_fields
-from .inference.export_info import TARGET_TOKENIZER
+from .inference.config import VISION
+from .inference.export_info import MANIFEST, TARGET_TOKENIZER, json_object
 from .inference.inputs import pad_sequences
 from .inference.options import special_token
 from .runtime import Runtime
@@ -331,6 +335,21 @@ class TextRuntime:
             if len(texts) == 1:  # without the threads of a batch
                 return [chosen.encode(texts[0], add_special_tokens=special_tokens)]
             return chosen.encode_batch(texts, add_special_tokens=special_tokens)
+
+
+def open_runtime(directory: str | os.PathLike, threads: int | None = None, **options: Any) -> Any:
+    """A `TextRuntime`, or an `ImageRuntime` for a model that reads images; `options` as theirs."""
+    path = Path(directory) / MANIFEST
+    if path.is_file() and json_object(path, path.read_bytes()).get("model_type") == VISION:
+        from .image_runtime import ImageRuntime
+
+        return ImageRuntime(directory, threads, **options)
+    return TextRuntime(directory, threads, **options)
+
+
+def task_function(task: Task) -> Callable[..., Any]:
+    """Return the function of a task. It takes the runtime, the inputs, and the options by name."""
+    return resolve_name(f"{__package__}.{task.function}")
 
 
 def prompt(encoding: Encoding) -> list[int]:

@@ -28,15 +28,10 @@ from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.files import progress, run
 from vanilla_transformer_export.files import ray as on_ray
 from vanilla_transformer_export.files.formats import format_of
-from vanilla_transformer_export.files.predictions import (
-    CHOICES,
-    PAIR,
-    QUESTION,
-    TEXT,
-    Predictions,
-)
+from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.rows import Fields
 from vanilla_transformer_export.files.run import Runner
+from vanilla_transformer_export.heads import CHOICES, PAIR, QUESTION, TEXT
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was cut after")
 COMMAND = [sys.executable, "-m", "vanilla_transformer_export.cli.main"]

@@ -7,10 +7,7 @@ import sys
 from ..arguments import (
     Parser,
     add_output,
-    add_set,
     natural,
-    one_of,
-    one_or_more_of,
     output_of,
     path,
     positive,
@@ -21,7 +18,6 @@ from .verbs import (
     CHECKPOINT,
     add_generation_options,
     add_language_arguments,
-    add_leave_out,
     add_variant,
     add_workers,
     generation_options,
@@ -31,70 +27,11 @@ from .verbs import (
 
 
 def export_arguments(parser: Parser) -> None:
-    from ..one_graph import MODES
-    from ..specs.sequences import IMAGE_SIZES
-    from ..targets.registry import default_target, known_targets, targets
+    from ..exporting.options import add_options
 
     parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
     add_output(parser, "export directory to write")
-    target_help = ", ".join(f"{target.name} ({target.help})" for target in targets())
-    target_type = one_of("target", [target.name for target in targets()])
-    parser.add_argument(
-        "--target",
-        type=target_type,
-        default=default_target(),
-        help=f"{target_help}; default: %(default)s",
-    )
-    dtypes = dict.fromkeys(dtype for target in targets() for dtype in target.dtypes)
-    several = " and ".join(target.name for target in targets() if target.is_standard)
-    dtype_help = (
-        f"of the weights: {known_targets()}; if not given fp32, on GPUs fp16, or bf16 where "
-        "float16 overflows"
-    )
-    dtype_help += f"; {several}: also several in one directory, as fp32,int8"
-    parser.add_argument("--dtype", type=one_or_more_of("dtype", dtypes), help=dtype_help)
-    opsets = [
-        f"{target.name} {min(target.opsets)} to {max(target.opsets)}"
-        for target in targets()
-        if len(target.opsets) > 1
-    ]
-    opset_help = f"of the graphs: {', '.join(opsets)}; the lowest if not given"
-    parser.add_argument("--opset", type=positive, metavar="N", help=opset_help)
-    size_help = (
-        "of images: the model's own (trained) or any (free); by the model's config if not given"
-    )
-    parser.add_argument("--image-size", type=one_of("image size", IMAGE_SIZES), help=size_help)
-    shortlist_help = "text: only its tokens, and the special ones, can be generated"
-    parser.add_argument("--shortlist", type=path, metavar="FILE", help=shortlist_help)
-    calibrate_help = (
-        "text: int8 products of the cpu target get one scale for all rows, by what they read of "
-        "it; faster"
-    )
-    parser.add_argument("--calibrate", type=path, metavar="FILE", help=calibrate_help)
-    generate_help = (
-        "one graph that takes ids and returns sequences, of a model that generates: greedy, sample "
-        "or beam search"
-    )
-    parser.add_argument(
-        "--generate", type=one_of("mode", MODES), metavar="MODE", help=generate_help
-    )
-    keep_help = (
-        "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if "
-        "not given"
-    )
-    parser.add_argument("--keep", type=path, metavar="DIR", help=keep_help)
-    add_set(
-        parser,
-        "field of the config.json of a CHECKPOINT of another family: architectures=BertModel ...",
-    )
-    add_leave_out(parser)
-    add_variant(parser)
-    triton_help = (
-        "also write a model of Triton there, its folder in a model repository; without generation, "
-        "or with --generate"
-    )
-    parser.add_argument("--triton", type=path, metavar="DIR", help=triton_help)
-    parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
+    add_options(parser)
 
 
 @verb("write a checkpoint as ONNX graphs", export_arguments, extras="export,cpu")
@@ -104,37 +41,24 @@ def export(args: argparse.Namespace) -> None:
     from vanilla_transformer.files import output_path
 
     from ..exporting.export import export
+    from ..exporting.options import options_of
 
     for each in [output] if args.triton is None else [output, args.triton]:
         output_path(each, [text for text in (args.shortlist, args.calibrate) if text is not None])
-    names = (
-        "target",
-        "dtype",
-        "shortlist",
-        "calibrate",
-        "generate",
-        "opset",
-        "keep",
-        "image_size",
-        "triton",
-    )
-    settings = {name: getattr(args, name) for name in names}
-    settings |= {"config": dict(args.set), "leave_out": args.leave_out, "variant": args.variant}
-    manifest = export(args.checkpoint, output, args.force, **settings)
+    manifest = export(args.checkpoint, output, **options_of(args))
     files = {
         name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")
     }
-    others = {
-        f"parity of {dtype}": facts["parity"]
-        for dtype, facts in manifest.get("other_dtypes", {}).items()
-    }
+    parity = {dtype: facts["parity"] for dtype, facts in manifest["variants"].items()}
+    first = parity.pop(manifest["default_dtype"])
+    others = {f"parity of {dtype}": report for dtype, report in parity.items()}
     if "parity_reason" in manifest:
         others["parity_reason"] = manifest["parity_reason"]
     if "calibration" in manifest:
         others["calibration"] = {
             name: fact for name, fact in manifest["calibration"].items() if name != "left_out"
         }
-    say(json.dumps({"out": str(output), "files": files, "parity": manifest["parity"], **others}))
+    say(json.dumps({"out": str(output), "files": files, "parity": first, **others}))
 
 
 def verify_arguments(parser: Parser) -> None:

@@ -196,7 +196,7 @@ def run_task(args: argparse.Namespace, task: str | None) -> None:
 
     predictions = opened(args, task)
     if args.text and predictions.generates:
-        say("\n".join(predictions.method(args.text, **predictions.options)))
+        say("\n".join(predictions.function(predictions.runtime, args.text, **predictions.options)))
         return
     has_output = bool(args.output or args.output_dir)
     runner = Runner(
@@ -234,7 +234,8 @@ def opened(args: argparse.Namespace, task: str | None) -> "Predictions":
     Raises:
         UsageError: for flags of generation and a task that does not generate.
     """
-    from ..files.predictions import Predictions, open_runtime
+    from ..files.predictions import Predictions
+    from ..text_runtime import open_runtime
 
     given = generation_options(args) | language_settings(args)
     settings = runtime_settings(args) | ({} if args.workers is None else {"workers": args.workers})

@@ -5,7 +5,17 @@ import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-from ..arguments import Parser, add_field, one_of, path, positive, source, unicode
+from ..arguments import (
+    LEAVE_OUT_HELP,
+    VARIANT_HELP,
+    Parser,
+    add_field,
+    one_of,
+    path,
+    positive,
+    source,
+    unicode,
+)
 
 CHECKPOINT = "checkpoint directory or Hub id"
 DEVICES = ("cpu", "cuda", "tensorrt")
@@ -30,23 +40,17 @@ def verb(
 
 
 def add_variant(parser: Parser) -> None:
-    variant_help = (
-        "variant of the weights, as in from_pretrained: fp16 reads model.fp16.safetensors"
-    )
-    parser.add_argument("--variant", type=source, metavar="NAME", help=variant_help)
+    parser.add_argument("--variant", type=source, metavar="NAME", help=VARIANT_HELP)
 
 
 def add_leave_out(parser: Parser) -> None:
-    leave_out_help = (
-        "names of tensors to leave out, with * and ? as in a shell: 'cls.chain.*'; may be repeated"
-    )
     parser.add_argument(
         "--leave-out",
         type=unicode,
         action="append",
         default=[],
         metavar="PATTERN",
-        help=leave_out_help,
+        help=LEAVE_OUT_HELP,
     )
 
 

@@ -25,6 +25,7 @@ from vanilla_transformer.training.metrics import bleu as corpus_bleu
 from vanilla_transformer.training.metrics import check_tokenize
 
 from ..errors import UsageError
+from ..heads import HEADS
 from ..inference.decoder import GenerationRequest
 from ..inference.export_info import MANIFEST
 from ..inference.inputs import batches, pad_sequences
@@ -93,11 +94,11 @@ def evaluate(
             label that the model does not have.
     """
     engine = engine_of(directory, dtype, workers, variant)
-    if engine.architecture not in METRICS:
-        raise ValueError(
-            f"no metric for a {engine.architecture}, expected one of {', '.join(METRICS)}"
-        )
-    metric, takes = METRICS[engine.architecture]
+    name = HEADS[engine.architecture].metric
+    if name is None:
+        scored = ", ".join(name for name, head in HEADS.items() if head.metric)
+        raise ValueError(f"no metric for a {engine.architecture}, expected one of {scored}")
+    metric, takes = METRICS[name]
     given = {"source": source, "references": references, "text": text, "labels": labels}
     files = {name: Path(file) for name, file in given.items() if file is not None}
     if set(files) != set(takes):
@@ -250,14 +251,12 @@ def accuracy(engine: Engine, text: Path, labels: Path, batch_size: int) -> dict[
     return {"accuracy": round(right / len(texts), 4), "sentences": len(texts)}
 
 
+# Each metric of `heads.HEADS` -> its function, and the files that it takes.
 METRICS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[str, ...]]] = {
-    "VanillaSeq2SeqForConditionalGeneration": (bleu, ("source", "references")),
-    "VanillaDecoderForCausalLM": (perplexity, ("text",)),
-    "VanillaEncoderForMaskedLM": (pseudo_perplexity, ("text",)),
-    "VanillaEncoderForPreTraining": (pseudo_perplexity, ("text",)),
-    "VanillaEncoderForSequenceClassification": (accuracy, ("text", "labels")),
-    "VanillaDecoderForSequenceClassification": (accuracy, ("text", "labels")),
-    "VanillaSeq2SeqForSequenceClassification": (accuracy, ("text", "labels")),
+    "bleu": (bleu, ("source", "references")),
+    "perplexity": (perplexity, ("text",)),
+    "pseudo_perplexity": (pseudo_perplexity, ("text",)),
+    "accuracy": (accuracy, ("text", "labels")),
 }
 
 

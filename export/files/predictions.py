@@ -3,109 +3,35 @@
 import hashlib
 import inspect
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..errors import UsageError, did_you_mean
-from ..inference.config import VISION
-from ..inference.export_info import MANIFEST, json_object
+from ..heads import PAIR, Task, find_task
 from ..inference.logits import derived_seed
-from ..text_runtime import TextRuntime
+from ..text_runtime import task_function
 from .text_lines import LINE_BREAKS
-
-TEXT, PAIR, CHOICES = ("text",), ("text", "text_pair"), ("text", "choices")
-QUESTION, IMAGE = ("question", "context"), ("image",)
-GENERATORS = ("DecoderForCausalLM", "Seq2SeqForConditionalGeneration")
-LABELLED, IMAGES_LABELLED = "ForSequenceClassification", "ForImageClassification"
 
 GENERATING = ("generate", "translate")  # methods of TextRuntime that give a text for a text
 # Options of these methods that `Runtime.generate` does not have.
 OF_TEXTS = {"split", "copy_letterless", "src_lang", "tgt_lang", "target_prefix", "seeds"}
 
 
-class Task(NamedTuple):
-    """A `method` of a runtime, for architectures that end with one of `heads`. `forms` are the keys
-    that an example may have as a JSON object; a line that is none is what belongs to the only key
-    of the first form."""
-
-    method: str
-    heads: tuple[str, ...]
-    forms: tuple[tuple[str, ...], ...]
-
-
-# By the names that the command has. The first that fits an architecture is what it is for.
-TASKS = {
-    "generate": [Task("generate", GENERATORS, (TEXT,))],
-    "translate": [Task("translate", GENERATORS[1:], (TEXT,))],
-    "classify": [
-        Task("classify", (LABELLED,), (TEXT, PAIR)),
-        Task("classify", (IMAGES_LABELLED,), (IMAGE,)),
-    ],
-    "zero-shot": [Task("zero_shot", (LABELLED,), (TEXT,))],
-    "tag": [Task("tag", ("ForTokenClassification",), (TEXT,))],
-    "answer": [Task("answer", ("ForQuestionAnswering",), (QUESTION,))],
-    "fill-mask": [Task("fill_mask", ("ForMaskedLM", "ForPreTraining"), (TEXT,))],
-    "next-sentence": [
-        Task("next_sentence", ("ForNextSentencePrediction", "ForPreTraining"), (PAIR,))
-    ],
-    "choose": [Task("choose", ("ForMultipleChoice",), (CHOICES,))],
-    "embed": [
-        Task("embed", ("EncoderModel", "DecoderModel"), (TEXT,)),
-        Task("embed", ("VisionModel",), (IMAGE,)),
-    ],
-}
-
-
-def open_runtime(directory: str | os.PathLike, threads: int | None = None, **options: Any) -> Any:
-    """A `TextRuntime`, or an `ImageRuntime` for a model that reads images; `options` as theirs."""
-    path = Path(directory) / MANIFEST
-    if path.is_file() and json_object(path, path.read_bytes()).get("model_type") == VISION:
-        from ..image_runtime import ImageRuntime
-
-        return ImageRuntime(directory, threads, **options)
-    return TextRuntime(directory, threads, **options)
-
-
-def task_of(architecture: str, name: str | None) -> tuple[str, Task]:
-    """The task `name` for `architecture`, by default the first that fits it, with its name.
-
-    Raises:
-        UsageError: for a task that does not fit.
-        ValueError: for an architecture that none fits.
-    """
-    fitting = {
-        name: task
-        for name, tasks in TASKS.items()
-        for task in tasks
-        if architecture.endswith(task.heads)
-    }
-    if not fitting:
-        raise ValueError(f"this export is a {architecture}, which no task is for: use Runtime")
-    chosen = next(iter(fitting)) if name is None else name
-    if chosen not in fitting:
-        raise UsageError(
-            f"{chosen} is not what a {architecture} is for, expected one of {', '.join(fitting)}"
-        )
-    return chosen, fitting[chosen]
-
-
 @dataclass(frozen=True)
 class Predictions:
-    """What `runtime` gives for examples. `options` are those of the method that `task` names, by
-    default what the export's head is for.
+    """What `runtime` gives for examples. `options` are those of the function of `task`, by default
+    the first task of the export's head.
 
     With a `seed` each line is sampled with its own seed, derived from `seed` and the line number.
     For `generate`, `scores` adds the score of each text, and `n_best` asks for a list of `n_best`
     texts with their scores, best first.
 
     Raises:
-        UsageError: for a task that the architecture is not for, an option that its method does not
-            have, a missing option that its method needs, and options that do not fit the model.
+        UsageError: for a task that the architecture is not for, an unknown or a missing option of
+            its function, and options that do not fit the model.
         ValueError: for an architecture that no task is for.
     """
 
@@ -126,11 +52,11 @@ class Predictions:
 
     @property
     def kind(self) -> Task:
-        return task_of(self.runtime.runtime.architecture, self.task)[1]
+        return find_task(self.runtime.runtime.architecture, self.task)
 
     @property
-    def method(self) -> Callable[..., Any]:
-        return getattr(self.runtime, self.kind.method)
+    def function(self) -> Callable[..., Any]:
+        return task_function(self.kind)
 
     @property
     def generates(self) -> bool:
@@ -149,7 +75,7 @@ class Predictions:
         return "embedding" if self.kind.method == "embed" else "prediction"
 
     def check_options(self) -> None:
-        parameters = inspect.signature(self.method).parameters.values()
+        parameters = inspect.signature(self.function).parameters.values()
         known = {
             each.name: each.default
             for each in parameters
@@ -184,7 +110,7 @@ class Predictions:
         """Return the result of each example, ready for JSON. `numbers` are those of their lines."""
         if self.generates:
             return self.generate(examples, numbers)
-        found = self.method(*self.arguments(examples), **self.options)
+        found = self.function(self.runtime, *self.arguments(examples), **self.options)
         return [result.tolist() if isinstance(result, np.ndarray) else result for result in found]
 
     def arguments(self, examples: list[dict[str, Any]]) -> list[list[Any]]:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import UsageError
-from .predictions import Predictions, open_runtime
+from ..text_runtime import open_runtime
+from .predictions import Predictions
 from .progress import Bar, Log
 from .results import Results, compute
 from .rows import Row

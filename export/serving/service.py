@@ -15,7 +15,6 @@ from typing import Any
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from ..files.predictions import open_runtime
 from ..inference.devices import processors
 from ..inference.export_info import json_object
 from ..scheduler.capacity import Arrangement, arrangement
@@ -23,6 +22,7 @@ from ..scheduler.engine import Engine
 from ..scheduler.process import EngineProcess
 from ..scheduler.worker import SWITCH_INTERVAL
 from ..text.language_pairs import languages_of_model
+from ..text_runtime import open_runtime
 from . import page
 from .app import create_app
 from .lifecycle import Lifecycle

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import UsageError
+from ...heads import TRANSLATE
 from ...inference import options as option_fields
 from ...inference.inputs import batches
 from ...inference.logits import derived_seed
@@ -129,7 +130,7 @@ def plan_of(
     options: dict[str, Any],
 ) -> Plan:
     """How `texts` are translated with `options`, which have been checked. Raises as `translate`."""
-    require(runtime, "translate", "Seq2SeqForConditionalGeneration")
+    require(runtime, TRANSLATE)
     splitting.check()
     texts = single_texts(texts)
     targets = check_arguments(runtime, texts, src_lang, tgt_lang, options)

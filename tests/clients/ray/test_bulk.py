@@ -22,9 +22,10 @@ import ray
 from ray.cluster_utils import Cluster
 
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.files.predictions import Predictions, open_runtime
+from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.ray import resources
 from vanilla_transformer_export.files.run import Bulk
+from vanilla_transformer_export.text_runtime import open_runtime
 
 SIZES = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 OPTIONS = {"max_new_tokens": 4}
