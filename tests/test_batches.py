@@ -38,9 +38,9 @@ def runtime(export):
     return TextRuntime(export, threads=1)
 
 
-def runner(runtime, options=BEAMS, shard_lines=8, skips=True, field=None, **settings):
+def runner(runtime, options=BEAMS, shard_lines=8, skips=True, field=None, prefix=None, **settings):
     predictions = Predictions(runtime, "generate", options, **settings)
-    return Runner(predictions, field, None, shard_lines, skips)
+    return Runner(predictions, field, None, prefix, shard_lines, skips)
 
 
 def some_lines(count, seed=0):
@@ -158,14 +158,14 @@ def test_translations_begin_with_their_prefixes(runtime, tmp_path):
         " ".join(f"w{token}" for token in rng.integers(4, 48, rng.integers(0, 4))) for _ in lines
     ]
     source, beginnings = write(tmp_path / "in", lines), write(tmp_path / "prefixes", prefixes)
-    job = runner(runtime, batch_size=4)
-    job.to_file(source, tmp_path / "out", target_prefix=beginnings)
+    job = runner(runtime, batch_size=4, prefix=beginnings)
+    job.to_file(source, tmp_path / "out")
     found = (tmp_path / "out").read_text()
     for line, prefix, text in zip(lines, prefixes, found.splitlines(), strict=True):
         expected = runtime.generate([line], target_prefix=[prefix], **BEAMS)[0] if line else ""
         assert text == expected and (not line or text.startswith(prefix))
-    assert "".join(job.file(source, beginnings)) == found
-    job.to_directory([source], tmp_path / "outs", target_prefix=beginnings)
+    assert "".join(job.file(source)) == found
+    job.to_directory([source], tmp_path / "outs")
     assert (tmp_path / "outs" / "in").read_text() == found
 
 
@@ -344,8 +344,8 @@ def test_a_call_with_another_export_or_prefixes_is_refused_by_name(
     )
     with pytest.raises(FileExistsError, match="another export: expected the same call"):
         runner(other).to_file(*begun)
-    with pytest.raises(FileExistsError, match=r"another target_prefixes \[\], now \['.*in'\]: exp"):
-        runner(runtime).to_file(*begun, target_prefix=begun[0])
+    with pytest.raises(FileExistsError, match="another target_prefix None, now '.*in': expected"):
+        runner(runtime, prefix=begun[0]).to_file(*begun)
     with pytest.raises(FileExistsError, match="another threads 1, now 2: expected the same call"):
         runner(TextRuntime(runtime.path.parent, threads=2)).to_file(*begun)
 
@@ -428,7 +428,7 @@ def test_input_that_is_no_text_is_refused_and_nothing_stays(runtime, tmp_path):
         runner(runtime).to_file(tmp_path / "none", tmp_path / "out")
     three, two = write(tmp_path / "three", ["w5"] * 3), write(tmp_path / "two", ["w5"] * 2)
     with pytest.raises(ValueError, match="two has 2 lines, expected 3 as .*three"):
-        runner(runtime).to_file(three, tmp_path / "out", target_prefix=two)
+        runner(runtime, prefix=two).to_file(three, tmp_path / "out")
     assert not [path for path in tmp_path.iterdir() if "out" in path.name]
 
 
@@ -464,10 +464,12 @@ def test_options_that_cannot_be_are_refused_at_once(runtime, exported, tmp_path)
     decoder = TextRuntime(with_words(exported("causal").directory, tmp_path / "decoder"), threads=1)
     source = write(tmp_path / "in", ["w5"])
     with pytest.raises(UsageError, match="expected an encoder-decoder: a decoder continues its"):
-        runner(decoder, {}).to_file(source, tmp_path / "out", target_prefix=source)
+        runner(decoder, {}, prefix=source)
+    with pytest.raises(UsageError, match="expected the task generate, not translate"):
+        Runner(Predictions(runtime, "translate"), target_prefix=source)
     other = write(tmp_path / "other", ["w5"])
     with pytest.raises(UsageError, match="expected one input, got 2"):
-        runner(runtime).to_directory([source, other], tmp_path / "out", None, source)
+        runner(runtime, prefix=source).to_directory([source, other], tmp_path / "out")
 
 
 @pytest.mark.parametrize(

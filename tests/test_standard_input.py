@@ -5,8 +5,8 @@ import os
 
 import pytest
 
+from vanilla_transformer_export import text_runtime as text
 from vanilla_transformer_export.cli import main as cli
-from vanilla_transformer_export.files import predictions
 
 
 class Echo:
@@ -33,7 +33,7 @@ class Echo:
 @pytest.fixture
 def generate(monkeypatch, capsys):
     """Runs the verb with these bytes on standard input, `None` if it is closed."""
-    monkeypatch.setattr(predictions, "open_runtime", Echo)
+    monkeypatch.setattr(text, "TextRuntime", Echo)
 
     def run(given, *arguments):
         monkeypatch.setattr(

@@ -203,17 +203,14 @@ def run_task(args: argparse.Namespace, task: str | None) -> None:
         predictions,
         args.field,
         args.output_field,
+        args.target_prefix,
         args.shard_lines or (SHARD_LINES if has_output else STREAM_LINES),
         (args.on_bad_line or ("skip" if has_output else "stop")) == "skip",
     )
     if args.output_dir is not None:
-        say(
-            json.dumps(
-                runner.to_directory(args.input, args.output_dir, args.ray, args.target_prefix)
-            )
-        )
+        say(json.dumps(runner.to_directory(args.input, args.output_dir, args.ray)))
     elif args.output is not None:
-        say(json.dumps(runner.to_file(args.input[0], args.output, args.force, args.target_prefix)))
+        say(json.dumps(runner.to_file(args.input[0], args.output, args.force)))
     else:
         for results in printed(args, runner):
             say(results, end="")
@@ -222,7 +219,7 @@ def run_task(args: argparse.Namespace, task: str | None) -> None:
 def printed(args: argparse.Namespace, runner: "Runner") -> Iterator[str]:
     """Yield the results of a file, of arguments or of standard input."""
     if args.input is not None:
-        return runner.file(args.input[0], args.target_prefix)
+        return runner.file(args.input[0])
     if args.text:
         return runner.lines((text.encode() for text in args.text), "argument {}")
     return runner.lines(raw_standard_input(), "line {} of standard input")

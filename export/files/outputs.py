@@ -10,14 +10,19 @@ The manifest and the parts of a single file NAME are in `.NAME.partial` until it
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import shutil
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ..errors import UsageError
+from .compression import without_compression
 
 try:
     import fcntl
@@ -111,6 +116,35 @@ class Directory:
     def is_begun(self) -> bool:
         """True if more than the manifest is there."""
         return any(path.name != MANIFEST for path in self.path.rglob("*") if path.is_file())
+
+
+@contextlib.contextmanager
+def removed_unless_begun(directory: Directory) -> Iterator[None]:
+    """Remove the directory after an error before its first shard."""
+    try:
+        yield
+    except BaseException:
+        if not directory.is_begun:
+            shutil.rmtree(directory.path, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def remedies(directory: Directory) -> Iterator[None]:
+    """Add to an error of a run what is kept, and how to resume."""
+    try:
+        yield
+    except (UsageError, FileExistsError):
+        raise
+    except (MemoryError, OSError, ValueError) as error:
+        kept = (
+            f"the shards that are whole stay in {directory.path}, and the same call resumes there"
+        )
+        remedy = f"; {kept}" if directory.is_begun else ""
+        if isinstance(error, MemoryError):
+            raise OSError(errno.ENOMEM, f"not enough memory: {error}{remedy}") from error
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(f"{error}{remedy}") from error
 
 
 def lock(handle: int, path: Path) -> None:
@@ -219,3 +253,38 @@ def digest_of(path: Path) -> str | None:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return None
+
+
+def check_outside(output: Path, paths: Sequence[Path], export: Path) -> None:
+    """Raise UsageError for a directory within the export, or around an input."""
+    out = Path(os.path.realpath(output))
+    if out.is_relative_to(export):
+        raise UsageError(f"the output is {output}, inside the export: expected a place outside")
+    for path in paths:
+        if Path(os.path.realpath(path)).is_relative_to(out):
+            raise UsageError(
+                f"the input {path} is inside the output {output}: expected another directory"
+            )
+
+
+def checked_output(output: Path, inputs: Sequence[Path | None], export: Path, force: bool) -> Path:
+    """Return the path that the file `output` leads to."""
+    out = Path(os.path.realpath(output))
+    if without_compression(out.name) != out.name:
+        raise UsageError(
+            f"the output is {output}, but it is written as plain text: expected a name without "
+            f"{out.suffix}"
+        )
+    if out.is_relative_to(export):
+        raise UsageError(f"the output is {output}, inside the export: expected a place outside")
+    for path in inputs:
+        if path is not None and out.exists() and path.exists() and out.samefile(path):
+            raise UsageError(f"the output is {output}, an input: expected another file")
+    if out.exists() and not out.is_file():
+        raise FileExistsError(f"{output} is no file, expected a file or a new path")
+    for path in (output, output.with_name(f"{output.name}{BAD_LINES}")):
+        if path.exists() and not force:
+            raise FileExistsError(
+                f"{path} exists already; expected a new path, or --force to replace it"
+            )
+    return out

@@ -2,9 +2,7 @@
 earlier call completed are kept."""
 
 import contextlib
-import errno
 import hashlib
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +12,6 @@ from typing import Any
 
 from ..errors import UsageError
 from ..inference.export_info import stamp_of
-from .compression import without_compression
 from .formats import (
     JSON,
     PARQUET,
@@ -26,7 +23,15 @@ from .formats import (
     output_kind,
     output_name,
 )
-from .outputs import BAD_LINES, Directory, Parts, written
+from .outputs import (
+    Directory,
+    Parts,
+    check_outside,
+    checked_output,
+    remedies,
+    removed_unless_begun,
+    written,
+)
 from .predictions import Predictions
 from .progress import Bar, Log, progress
 from .results import Results, compute
@@ -49,16 +54,19 @@ class Runner:
     """Runs `predictions` over lines, `shard_lines` at a time.
 
     In JSON objects and tables the text is in `field`, and the results go to `output_field`, which
-    is by default "translation", "prediction" or "embedding". Bad lines stop the run, or with
-    `skips_bad_lines` they have no result.
+    is by default "translation", "prediction" or "embedding". The file `target_prefix` has the
+    beginning of the translation of each line. Bad lines stop the run, or with `skips_bad_lines`
+    they have no result.
 
     Raises:
-        UsageError: for options that have no effect on lines.
+        UsageError: for options that have no effect on lines, and for a `target_prefix` and a task
+            that takes none.
     """
 
     predictions: Predictions
     field: str | None = None
     output_field: str | None = None
+    target_prefix: Path | None = None
     shard_lines: int = SHARD_LINES
     skips_bad_lines: bool = True
 
@@ -66,6 +74,15 @@ class Runner:
         for name, expected in OF_TEXTS.items():
             if self.predictions.generates and name in self.predictions.options:
                 raise UsageError(f"{name} has no effect on lines: expected {expected}")
+        if self.target_prefix is not None:
+            self.check_target_prefix()
+
+    def check_target_prefix(self) -> None:
+        seen = f"the target prefixes are {self.target_prefix}"
+        if (method := self.predictions.kind.method) != "generate":
+            raise UsageError(f"{seen}, expected the task generate, not {method}")
+        if "encoder" not in self.predictions.runtime.runtime.specs:
+            raise UsageError(f"{seen}, expected an encoder-decoder: a decoder continues its prompt")
 
     # ------------------------------------------------------------------------ to standard output
 
@@ -75,13 +92,13 @@ class Runner:
         contents = split_lines(lines, self.shard_lines)
         yield from self.printed(number_shards(contents, line_format(self.predictions)), unit)
 
-    def file(self, path: Path, target_prefix: Path | None = None) -> Iterator[str]:
+    def file(self, path: Path) -> Iterator[str]:
         """Yield what is printed for each shard of a file.
 
         Raises:
             UsageError: for a table.
         """
-        [source] = self.inputs([path], target_prefix)
+        [source] = self.inputs([path])
         if not isinstance(source.format, Lines):
             raise UsageError(f"{path} is a table, expected a file for the results, --output FILE")
         yield from self.printed(source.shards(self.shard_lines), f"line {{}} of {path}")
@@ -104,12 +121,12 @@ class Runner:
 
     # ---------------------------------------------------------------------------------- to files
 
-    def inputs(self, paths: Sequence[Path], target_prefix: Path | None = None) -> list[Input]:
+    def inputs(self, paths: Sequence[Path]) -> list[Input]:
         """Return the inputs, checked.
 
         Raises:
             FileNotFoundError, IsADirectoryError: for an input that is no file.
-            UsageError: for prefixes of several inputs, or of a task that takes none.
+            UsageError: for target prefixes and several inputs.
             ValueError: as `format_of`, and for another number of prefixes than of lines.
         """
         for path in paths:
@@ -117,38 +134,19 @@ class Runner:
                 raise IsADirectoryError(f"{path} is a directory, expected a file")
             if not path.exists():
                 raise FileNotFoundError(f"{path} does not exist, expected a file")
-        if target_prefix is not None:
-            self.check_target_prefix(target_prefix, paths)
-        made = [
-            Input(
-                path,
-                format_of(path, self.predictions, self.field, self.output_field),
-                target_prefix,
-            )
-            for path in paths
-        ]
-        for source in made:
-            source.check_prefixes()
-        return made
-
-    def check_target_prefix(self, target_prefix: Path, paths: Sequence[Path]) -> None:
-        seen = f"the target prefixes are {target_prefix}"
-        if self.predictions.kind.method != "generate":
+        if self.target_prefix is not None and len(paths) > 1:
             raise UsageError(
-                f"{seen}, expected the task generate, not {self.predictions.kind.method}"
+                f"the target prefixes are {self.target_prefix}, expected one input, got "
+                f"{len(paths)}"
             )
-        if "encoder" not in self.predictions.runtime.runtime.specs:
-            raise UsageError(f"{seen}, expected an encoder-decoder: a decoder continues its prompt")
-        if len(paths) > 1:
-            raise UsageError(f"{seen}, expected one input, got {len(paths)}")
+        inputs = []
+        for path in paths:
+            form = format_of(path, self.predictions, self.field, self.output_field)
+            inputs.append(Input(path, form, self.target_prefix))
+            inputs[-1].check_prefixes()
+        return inputs
 
-    def to_directory(
-        self,
-        paths: Sequence[Path],
-        output: Path,
-        ray: str | None = None,
-        target_prefix: Path | None = None,
-    ) -> dict:
+    def to_directory(self, paths: Sequence[Path], output: Path, ray: str | None = None) -> dict:
         """Write a file for each of `paths` into the directory `output`, with as many lines in the
         same order. Return the number of `lines`, of `bad` lines, and both for each of `files`.
 
@@ -170,14 +168,15 @@ class Runner:
         """
         names = unique_names(paths, output, self.predictions)
         check_outside(output, paths, self.export)
-        inputs = self.inputs(paths, target_prefix)
-        directory = Directory(output, self.facts(inputs))
+        inputs = self.inputs(paths)
+        count = count_lines(inputs)
+        directory = Directory(output, self.facts(paths))
         parts = [Parts(output / name, output) for name in names]
         with contextlib.ExitStack() as stack:
             work = self.work if ray is None else stack.enter_context(self.on_cluster(ray, inputs))
             finished = stack.enter_context(directory.open())
             stack.enter_context(remedies(directory))
-            bar = stack.enter_context(progress(count_lines(inputs)))
+            bar = stack.enter_context(progress(count))
             for number, (source, its_parts) in enumerate(zip(inputs, parts, strict=True)):
                 name = its_parts.path.name
                 before = finished.get(name)
@@ -187,9 +186,7 @@ class Runner:
                 its_parts.remove()
         return report({output / name: finished[name] for name in names})
 
-    def to_file(
-        self, path: Path, output: Path, force: bool = False, target_prefix: Path | None = None
-    ) -> dict:
+    def to_file(self, path: Path, output: Path, force: bool = False) -> dict:
         """Write the results of a file to the file `output`. Return a report, and resume, as
         `to_directory` does: until the file is finished, its parts are in `.OUTPUT.partial`.
 
@@ -198,13 +195,14 @@ class Runner:
             UsageError: if the name of `output` is not that of its format, and if it is an input.
             Exception: as `to_directory`.
         """
-        out = checked_output(output, [path, target_prefix], self.export, force)
-        [source] = self.inputs([path], target_prefix)
+        out = checked_output(output, [path, self.target_prefix], self.export, force)
         check_suffix(output, path, self.predictions)
-        directory = Directory(out.with_name(f".{out.name}.partial"), self.facts([source]))
+        [source] = self.inputs([path])
+        count = count_lines([source])
+        directory = Directory(out.with_name(f".{out.name}.partial"), self.facts([path]))
         parts = Parts(out, directory.path)
         with directory.open(), removed_unless_begun(directory), remedies(directory):
-            with progress(count_lines([source])) as bar:
+            with progress(count) as bar:
                 facts = File(self, 0, source, parts, self.work, force).finish(None, bar)
             shutil.rmtree(directory.path)
         return report({output: facts})
@@ -213,15 +211,14 @@ class Runner:
     def export(self) -> Path:
         return self.predictions.runtime.runtime.artifact.directory
 
-    def facts(self, inputs: Sequence[Input]) -> dict:
+    def facts(self, paths: Sequence[Path]) -> dict:
         """Return what the results depend on, beside the lines."""
-        prefixes = [str(source.target_prefix) for source in inputs if source.target_prefix]
         return self.predictions.facts() | {
             "field": self.field,
             "output_field": self.output_field,
+            "target_prefix": None if self.target_prefix is None else str(self.target_prefix),
             "shard_lines": self.shard_lines,
-            "inputs": [str(source.path) for source in inputs],
-            "target_prefixes": prefixes,
+            "inputs": [str(path) for path in paths],
         }
 
     def work(self, number: int, shard: Shard, rows: list[Row], bar: Bar | Log) -> Results:
@@ -351,41 +348,6 @@ def unique_names(paths: Sequence[Path], output: Path, predictions: Predictions) 
     return list(names)
 
 
-def check_outside(output: Path, paths: Sequence[Path], export: Path) -> None:
-    """Raise UsageError for a directory within the export, or around an input."""
-    out = Path(os.path.realpath(output))
-    if out.is_relative_to(export):
-        raise UsageError(f"the output is {output}, inside the export: expected a place outside")
-    for path in paths:
-        if Path(os.path.realpath(path)).is_relative_to(out):
-            raise UsageError(
-                f"the input {path} is inside the output {output}: expected another directory"
-            )
-
-
-def checked_output(output: Path, inputs: Sequence[Path | None], export: Path, force: bool) -> Path:
-    """Return the path that the file `output` leads to."""
-    out = Path(os.path.realpath(output))
-    if without_compression(out.name) != out.name:
-        raise UsageError(
-            f"the output is {output}, but it is written as plain text: expected a name without "
-            f"{out.suffix}"
-        )
-    if out.is_relative_to(export):
-        raise UsageError(f"the output is {output}, inside the export: expected a place outside")
-    for path in inputs:
-        if path is not None and out.exists() and path.exists() and out.samefile(path):
-            raise UsageError(f"the output is {output}, an input: expected another file")
-    if out.exists() and not out.is_file():
-        raise FileExistsError(f"{output} is no file, expected a file or a new path")
-    for path in (output, output.with_name(f"{output.name}{BAD_LINES}")):
-        if path.exists() and not force:
-            raise FileExistsError(
-                f"{path} exists already; expected a new path, or --force to replace it"
-            )
-    return out
-
-
 def check_suffix(output: Path, path: Path, predictions: Predictions) -> None:
     """Raise UsageError if the name of `output` tells another format than it will have."""
     kind, suffix_kind = output_kind(path, predictions), kind_of(output)
@@ -397,38 +359,16 @@ def check_suffix(output: Path, path: Path, predictions: Predictions) -> None:
 
 
 def count_lines(inputs: Sequence[Input]) -> int:
-    """Return the number of all lines. Damaged files are reported when their turn comes."""
+    """Return the number of all lines. Damaged files are reported when their turn comes.
+
+    Raises:
+        UsageError: for a pipe, which cannot be read twice.
+    """
     total = 0
     for source in inputs:
+        if not source.path.is_file():
+            expected = "expected a file, or its lines on standard input"
+            raise UsageError(f"{source.path} is a pipe or a device, {expected}")
         with contextlib.suppress(ValueError):
             total += source.format.count(source.path)
     return total
-
-
-@contextlib.contextmanager
-def removed_unless_begun(directory: Directory) -> Iterator[None]:
-    """Remove the directory after an error before its first shard."""
-    try:
-        yield
-    except BaseException:
-        if not directory.is_begun:
-            shutil.rmtree(directory.path, ignore_errors=True)
-        raise
-
-
-@contextlib.contextmanager
-def remedies(directory: Directory) -> Iterator[None]:
-    """Add to an error of a run what is kept, and how to resume."""
-    try:
-        yield
-    except (UsageError, FileExistsError):
-        raise
-    except (MemoryError, OSError, ValueError) as error:
-        kept = (
-            f"the shards that are whole stay in {directory.path}, and the same call resumes there"
-        )
-        remedy = f"; {kept}" if directory.is_begun else ""
-        if isinstance(error, MemoryError):
-            raise OSError(errno.ENOMEM, f"not enough memory: {error}{remedy}") from error
-        kind = OSError if isinstance(error, OSError) else ValueError
-        raise kind(f"{error}{remedy}") from error
