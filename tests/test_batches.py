@@ -19,6 +19,7 @@ from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.files import run
+from vanilla_transformer_export.files.formats import generated_text
 from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.run import Runner
 from vanilla_transformer_export.inference.logits import derived_seed
@@ -178,8 +179,8 @@ def test_packed_text_and_carriage_returns_are_read_as_plain_text_is(runtime, tmp
     assert "".join(runner(runtime).file(tmp_path / "in.gz")) == (tmp_path / "in-out").read_text()
 
 
-def test_line_breaks_within_a_result_become_spaces(runtime):
-    assert Predictions(runtime, "generate").text_of(0, "one\r\n\ntwo\n") == "one two "
+def test_line_breaks_within_a_result_become_spaces():
+    assert generated_text(0, "one\r\n\ntwo\n", None, False) == "one two "
 
 
 def test_an_input_without_lines_gives_an_output_without_lines(runtime, tmp_path):

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments that `argv` are; `run` is the function of their verb.
+    """Return the arguments in `argv`; `run` is the function of their verb.
 
     Raises:
         UsageError: for what the command does not take.
@@ -84,7 +84,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main_parser() -> Parser:
-    """What there is besides the verbs."""
+    """Return the parser of the arguments before a verb."""
     package = installed()
     lines = [f"    {name:<15} {verb.help}" for name, verb in VERBS.items()]
     parser = Parser(

@@ -1,4 +1,4 @@
-"""What a verb of the command is, and the arguments that several verbs have."""
+"""Verbs of the command, and the flags that several verbs have."""
 
 import argparse
 import dataclasses

@@ -1,5 +1,5 @@
-"""Text, JSON lines and Parquet: how a file is read in shards, and how the results of these are
-written and joined."""
+"""Formats of files: text, JSON lines and Parquet. How a file is read in shards, and how their
+results are written and joined."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from .compression import check_lines, open_lines, without_compression
 from .predictions import Predictions
 from .rows import Fields, Row
 from .shards import Shard, split_lines
-from .text_lines import hash_lines, raw_lines
+from .text_lines import LINE_BREAKS, hash_lines, raw_lines
 
 TEXT, JSON, PARQUET = "text", "JSON lines", "Parquet"
 SUFFIXES = {".jsonl": JSON, ".ndjson": JSON, ".parquet": PARQUET}  # all others are text
@@ -44,10 +44,10 @@ class Format(Protocol):
 
 
 def kind_of(path: Path) -> str:
-    """By its name, without .gz, .bz2 or .xz.
+    """Return the format that the name tells, with or without .gz, .bz2 or .xz.
 
     Raises:
-        UsageError: for Parquet with one of these, which has compression of its own.
+        UsageError: for compressed Parquet, which has compression of its own.
     """
     name = without_compression(path.name)
     kind = SUFFIXES.get(Path(name).suffix, TEXT)
@@ -114,9 +114,11 @@ def line_format(predictions: Predictions) -> "Lines":
 def text_format(predictions: Predictions, read: Callable[[bytes], Row]) -> "Lines":
     """Return the format of lines of text. Results are written as text if they are texts, else as
     JSON."""
-    if predictions.generates:
-        return Lines(read, lambda number, row, result: predictions.text_of(number, result))
-    return Lines(read, lambda number, row, result: to_json(result))
+    if not predictions.generates:
+        return Lines(read, lambda number, row, result: to_json(result))
+    # no runtime in the function: Ray pickles the formats
+    n_best, scores = predictions.n_best, predictions.scores
+    return Lines(read, lambda number, row, result: generated_text(number, result, n_best, scores))
 
 
 def check_output_field(path: Path, name: str) -> None:
@@ -198,3 +200,23 @@ def json_line(row: Row, result: Any, name: str) -> str:
 
 def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def generated_text(number: int, result: Any, n_best: int | None, scores: bool) -> str:
+    """Return what is written of the result of a line, without its last line break. A line without a
+    result is empty."""
+    if n_best is not None:
+        pairs = result or [{"text": "", "score": 0.0}]
+        return "\n".join(
+            f"{number} ||| {in_one_line(pair['text'])} ||| {pair['score']:.6f}" for pair in pairs
+        )
+    if result is None:
+        return ""
+    return (
+        f"{in_one_line(result['text'])}\t{result['score']:.6f}" if scores else in_one_line(result)
+    )
+
+
+def in_one_line(text: str) -> str:
+    """Return `text` with spaces in place of line breaks."""
+    return LINE_BREAKS.sub(" ", text)

@@ -1,4 +1,4 @@
-"""What an export's head is for, called for examples: texts, pairs, questions, images."""
+"""Tasks of an export's head, called for examples: texts, pairs, questions, images."""
 
 import hashlib
 import inspect
@@ -13,7 +13,6 @@ from ..errors import UsageError, did_you_mean
 from ..heads import PAIR, Task, find_task
 from ..inference.logits import derived_seed
 from ..text_runtime import task_function
-from .text_lines import LINE_BREAKS
 
 GENERATING = ("generate", "translate")  # methods of TextRuntime that give a text for a text
 # Options of these methods that `Runtime.generate` does not have.
@@ -22,8 +21,7 @@ OF_TEXTS = {"split", "copy_letterless", "src_lang", "tgt_lang", "target_prefix",
 
 @dataclass(frozen=True)
 class Predictions:
-    """What `runtime` gives for examples. `options` are those of the function of `task`, by default
-    the first task of the export's head.
+    """A task of an export's head with its options. The default is the first task of the head.
 
     With a `seed` each line is sampled with its own seed, derived from `seed` and the line number.
     For `generate`, `scores` adds the score of each text, and `n_best` asks for a list of `n_best`
@@ -65,6 +63,7 @@ class Predictions:
 
     @property
     def is_scored(self) -> bool:
+        """True if the results have scores."""
         return self.scores or self.n_best is not None
 
     @property
@@ -75,13 +74,14 @@ class Predictions:
         return "embedding" if self.kind.method == "embed" else "prediction"
 
     def check_options(self) -> None:
+        """Raise UsageError for an unknown or a missing option of the task's function."""
         parameters = inspect.signature(self.function).parameters.values()
         known = {
             each.name: each.default
             for each in parameters
             if each.kind is each.POSITIONAL_OR_KEYWORD
         }
-        # which checks names itself
+        # a function with **options checks their names itself
         if not any(each.kind is each.VAR_KEYWORD for each in parameters):
             for name in self.options.keys() - known.keys():
                 expected = f"expected some of {', '.join(known)}" if known else "it has none"
@@ -94,6 +94,7 @@ class Predictions:
                 raise UsageError(f"{self.kind.method} needs {name}, expected --set {name}=VALUE")
 
     def check_generation(self) -> None:
+        """Raise UsageError for options that do not fit the model, its languages included."""
         source, target = (self.options.get(name) for name in ("src_lang", "tgt_lang"))
         self.runtime.runtime.check_options(self.generation_options)
         if source is not None:
@@ -151,21 +152,6 @@ class Predictions:
             count, self.batch_size, self.generation_options, self.is_scored
         )
 
-    def text_of(self, number: int, result: Any) -> str:
-        """Return what is written of a result to a file of text, without its last line break. A line
-        without a result is empty."""
-        if self.n_best is not None:
-            pairs = result or [{"text": "", "score": 0.0}]
-            return "\n".join(
-                f"{number} ||| {in_one_line(pair['text'])} ||| {pair['score']:.6f}"
-                for pair in pairs
-            )
-        if result is None:
-            return ""
-        if self.scores:
-            return f"{in_one_line(result['text'])}\t{result['score']:.6f}"
-        return in_one_line(result)
-
     def facts(self) -> dict:
         """Return what the results depend on, beside the lines."""
         import onnxruntime
@@ -185,8 +171,3 @@ class Predictions:
             "task": self.kind.method,
             **self.options,
         }
-
-
-def in_one_line(text: str) -> str:
-    """Return `text` with spaces in place of line breaks."""
-    return LINE_BREAKS.sub(" ", text)

@@ -71,8 +71,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a worker makes the `Predictions` of a run from. `settings` are all their fields but the
-    runtime, and `facts` those that they must have."""
+    """The arguments from which a worker makes the `Predictions` of a run. `settings` are all their
+    fields but the runtime. Their facts must be `facts`."""
 
     directory: Path
     arguments: dict[str, Any]
@@ -103,7 +103,7 @@ class Recipe:
 
 
 class Worker:
-    """What Ray Data calls for each shard, in a process of its own."""
+    """A process of Ray Data that computes shards."""
 
     def __init__(self, recipe: Recipe):
         self.recipe = recipe
@@ -162,7 +162,7 @@ class Cluster:
     def results(
         self, start: tuple[int, int]
     ) -> Generator[tuple[Place, Results | Exception], None, None]:
-        """Of the shards from `start` on, in order."""
+        """Yield the results of the shards from `start` on, in order."""
         with warnings.catch_warnings(), ray.data.DataContext.current(settings()):
             # of max_task_retries, which has no other place yet
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -187,7 +187,8 @@ class Cluster:
 
 
 def read(_: "pyarrow.Table", source: Source, start: tuple[int, int]) -> Iterator["pyarrow.Table"]:
-    """What Ray Data calls once, on this node, as long as the workers want more."""
+    """Yield all shards. Ray Data calls this once, on this node, and takes shards as workers need
+    them."""
     yield from map(packed, source.shards(start))
 
 
@@ -202,7 +203,7 @@ def settings() -> Any:
 
 
 def resources(arguments: dict[str, Any]) -> dict[str, int]:
-    """What Ray keeps for a worker."""
+    """Return the resources that Ray reserves for a worker."""
     return {"num_cpus": arguments["threads"], "num_gpus": 0 if arguments["device"] == "cpu" else 1}
 
 

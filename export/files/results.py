@@ -11,8 +11,8 @@ from .rows import Row
 
 
 class Results(NamedTuple):
-    """The results of a shard, one for each row, `None` for a bad row or a row without words; the
-    number of each bad line from 0, with what is wrong with it; and the warnings."""
+    """The results of a shard. `values` has one for each row, `None` for a bad row or a row without
+    words. `bad` has the number of each bad line, from 0, and what is wrong with it."""
 
     values: list[Any]
     bad: list[tuple[int, str]]
