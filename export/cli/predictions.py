@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..arguments import Parser, add_set, one_of, path, positive, unicode
 from ..errors import UsageError
@@ -180,11 +180,12 @@ def flag(name: str) -> str:
 
 def stream(args: argparse.Namespace) -> None:
     """Print each text as it is generated."""
+    from ..files.text_lines import lines_of
     from ..text_runtime import TextRuntime
 
     options = generation_options(args) | dict(args.set) | language_settings(args)
     runtime = TextRuntime(args.export, args.threads, **runtime_settings(args), workers=args.workers)
-    for text in args.text or lines_of_standard_input():
+    for text in args.text or lines_of(standard_input(), "standard input"):
         for piece in runtime.stream(text, **options) if text.strip() or args.text else ():
             say(piece, end="")
         say("")
@@ -218,46 +219,34 @@ def run_task(args: argparse.Namespace, task: str | None) -> None:
 
 def printed(args: argparse.Namespace, runner: "Runner") -> Iterator[str]:
     """Yield the results of a file, of arguments or of standard input."""
+    from ..files.text_lines import raw_lines
+
     if args.input is not None:
         return runner.file(args.input[0])
     if args.text:
         return runner.lines((text.encode() for text in args.text), "argument {}")
-    return runner.lines(raw_standard_input(), "line {} of standard input")
+    lines = raw_lines(standard_input(), "standard input")
+    return runner.lines(lines, "line {} of standard input")
 
 
 def opened(args: argparse.Namespace, task: str | None) -> "Predictions":
-    """Open the export for a task.
-
-    Raises:
-        UsageError: for flags of generation and a task that does not generate.
-    """
+    """Open the export for a task."""
     from ..files.predictions import Predictions
     from ..text_runtime import open_runtime
 
-    given = generation_options(args) | language_settings(args)
+    options = generation_options(args) | language_settings(args) | dict(args.set)
     settings = runtime_settings(args) | ({} if args.workers is None else {"workers": args.workers})
     runtime = open_runtime(args.export, args.threads, **settings)
-    return Predictions(
-        runtime, task, given | dict(args.set), args.batch_size, args.n_best, args.scores
-    )
+    return Predictions(runtime, task, options, args.batch_size, args.n_best, args.scores)
 
 
 def runtime_settings(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in ("device", "dtype", "engine_cache")}
 
 
-def lines_of_standard_input() -> Iterator[str]:
-    from ..files.text_lines import text_of
-
-    for number, line in enumerate(raw_standard_input(), 1):
-        yield text_of(line, f"line {number} of standard input")
-
-
-def raw_standard_input() -> Iterator[bytes]:
-    from ..files.text_lines import raw_lines
-
+def standard_input() -> BinaryIO:
     if sys.stdin is None or sys.stdin.closed:
         raise ValueError(
             "standard input is closed, expected a text on each line, or texts as arguments"
         )
-    return raw_lines(sys.stdin.buffer, "standard input")
+    return sys.stdin.buffer
