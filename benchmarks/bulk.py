@@ -1,8 +1,8 @@
-"""Lines in a second of `translate-files`, from file to file, against the runtime's offline batches,
-from ids to ids: `python benchmarks/bulk.py EXPORT --captions FILE`, where FILE has a caption on
-each line, .gz or plain.
+"""Lines in a second of `predict --task translate`, from file to file, against the runtime's offline
+batches, from ids to ids: `python benchmarks/bulk.py EXPORT --captions FILE`, where FILE has a
+caption on each line, .gz or plain.
 
-The captions are repeated up to `--lines`, each with its number. Both search greedily, in lanes
+The captions are repeated up to `--lines`, each with its number. Both search greedily, in workers
 where the export has them, each in a process of its own, in turns. It prints a line of JSON: the
 ratio, and the most memory that translating a tenth of the lines, and all of them, took.
 """
@@ -20,11 +20,11 @@ from measure import isolated
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.files.predictions import Predictions
-from vanilla_transformer_export.files.run import SHARD_LINES, Bulk
+from vanilla_transformer_export.files.run import SHARD_LINES, Runner
 from vanilla_transformer_export.files.text_lines import read_lines
 from vanilla_transformer_export.inference.inputs import pad_sequences
 
-GREEDY = {"num_beams": 1}  # what lanes are for
+GREEDY = {"num_beams": 1}  # what workers are for
 
 
 def write_lines(captions: Path, count: int, path: Path) -> Path:
@@ -39,9 +39,9 @@ def write_lines(captions: Path, count: int, path: Path) -> Path:
 def bulk(export: Path, source: Path, output: Path) -> dict:
     """Lines in a second, and the most bytes that the process had."""
     runtime = TextRuntime(export)
-    runtime.generate(["A man."] * 64, **GREEDY)  # opens what lanes need
+    runtime.generate(["A man."] * 64, **GREEDY)  # opens what workers need
     start = time.perf_counter()
-    report = Bulk(Predictions(runtime, "translate", GREEDY), "translation").run([source], output)
+    report = Runner(Predictions(runtime, "translate", GREEDY)).to_directory([source], output)
     return {
         "per_second": report["lines"] / (time.perf_counter() - start),
         "peak": memory("VmHWM"),

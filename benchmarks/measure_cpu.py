@@ -18,7 +18,7 @@ TRIALS = 2  # of each arrangement, to choose one
 TRIAL_TOKENS = 16  # new tokens of a trial at most
 TRANSLATOR = Path(__file__).parents[1] / "model_cards/vanilla-seq2seq-tiny-multi30k-en-de"
 NO_CAPTIONS = "no captions were given"
-OURS = ("engine", "lanes", "runtime")
+OURS = ("engine", "workers", "runtime")
 # engine: (dtype, kinds) of `serving_offline`
 CAPTIONS = {
     "ctranslate2-float32": ("fp32", ("ctranslate2",)),

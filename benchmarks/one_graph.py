@@ -85,7 +85,8 @@ def runs(
     directory: Path, graph: Path, ids: np.ndarray, steps: int, threads: int | None = None
 ) -> dict[str, Callable[[], np.ndarray]]:
     """What is timed, by name: each returns the sequences."""
-    [file] = json.loads((graph / "manifest.json").read_text())["graphs"].values()
+    manifest = json.loads((graph / "manifest.json").read_text())
+    [file] = manifest["variants"][manifest["default_dtype"]]["graphs"].values()
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = threads or cores()
     session = onnxruntime.InferenceSession(

@@ -1,5 +1,5 @@
 """Without HTTP, from token ids to tokens: our engine with all captions in its queue, the longest
-first, the runtime with all in one call, which it runs in lanes, its whole batches sorted by length,
+first, the runtime with all in one call, which runs in workers, its whole batches sorted by length,
 and CTranslate2, each at several settings in a process of its own. After a round that warms them up
 and another, the best two of each kind go on, in turns."""
 
@@ -22,7 +22,7 @@ from serving_models import CTRANSLATE2, DTYPES
 # kind: (threads beside each other, threads of each, rows of each)
 SETTINGS = {
     "engine": [(2, 1, 32), (2, 1, 64), (2, 1, 128), (1, 2, 32), (1, 2, 64), (1, 1, 64)],
-    "lanes": [(2, 1, 64), (1, 2, 32)],  # the runtime decides the rows itself
+    "workers": [(2, 1, 64), (1, 2, 32)],  # the runtime decides the rows itself
     "runtime": [(2, 1, 32), (2, 1, 64), (2, 1, 128), (1, 2, 32), (1, 2, 64), (1, 2, 128)],
     "ctranslate2": [(2, 1, 32), (2, 1, 64), (1, 2, 64)],
 }
@@ -34,7 +34,7 @@ def engine(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> C
     from vanilla_transformer_export.scheduler.engine import Engine
 
     runtime = Runtime(folder / dtype, threads=threads, continuous=True)
-    engine = Engine(runtime, lanes=workers, slots=rows, queue=10**6).start()
+    engine = Engine(runtime, workers=workers, slots=rows, queue=10**6).start()
 
     async def answers(ids):
         return await engine.answers([engine.job(row, {}) for row in ids])
@@ -48,12 +48,12 @@ def engine(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> C
     return generate
 
 
-def lanes(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
-    """All in one call of the runtime, which runs them in lanes."""
+def workers(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
+    """All in one call of the runtime, which runs them in workers."""
     from vanilla_transformer_export import Runtime
     from vanilla_transformer_export.inference.inputs import pad_sequences
 
-    runtime = Runtime(folder / dtype, threads=workers * threads, lanes=workers)
+    runtime = Runtime(folder / dtype, threads=workers * threads, workers=workers)
     return lambda ids: runtime.generate(*pad_sequences(ids, 0))[:, 1:].tolist()
 
 
@@ -63,7 +63,7 @@ def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> 
     from vanilla_transformer_export import runtime as module
     from vanilla_transformer_export.inference.inputs import pad_sequences
 
-    module.LEAST_ROWS = math.inf  # from which on they would run in lanes
+    module.LEAST_ROWS = math.inf  # from which on they would run in workers
     runtimes = [Runtime(folder / dtype, threads=threads) for _ in range(workers)]
 
     def generate(ids):
@@ -126,12 +126,12 @@ def loaded_memory(export: Path) -> dict:
 
     arranged = arrangement(json.loads((export / "config.json").read_text()), processors())
     runtime = TextRuntime(export, arranged.threads, continuous=True).runtime
-    engine = Engine(runtime, arranged.lanes)
-    slots = arranged.lanes * engine.room.rows * slot_bytes(runtime, engine.room)
+    engine = Engine(runtime, arranged.workers)
+    slots = arranged.workers * engine.room.rows * slot_bytes(runtime, engine.room)
     return {"loaded": memory_of("self"), "slots": slots}
 
 
-KINDS = {"engine": engine, "lanes": lanes, "runtime": runtime, "ctranslate2": ctranslate2}
+KINDS = {"engine": engine, "workers": workers, "runtime": runtime, "ctranslate2": ctranslate2}
 loaded: Callable  # in a process of one engine
 
 

@@ -182,7 +182,8 @@ def bytes_per_step(directory: Path) -> int:
 
     from vanilla_transformer_export.inference.export_info import read_artifact
 
-    files = read_artifact(directory).manifest["graphs"]
+    artifact = read_artifact(directory)
+    files = artifact.manifest["variants"][artifact.dtypes[0]]["graphs"]
     graph = onnx.load(directory / files["decoder"]).graph
     read = {
         name

@@ -1,16 +1,26 @@
-"""Writes what follows from the generation options, and from the settings of a server:
-`.venv/bin/python docs/options.py`. The tables in docs/runtime.md and docs/serving.md, and the lines
-in the docstring of `Runtime.generate`."""
+"""Writes what follows from the options of generation and of exports, and from the settings of a
+server: `.venv/bin/python docs/options.py`. The tables in docs/runtime.md, docs/export.md and
+docs/serving.md, and the lines in the docstrings of `Runtime.generate` and `export`."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from vanilla_transformer_export.inference.options import options_table, options_text
+from vanilla_transformer_export.exporting import options as export_options
+from vanilla_transformer_export.inference import options as generation_options
 from vanilla_transformer_export.serving.settings import settings_table
 
-TABLES = {"runtime.md": ("options", options_table), "serving.md": ("settings", settings_table)}
+TABLES = {
+    "runtime.md": ("options", generation_options.options_table),
+    "export.md": ("options", export_options.options_table),
+    "serving.md": ("settings", settings_table),
+}
+# Module -> the lines of its docstring, and the indentation of `Raises` after them.
+DOCSTRINGS: dict[str, tuple[Callable[[str], str], str]] = {
+    "runtime.py": (generation_options.options_text, "        "),
+    "exporting/export.py": (export_options.options_text, "    "),
+}
 FOLDER = Path(__file__).parent
-CODE = FOLDER.parent / "export" / "runtime.py"
-INDENT = " " * 12  # of the lines in the docstring
+CODE = FOLDER.parent / "export"
 END = "<!-- end -->"
 
 
@@ -22,17 +32,20 @@ def with_table(text: str, name: str, table: str) -> str:
     return f"{before}{begin}{table}\n{END}{after}"
 
 
-def with_docstring(code: str) -> str:
+def with_docstring(code: str, lines: Callable[[str], str], indent: str) -> str:
     """The module with the lines of today in the docstring: they begin with the first option and end
-    before `Raises`."""
-    first, *_ = options_text(INDENT).splitlines()
-    start = code.index(f"\n{first.partition(':')[0]}:") + 1
-    end = code.index("\n\n        Raises", start)
-    return code[:start] + options_text(INDENT) + code[end:]
+    before `Raises`, which has this indent."""
+    text = lines(f"{indent}    ")
+    start = code.index(f"\n{text.partition(':')[0]}:") + 1
+    end = code.index(f"\n\n{indent}Raises", start)
+    return code[:start] + text + code[end:]
 
 
 if __name__ == "__main__":
-    CODE.write_text(with_docstring(CODE.read_text(encoding="utf-8")), encoding="utf-8")
+    for module, (lines, indent) in DOCSTRINGS.items():
+        path = CODE / module
+        code = with_docstring(path.read_text(encoding="utf-8"), lines, indent)
+        path.write_text(code, encoding="utf-8")
     for page, (name, table) in TABLES.items():
         path = FOLDER / page
         path.write_text(

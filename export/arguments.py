@@ -19,6 +19,10 @@ FLAG = re.compile(r"--\w[\w-]*")
 LITERALS = {"True": True, "False": False, "None": None}
 MAX_INT64 = 2**63 - 1
 SHOWN = 40  # characters of a wrong value in an error
+VARIANT_HELP = "variant of the weights, as in from_pretrained: fp16 reads model.fp16.safetensors"
+LEAVE_OUT_HELP = (
+    "names of tensors to leave out, with * and ? as in a shell: 'cls.chain.*'; may be repeated"
+)
 
 
 class Parser(argparse.ArgumentParser):

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from .errors import UsageError
+from .heads import HEADS
 from .inference import options as option_fields
 from .inference.config import check_config, generation_defaults
 from .inference.decoder import (
@@ -42,8 +43,8 @@ from .inference.options import Options, as_list, is_int64, resolve, special_toke
 from .inference.prompt_lookup import tokens_by_lookup
 from .inference.search import Search, start_search
 from .inference.session import Session, Sessions
-from .scheduler.capacity import LEAST_ROWS, arrangement, lanes_of_many_rows
-from .specs.sequences import EXPORTABLE, READS_AT_END, token_inputs
+from .scheduler.capacity import LEAST_ROWS, arrangement, workers_of_many_rows
+from .specs.sequences import token_inputs
 from .targets.registry import default_target, get_target, known_targets
 from .targets.target import Target
 
@@ -55,7 +56,7 @@ if find_spec("onnxruntime") is None:  # it is imported when graphs are loaded
 
 MAX_TOKENS = 256  # of one run of a graph that reads whole sequences, for each thread
 MAX_THREADS = 1024
-# rows that it is worth to run in lanes at once: what is left at the end hardly matters any more
+# rows that it is worth to run in workers at once: what is left at the end hardly matters any more
 MOST_TOGETHER = 4096
 
 
@@ -79,8 +80,9 @@ class Runtime:
             raise ValueError.
         loads: whether the graphs are loaded. Without, this checks inputs and options for another
             process, which runs them.
-        lanes: batches beside each other, each with its share of `threads`, in which many rows run:
-            one that has ended leaves, and the next one joins. By default as many as suit the model.
+        workers: batches beside each other, each with its share of `threads`, in which many rows
+            run: one that has ended leaves, and the next one joins. By default as many as suit the
+            model.
 
     Raises:
         FileNotFoundError, ValueError: if the directory is incomplete or changed, see
@@ -89,8 +91,8 @@ class Runtime:
             the config, or that keeps data outside the export.
         UsageError: for a number of threads other than 1 to 1024, a device that does not go with the
             target, a dtype that the export has not, an `engine_cache` without TensorRT or inside
-            the export, and for `lanes` other than 1 to `threads`, or of an export whose rows cannot
-            join and leave.
+            the export, and for `workers` other than 1 to `threads`, or of an export whose rows
+            cannot join and leave.
         OSError: if CUDA or TensorRT is asked for and cannot be used, with what to do about it.
     """
 
@@ -103,7 +105,7 @@ class Runtime:
         engine_cache: str | os.PathLike | None = None,
         dtype: str | None = None,
         continuous: bool = False,
-        lanes: int | None = None,
+        workers: int | None = None,
         loads: bool = True,
     ):
         if loads:
@@ -120,9 +122,9 @@ class Runtime:
                 f"{mode} search"
             )
             raise ValueError(f"{found}: run that in onnxruntime, or export without --generate")
-        if self.architecture not in EXPORTABLE:
+        if self.architecture not in HEADS:
             found = f"{self.artifact.directory} has the architecture {self.architecture!r}"
-            raise ValueError(f"{found}, expected one of {', '.join(EXPORTABLE)}")
+            raise ValueError(f"{found}, expected one of {', '.join(HEADS)}")
         self.config = self.artifact.config
         self._target = target_of(self.artifact)
         self.target: str = self._target.name
@@ -140,7 +142,7 @@ class Runtime:
         self.specs = {role: spec for role, spec in specs.items() if role not in left_out}
         # This one is opened when it is first needed.
         self._lookup_specs = {role: specs[role] for role in ("lookup",) if role in specs}
-        self._lane_specs = (
+        self._worker_specs = (
             {role: specs[role] for role in ("encoder", step) if role in specs}
             if step in specs
             else {}
@@ -154,7 +156,7 @@ class Runtime:
             require(self.device)
         # onnxruntime's own default is the host's cores, not the process's.
         self.threads = threads or processors()
-        self.lanes = self._checked_lanes(lanes)
+        self.workers = self._checked_workers(workers)
         self.sessions: dict[str, Session] = {}
         self.decoders: DecoderFactory | None = None
         if loads:
@@ -163,8 +165,8 @@ class Runtime:
     @property
     def arguments(self) -> dict[str, Any]:
         """With which another process opens the same export for the same results."""
-        lanes = {"lanes": self.lanes} if self._lane_specs else {}
-        return {"threads": self.threads, "device": self.device, "dtype": self.dtype, **lanes}
+        workers = {"workers": self.workers} if self._worker_specs else {}
+        return {"threads": self.threads, "device": self.device, "dtype": self.dtype, **workers}
 
     def _checked_device(self, device: str | None) -> str:
         devices = self._target.devices(self.specs.keys(), self.dtype)
@@ -190,20 +192,21 @@ class Runtime:
             )
         return Path(engine_cache)
 
-    def _checked_lanes(self, lanes: int | None) -> int:
-        if lanes is None:
-            return lanes_of_many_rows(self.config, self.threads) if self._lane_specs else 1
-        if not (is_int64(lanes) and 1 <= lanes <= self.threads):
+    def _checked_workers(self, workers: int | None) -> int:
+        if workers is None:
+            return workers_of_many_rows(self.config, self.threads) if self._worker_specs else 1
+        if not (is_int64(workers) and 1 <= workers <= self.threads):
             raise UsageError(
-                f"lanes must be a whole number from 1 to {self.threads}, the threads, got {lanes!r}"
+                f"workers must be a whole number from 1 to {self.threads}, the threads, "
+                f"got {workers!r}"
             )
-        if not self._lane_specs:
+        if not self._worker_specs:
             found = f"{self.architecture}, target {self.target!r}"
             raise UsageError(
-                f"lanes is {lanes}, expected None: rows of this export, {found}, cannot join and "
-                "leave a batch"
+                f"workers is {workers}, expected None: rows of this export, {found}, cannot join "
+                "and leave a batch"
             )
-        return lanes
+        return workers
 
     def _open(self, arena: bool) -> None:
         """Loads the graphs, once all that can be said of them is known to be right. Weights are
@@ -250,13 +253,13 @@ class Runtime:
         return session
 
     @functools.cached_property
-    def _in_lanes(self) -> "Runtime":
-        """This export as lanes run it: with the encoder that is open, and a step with the threads
-        of a lane, opened when it is first needed, unless that is the decoder."""
+    def _in_workers(self) -> "Runtime":
+        """This export as workers run it: with the encoder that is open, and a step with the threads
+        of a worker, opened when it is first needed, unless that is the decoder."""
         opened = copy.copy(self)
         opened.step = self.artifact.manifest["step"]
-        opened.specs = self._lane_specs
-        opened.threads = arrangement(self.config, self.threads, self.lanes).threads
+        opened.specs = self._worker_specs
+        opened.threads = arrangement(self.config, self.threads, self.workers).threads
         opened.sessions = dict(self.sessions)
         if opened.step not in self.sessions or opened.threads != self.threads:
             sessions = dataclasses.replace(
@@ -356,7 +359,7 @@ class Runtime:
             check_positions(num_positions(ids, mask, self.config), self.config)
             if prefix or self.config["model_type"] == "vanilla-decoder":
                 check_contiguous(mask, f"{prefix}attention_mask")
-        if self.architecture == READS_AT_END:
+        if HEADS[self.architecture].needs_end_token:
             check_ends(
                 feeds["input_ids"],
                 feeds["attention_mask"],
@@ -380,6 +383,7 @@ class Runtime:
         input_ids: np.ndarray,
         attention_mask: np.ndarray | None = None,
         decoder_input_ids: np.ndarray | None = None,
+        seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> np.ndarray:
         """Token ids (B * N, T) as `transformers.generate` returns them: after the start token for
@@ -392,6 +396,8 @@ class Runtime:
         back padded on the left. `decoder_input_ids` (B, P), for seq2seq only, are what each target
         begins with, after the start token, which they may begin with themselves; they come back
         too, and count for `max_length` and `min_length`, not for `max_new_tokens` and the score.
+        `seeds`, one for each input in place of `seed`, make the samples of an input independent of
+        the other inputs.
 
         Options, over those of generation_config.json and with the meaning and defaults they have in
         transformers:
@@ -438,13 +444,14 @@ class Runtime:
                 compute, as for prompts that take more memory than there is.
         """
         request = self.request(input_ids, attention_mask, decoder_input_ids, options)
-        return self._generated(request)[0]
+        return self._generated(request.with_seeds(seeds))[0]
 
     def generate_with_scores(
         self,
         input_ids: np.ndarray,
         attention_mask: np.ndarray | None = None,
         decoder_input_ids: np.ndarray | None = None,
+        seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[np.ndarray, np.ndarray]:
         """What `generate` returns, and the score of each row (B * N,): sum(log p) /
@@ -453,9 +460,8 @@ class Runtime:
         logits after those settings that change them, but before temperature, top_k, top_p and
         min_p.
         """
-        tokens, scores = self._generated(
-            self.request(input_ids, attention_mask, decoder_input_ids, options, is_scored=True)
-        )
+        request = self.request(input_ids, attention_mask, decoder_input_ids, options, True)
+        tokens, scores = self._generated(request.with_seeds(seeds))
         assert scores is not None  # the request asks for them
         return tokens, scores
 
@@ -487,20 +493,22 @@ class Runtime:
         self, rows: int, batch_size: int, options: dict[str, Any], is_scored: bool = False
     ) -> int:
         """How many of so many `rows` are best given to `generate` at once, or where `is_scored` to
-        `generate_with_scores`: `batch_size`, more where they run in lanes, or 1 with
+        `generate_with_scores`: `batch_size`, more where they run in workers, or 1 with
         `prompt_lookup_num_tokens`. Raises as `check_options`."""
         resolved = self.check_options(options)
         if resolved.prompt_lookup_num_tokens is not None:
             return 1
-        return MOST_TOGETHER if self._suits_lanes(rows, resolved, is_scored) else batch_size
+        return MOST_TOGETHER if self._suits_workers(rows, resolved, is_scored) else batch_size
 
-    def _suits_lanes(self, rows: int, options: Options, is_scored: bool) -> bool:
-        """Whether `generate` runs so many rows in lanes."""
-        if rows < LEAST_ROWS * self.lanes or not self._lane_specs or self.decoders is None:
+    def _suits_workers(self, rows: int, options: Options, is_scored: bool) -> bool:
+        """Whether `generate` runs so many rows in workers."""
+        if rows < LEAST_ROWS * self.workers or not self._worker_specs or self.decoders is None:
             return False
         from .scheduler.many_rows import has_room, is_suited
 
-        return is_suited(options, is_scored) and has_room(self, self.lanes, options.max_new_tokens)
+        return is_suited(options, is_scored) and has_room(
+            self, self.workers, options.max_new_tokens
+        )
 
     def decoder_factory(self) -> DecoderFactory:
         """What generates. Raises ValueError for a model that cannot, and where only the step is
@@ -634,23 +642,25 @@ class Runtime:
         """What `generate_with_scores` returns; `None` for scores that were not asked for and would
         have to be computed."""
         result: tuple[np.ndarray, np.ndarray | None] | None
-        if self._is_for_lanes(request):
+        if self._is_for_workers(request):
             from .scheduler import many_rows
 
-            result = many_rows.generate(self._in_lanes, request, self.lanes), None
+            result = many_rows.generate(self._in_workers, request, self.workers), None
         else:
             result = self.decoder_factory().generate(request)
         if result is None:
-            search = start_search(request.options, request.prompt, request.is_scored, self.threads)
+            search = start_search(
+                request.options, request.prompt, request.is_scored, self.threads, request.seeds
+            )
             collections.deque(self._tokens(request, search), maxlen=0)
             result = search.result()
         new, scores = result
         prompts = np.repeat(request.input_ids, request.options.num_return_sequences, axis=0)
         return np.concatenate([prompts, new], axis=1), scores
 
-    def _is_for_lanes(self, request: GenerationRequest) -> bool:
-        """As `_suits_lanes`; of sources with holes the step knows nothing."""
-        if not self._suits_lanes(len(request.input_ids), request.options, request.is_scored):
+    def _is_for_workers(self, request: GenerationRequest) -> bool:
+        """As `_suits_workers`; of sources with holes the step knows nothing."""
+        if not self._suits_workers(len(request.input_ids), request.options, request.is_scored):
             return False
         return request.source is None or bool((np.diff(request.source[1]) <= 0).all())
 

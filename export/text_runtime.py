@@ -6,15 +6,19 @@ import functools
 import os
 import reprlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from .errors import UsageError
+from .heads import Task
 from .inference import options as option_fields
-from .inference.export_info import TARGET_TOKENIZER
+from .inference.config import VISION
+from .inference.export_info import MANIFEST, TARGET_TOKENIZER, json_object
 from .inference.inputs import pad_sequences
 from .inference.options import special_token
 from .runtime import Runtime
@@ -94,6 +98,7 @@ class TextRuntime:
         target_prefix: list[str] | None = None,
         src_lang: Choice = None,
         tgt_lang: Choice = None,
+        seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> list[str]:
         """One text for each of `texts`, or `num_return_sequences` of them: the translation, or for
@@ -107,9 +112,12 @@ class TextRuntime:
         By default they are the tokenizer's source language, and the target language that
         generation_config.json names, if it does.
 
+        `seeds`, one for each of `texts` in place of the option `seed`, make the samples of a text
+        independent of the other texts.
+
         Raises:
-            UsageError: for a language that the model does not have, and without a target language
-                that it needs.
+            UsageError: for a language that the model does not have, without a target language
+                that it needs, and for another number of `seeds`.
             ValueError: for no texts, what is no list of strings, an empty text, one that the
                 tokenizer fails on, one that begins with the word of an unknown language, a
                 `target_prefix` of another length, and as `Runtime.generate`.
@@ -118,7 +126,7 @@ class TextRuntime:
         rows = self.rows(texts, src_lang)
         targets = self.target_options(tgt_lang, len(rows), options)
         return self.generate_rows(
-            rows, self.prefixes(target_prefix, len(rows)), targets, **options
+            rows, self.prefixes(target_prefix, len(rows)), targets, seeds=seeds, **options
         )[0]
 
     def generate_with_scores(
@@ -128,6 +136,7 @@ class TextRuntime:
         target_prefix: list[str] | None = None,
         src_lang: Choice = None,
         tgt_lang: Choice = None,
+        seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[list[str], np.ndarray]:
         """What `generate` returns, and the score of each text, as
@@ -135,9 +144,8 @@ class TextRuntime:
         options = option_fields.check(options)
         rows = self.rows(texts, src_lang)
         targets = self.target_options(tgt_lang, len(rows), options)
-        return self.generate_rows(
-            rows, self.prefixes(target_prefix, len(rows)), targets, is_scored=True, **options
-        )
+        prefixes = self.prefixes(target_prefix, len(rows))
+        return self.generate_rows(rows, prefixes, targets, is_scored=True, seeds=seeds, **options)
 
     def generate_rows(
         self,
@@ -145,11 +153,12 @@ class TextRuntime:
         prefixes: list[list[int]],
         targets: list[dict[str, Any]] | None = None,
         is_scored: bool = False,
+        seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[list[str], np.ndarray]:
         """As `generate_with_scores`, of tokens, each row with the options of its target language;
         the scores are NaN unless `is_scored`."""
-        tokens, scores = self.generate_tokens(rows, prefixes, targets, is_scored, **options)
+        tokens, scores = self.generate_tokens(rows, prefixes, targets, is_scored, seeds, **options)
         return self.decode(tokens), scores
 
     def generate_tokens(
@@ -158,10 +167,12 @@ class TextRuntime:
         prefixes: list[list[int]],
         targets: list[dict[str, Any]] | None = None,
         is_scored: bool = False,
+        seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[list[list[int]], np.ndarray]:
         """As `generate_rows`, the new tokens of each, with their padding. Rows with prefixes of one
         length and one target language run together."""
+        option_fields.check_seeds(seeds, len(rows))
         copies = (
             options.get("num_return_sequences")
             or self.runtime.defaults.get("num_return_sequences")
@@ -178,6 +189,8 @@ class TextRuntime:
             ids, mask = self.batch([rows[row] for row in chosen])
             length, target = kind
             given = {**options, **dict(target)}
+            if seeds is not None:
+                given["seeds"] = [seeds[row] for row in chosen]
             if length:
                 given["decoder_input_ids"] = np.array(
                     [self.first_tokens(given) + prefixes[row] for row in chosen]
@@ -322,6 +335,21 @@ class TextRuntime:
             if len(texts) == 1:  # without the threads of a batch
                 return [chosen.encode(texts[0], add_special_tokens=special_tokens)]
             return chosen.encode_batch(texts, add_special_tokens=special_tokens)
+
+
+def open_runtime(directory: str | os.PathLike, threads: int | None = None, **options: Any) -> Any:
+    """A `TextRuntime`, or an `ImageRuntime` for a model that reads images; `options` as theirs."""
+    path = Path(directory) / MANIFEST
+    if path.is_file() and json_object(path, path.read_bytes()).get("model_type") == VISION:
+        from .image_runtime import ImageRuntime
+
+        return ImageRuntime(directory, threads, **options)
+    return TextRuntime(directory, threads, **options)
+
+
+def task_function(task: Task) -> Callable[..., Any]:
+    """Return the function of a task. It takes the runtime, the inputs, and the options by name."""
+    return resolve_name(f"{__package__}.{task.function}")
 
 
 def prompt(encoding: Encoding) -> list[int]:

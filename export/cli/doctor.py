@@ -1,10 +1,29 @@
-"""What each target runs on here, in words."""
+"""The verb that shows what is installed, and what each target runs on here."""
 
-from ..targets.registry import targets
+import argparse
+import json
+
+from ..arguments import Parser
+from ..terminal import say
+from .verbs import verb
+
+
+def doctor_arguments(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+@verb("show what is installed here, and what will run where", doctor_arguments, extras="cpu")
+def doctor(args: argparse.Namespace) -> None:
+    from ..inference.devices import facts
+
+    found = facts()
+    say(json.dumps(found) if args.json else report(found))
 
 
 def report(found: dict) -> str:
     """`devices.facts` in lines, and what each target runs on."""
+    from ..targets.registry import targets
+
     lines = [f"python       {found['python']}"]
     lines += [f"{name:<12} {number}" for name, number in found["packages"].items()]
     lines += [

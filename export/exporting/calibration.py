@@ -20,7 +20,7 @@ from vanilla_transformer.training.data import lines_of
 
 from ..graphs.input_scales import Calibration, Inputs
 from ..graphs.weights import bare
-from ..specs.sequences import READS_CHOICES
+from ..heads import HEADS, READS_CHOICES
 from .shortlist_head import SHORTLISTED
 
 LINES = 512  # of the text, the first ones
@@ -43,7 +43,7 @@ def calibrate(
     with torch.no_grad():
         if model.can_generate() and model.config.is_encoder_decoder:
             inputs = [pair for ids in batches for pair in translate(model, ids)]
-        elif type(model).__name__ == READS_CHOICES:
+        elif HEADS[type(model).__name__].reads == READS_CHOICES:
             inputs = [{"input_ids": ids[:, None]} for ids in batches]
         else:
             inputs = [{"input_ids": ids} for ids in batches]

@@ -25,6 +25,7 @@ from vanilla_transformer.training.metrics import bleu as corpus_bleu
 from vanilla_transformer.training.metrics import check_tokenize
 
 from ..errors import UsageError
+from ..heads import HEADS
 from ..inference.decoder import GenerationRequest
 from ..inference.export_info import MANIFEST
 from ..inference.inputs import batches, pad_sequences
@@ -71,7 +72,7 @@ def evaluate(
     labels: str | os.PathLike | None = None,
     batch_size: int = 32,
     dtype: str | None = None,
-    lanes: int | None = None,
+    workers: int | None = None,
     variant: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def evaluate(
     the settings of the checkpoint and `options` over them (as `TextRuntime.generate`, so languages
     too); the option `bleu_tokenize` is sacreBLEU's `tokenize`, "13a" by default, "none" for text
     that is in tokens already. `dtype` chooses among the weights of an export, as `Runtime`, and
-    `lanes` is as there. `variant` is that of a checkpoint's weights, see `load_checkpoint`.
+    `workers` is as there. `variant` is that of a checkpoint's weights, see `load_checkpoint`.
 
     Returns the metric, `engine`, how much was read (`sentences` or `tokens`), and for BLEU its
     `signature`.
@@ -92,12 +93,12 @@ def evaluate(
         ValueError: for files that do not fit each other, for a model without a metric, and for a
             label that the model does not have.
     """
-    engine = engine_of(directory, dtype, lanes, variant)
-    if engine.architecture not in METRICS:
-        raise ValueError(
-            f"no metric for a {engine.architecture}, expected one of {', '.join(METRICS)}"
-        )
-    metric, takes = METRICS[engine.architecture]
+    engine = engine_of(directory, dtype, workers, variant)
+    name = HEADS[engine.architecture].metric
+    if name is None:
+        scored = ", ".join(name for name, head in HEADS.items() if head.metric)
+        raise ValueError(f"no metric for a {engine.architecture}, expected one of {scored}")
+    metric, takes = METRICS[name]
     given = {"source": source, "references": references, "text": text, "labels": labels}
     files = {name: Path(file) for name, file in given.items() if file is not None}
     if set(files) != set(takes):
@@ -118,7 +119,7 @@ def evaluate(
 def engine_of(
     directory: str | os.PathLike,
     dtype: str | None,
-    lanes: int | None = None,
+    workers: int | None = None,
     variant: str | None = None,
 ) -> Engine:
     if (Path(directory) / MANIFEST).is_file():
@@ -126,8 +127,8 @@ def engine_of(
             raise UsageError(
                 f"variant {variant!r} is for a checkpoint, and {directory} is an export"
             )
-        return OnnxEngine(directory, dtype, lanes)
-    for name, value in {"dtype": dtype, "lanes": lanes}.items():
+        return OnnxEngine(directory, dtype, workers)
+    for name, value in {"dtype": dtype, "workers": workers}.items():
         if value is not None:
             raise UsageError(f"{name} {value!r} is for an export, and {directory} is none")
     return TorchEngine(directory, variant)
@@ -250,14 +251,12 @@ def accuracy(engine: Engine, text: Path, labels: Path, batch_size: int) -> dict[
     return {"accuracy": round(right / len(texts), 4), "sentences": len(texts)}
 
 
+# Each metric of `heads.HEADS` -> its function, and the files that it takes.
 METRICS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[str, ...]]] = {
-    "VanillaSeq2SeqForConditionalGeneration": (bleu, ("source", "references")),
-    "VanillaDecoderForCausalLM": (perplexity, ("text",)),
-    "VanillaEncoderForMaskedLM": (pseudo_perplexity, ("text",)),
-    "VanillaEncoderForPreTraining": (pseudo_perplexity, ("text",)),
-    "VanillaEncoderForSequenceClassification": (accuracy, ("text", "labels")),
-    "VanillaDecoderForSequenceClassification": (accuracy, ("text", "labels")),
-    "VanillaSeq2SeqForSequenceClassification": (accuracy, ("text", "labels")),
+    "bleu": (bleu, ("source", "references")),
+    "perplexity": (perplexity, ("text",)),
+    "pseudo_perplexity": (pseudo_perplexity, ("text",)),
+    "accuracy": (accuracy, ("text", "labels")),
 }
 
 
@@ -281,10 +280,10 @@ class OnnxEngine:
 
     name = "onnxruntime"
 
-    def __init__(self, export: str | os.PathLike, dtype: str | None, lanes: int | None = None):
+    def __init__(self, export: str | os.PathLike, dtype: str | None, workers: int | None = None):
         from ..text_runtime import TextRuntime
 
-        self.text = TextRuntime(export, dtype=dtype, lanes=lanes)
+        self.text = TextRuntime(export, dtype=dtype, workers=workers)
         self.runtime = self.text.runtime
         self.tokenizer = self.text.tokenizer
         self.generate = self.text.generate

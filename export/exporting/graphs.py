@@ -14,12 +14,11 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from ..graphs.config import Config
 from ..graphs.context import GraphContext, TargetGraphs
 from ..graphs.input_scales import Calibration
-from ..graphs.layers import LM_HEAD
 from ..graphs.ops import CONTRIB, IR_VERSION, Ops, with_spec
 from ..graphs.saving import save_graph
 from ..graphs.weights import CheckpointWeights, WeightStore
+from ..heads import HEADS
 from ..specs.graph_spec import GraphSpec
-from ..specs.sequences import GENERATORS
 from ..targets.target import Target
 
 SHARED_WEIGHTS = "model.onnx_data"
@@ -40,21 +39,6 @@ class GraphSource:
     weights: CheckpointWeights
     shortlist: list[int] | None = None
     calibration: Calibration | None = None
-
-    @classmethod
-    def read(
-        cls,
-        checkpoint: Path,
-        config: Config,
-        shortlist: list[int] | None = None,
-        calibration: Calibration | None = None,
-    ) -> "GraphSource":
-        rows = (
-            {}
-            if shortlist is None
-            else {f"{LM_HEAD}.{part}": shortlist for part in ("weight", "bias")}
-        )
-        return cls(config, CheckpointWeights(checkpoint, config, rows), shortlist, calibration)
 
 
 @dataclass(frozen=True)
@@ -135,6 +119,6 @@ def check_standard(model: ir.Model) -> None:
 
 def kind_of(role: str, config: Config) -> str:
     """Return the key of `TargetGraphs.write`."""
-    if config.architecture not in GENERATORS:
+    if not HEADS[config.architecture].generates:
         return "sequence"
     return f"seq2seq {role}" if config.is_seq2seq else role

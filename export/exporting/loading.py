@@ -8,7 +8,7 @@ from vanilla_transformer import checkpoint as checkpoints
 from vanilla_transformer.checkpoint_config import read_config
 from vanilla_transformer.converted import converted
 
-from .export import check_exportable
+from .checkpoint import check_exportable
 
 
 def load_checkpoint(checkpoint: str | os.PathLike, variant: str | None = None) -> PreTrainedModel:

@@ -2,57 +2,33 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
 
-from ..errors import UsageError
 from ..graphs.saving import save_graph
+from ..heads import GENERATORS
 from ..inference.export_info import Artifact, read_artifact, write_manifest
-from ..one_graph import MODES, ROLE
+from ..one_graph import ROLE
 from ..one_graph.generation_config import Rules
 from ..one_graph.loop import SEARCHES, one_graph, one_graph_spec
 from ..specs.graph_spec import GraphSpec
 from ..targets.target import Target
+from .checkpoint import Checkpoint
 from .one_graph_comparison import compare
 
-GENERATES = ("VanillaSeq2SeqForConditionalGeneration", "VanillaDecoderForCausalLM")
 OF_OTHER_GRAPHS = ("step", "genai")  # facts of the manifest
 
 
-def check_mode(mode: str, target: Target, image_size: str | None) -> None:
-    """Raises UsageError for a mode that there is not, and for a target whose decoder does not go
-    into a loop."""
-    if mode not in MODES:
-        raise UsageError(f"no mode {mode!r} of generate, expected one of {', '.join(MODES)}")
-    if target.generation_step is None:
-        raise UsageError(
-            f"generate is {mode!r} for the target {target.name!r}, which has no graph that "
-            "generates by itself"
-        )
-    if image_size is not None:
-        raise UsageError(
-            f"generate is {mode!r} with image size {image_size!r}, expected no image size: images "
-            "are not generated"
-        )
-
-
-def check_model(
-    checkpoint: object,
-    architecture: str,
-    mode: str,
-    generation: dict[str, Any],
-    config: dict[str, Any],
-) -> None:
+def check_model(checkpoint: Checkpoint, mode: str) -> None:
     """Raises ValueError for a model that does not generate, and as `Rules.of`."""
-    if architecture not in GENERATES:
-        found = f"{checkpoint} is a {architecture}"
-        raise ValueError(f"{found}, expected for --generate a {' or a '.join(GENERATES)}")
-    rules = Rules.of(mode, generation, config)
-    if config["model_type"] != "vanilla-decoder" and rules.options.decoder_start_token_id is None:
+    if not checkpoint.generates:
+        found = f"{checkpoint.name} is a {checkpoint.architecture}"
+        raise ValueError(f"{found}, expected for --generate a {' or a '.join(GENERATORS)}")
+    rules = Rules.of(mode, checkpoint.generation, checkpoint.config_json)
+    if checkpoint.config.is_seq2seq and rules.options.decoder_start_token_id is None:
         raise ValueError(
-            f"{checkpoint} has decoder_start_token_id None, expected the token id generation "
+            f"{checkpoint.name} has decoder_start_token_id None, expected the token id generation "
             f"starts from"
         )
 
@@ -72,28 +48,18 @@ def write_generator(
         if not name.startswith("onnx/") and Path(name).name != "genai_config.json":
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(parts / name, directory / name)
-    specs, parity = {}, {}
-    for dtype in artifact.dtypes:
+    specs, variants = {}, {}
+    for dtype, facts in artifact.manifest["variants"].items():
         spec = specs[dtype] = write_graph(artifact, directory, target, mode, dtype)
-        parity[dtype] = {
-            **facts_of(artifact, dtype),
-            "sequences": compare(parts, directory / spec.file, mode, dtype, cases),
+        sequences = compare(parts, directory / spec.file, mode, dtype, cases)
+        variants[dtype] = {
+            "graphs": {ROLE: spec.file},
+            "parity": {**(facts["parity"] or {}), "sequences": sequences},
         }
-    first, *others = [
-        {"graphs": {ROLE: spec.file}, "parity": parity[dtype]} for dtype, spec in specs.items()
-    ]
-    left_out = {"schema_version", "files", "other_dtypes", *OF_OTHER_GRAPHS}
-    facts = {name: value for name, value in artifact.manifest.items() if name not in left_out}
-    more = {"other_dtypes": dict(zip(artifact.dtypes[1:], others))} if others else {}
-    manifest = write_manifest(directory, **facts | {"generate": mode, **first, **more})
+    left_out = {"schema_version", "files", *OF_OTHER_GRAPHS}
+    kept = {name: value for name, value in artifact.manifest.items() if name not in left_out}
+    manifest = write_manifest(directory, **kept | {"generate": mode, "variants": variants})
     return manifest, specs[artifact.dtypes[0]]
-
-
-def facts_of(artifact: Artifact, dtype: str) -> dict[str, Any]:
-    """How the graphs of `dtype` differ from torch."""
-    manifest = artifact.manifest
-    facts = manifest if dtype == artifact.dtypes[0] else manifest["other_dtypes"][dtype]
-    return facts["parity"] or {}
 
 
 def whole(path: Path) -> ir.Model:
@@ -106,8 +72,8 @@ def write_graph(
 ) -> GraphSpec:
     """Of the graphs of `dtype` in the export `artifact`, the one graph, in a file that is named
     after the precision."""
-    manifest, config = artifact.manifest, artifact.config
-    files = (manifest if dtype == artifact.dtypes[0] else manifest["other_dtypes"][dtype])["graphs"]
+    config = artifact.config
+    files = artifact.manifest["variants"][dtype]["graphs"]
     graphs = {
         role: whole(artifact.directory / files[role])
         for role in ("encoder", "decoder")

@@ -100,7 +100,7 @@ def expected_sequences(runtime: Runtime, feeds: dict[str, np.ndarray], mode: str
     request = runtime.request(feeds["input_ids"], feeds["attention_mask"], None, options)
     search: Search = start_search(request.options, request.prompt)
     if isinstance(search, TokenSearch) and isinstance(search.choose, Sampler):
-        search.choose.rng = Given(feeds["uniforms"])
+        search.choose.generators = [Given(feeds["uniforms"])]
     for _ in runtime._tokens(request, search):
         pass
     return np.concatenate([request.input_ids, search.result()[0]], axis=1)

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from ..heads import HEADS, READS_IMAGES
 from ..inference.decoder import GenerationRequest, cross_states, next_input_name
 from ..inference.inputs import move_padding
 from ..inference.options import Options, as_list
 from ..runtime import Runtime
 from ..specs.graph_spec import shape_of
-from ..specs.sequences import READS_IMAGES
 from .shortlist_head import with_shortlist
 
 TOLERANCE = 1e-4  # times what `scale_of` says, float32
@@ -205,7 +205,7 @@ def verify(
     with torch.no_grad(), with_shortlist(model, runtime.artifact.manifest.get("shortlist")):
         models = references(model, runtime.dtype)
         for number in range(cases):
-            if runtime.architecture in READS_IMAGES:
+            if HEADS[runtime.architecture].reads == READS_IMAGES:
                 compare_images(Case(runtime, models, rng, report, f"case {number}"))
                 report.cases += 1
                 continue
@@ -505,7 +505,8 @@ def compare_lookup(
 ) -> None:
     """As `compare_steps`, of the first row alone, with the graph that checks several tokens at
     once."""
-    if "lookup" not in case.runtime.artifact.manifest["graphs"]:
+    runtime = case.runtime
+    if "lookup" not in runtime.artifact.manifest["variants"][runtime.dtype]["graphs"]:
         return
     options = dataclasses.replace(request.options, prompt_lookup_num_tokens=max(LATER_STEPS))
     source = None if request.source is None else (request.source[0][:1], request.source[1][:1])

@@ -12,6 +12,7 @@ import yaml
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id, yaml_dump
 
+from ..heads import HEADS
 from ..inference.export_info import CARD, IMAGE_PROCESSOR
 from ..targets.target import Target
 
@@ -27,17 +28,7 @@ MARIAN_NAMES = {
 # tokenizer.json for it as it stands.
 TYPED_TOKENIZER = "ConvBertTokenizer"
 UNTYPED_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast", "PreTrainedTokenizer")
-# What there is a pipeline for, and a call of it in JavaScript, where that is not `pipe('A text.')`.
-TASKS = {
-    "Model": "feature-extraction",
-    "ForMaskedLM": "fill-mask",
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForCausalLM": "text-generation",
-    "ForConditionalGeneration": "text2text-generation",
-    "ForImageClassification": "image-classification",
-}
+# Calls of pipelines in JavaScript that are not `pipe('A text.')`, by the Hub's name of the task.
 CALLS = {
     "feature-extraction": "pipe('A text.', { pooling: 'mean' })",
     "fill-mask": "pipe(`A ${pipe.tokenizer.mask_token} text.`)",
@@ -240,7 +231,7 @@ def write_card(
     """The card of an export of the checkpoint `base`, of which `readme` is the card, if it has one:
     its terms hold here too."""
     of_base = read_metadata(readme)
-    task = task_of(architecture)
+    task = HEADS[architecture].hub_task
     if task == "text2text-generation" and of_base.get("pipeline_tag") in (
         "translation",
         "summarization",
@@ -316,15 +307,6 @@ SNIPPET = """import {{ pipeline }} from '@huggingface/transformers';
 
 const pipe = await pipeline('{task}', 'NAME'); // the Hub id of this repository
 console.log(await {call});"""
-
-
-def task_of(architecture: str) -> str | None:
-    """`None` where no pipeline reads what the head returns."""
-    if architecture == "VanillaSeq2SeqModel":  # it wants the decoder's tokens too
-        return None
-    if architecture == "VanillaVisionModel":
-        return "image-feature-extraction"
-    return TASKS.get(re.sub(r"^Vanilla(Encoder|Decoder|Seq2Seq|Vision)", "", architecture))
 
 
 def read_metadata(readme: Path) -> dict:

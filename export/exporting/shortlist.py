@@ -12,7 +12,7 @@ from vanilla_transformer.files import TARGET_TOKENIZER
 from vanilla_transformer.training.data import lines_of
 
 from ..graphs.config import Config
-from ..specs.sequences import GENERATORS
+from ..heads import HEADS
 
 # Settings of a model that name tokens it must be able to generate.
 SPECIAL_TOKENS = (
@@ -33,7 +33,7 @@ def with_special_tokens(
     Raises:
         ValueError: for a model that does not generate, no tokens, or one outside the vocabulary.
     """
-    if config.architecture not in GENERATORS:
+    if not HEADS[config.architecture].generates:
         raise ValueError(f"{config.architecture} does not generate, expected no shortlist")
     known = {int(token) for token in tokens}
     size = config.vocab_size

@@ -1,2 +1,2 @@
-"""Files of any length, or tables: in shards that appear whole or not at all, so that a run which
-was killed goes on."""
+"""Lines of standard input and of files of any length. Outputs appear whole or not at all, so that a
+run which was killed resumes."""

@@ -1,9 +1,7 @@
-"""Text, JSON lines and Parquet: how a file is read in shards, and how the results of these are
-written and joined."""
+"""Formats of files: text, JSON lines and Parquet. How a file is read in shards, and how their
+results are written and joined."""
 
 import contextlib
-import hashlib
-import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -13,40 +11,43 @@ from typing import Any, Protocol
 
 from ..errors import UsageError
 from .compression import check_lines, open_lines, without_compression
+from .predictions import Predictions
 from .rows import Fields, Row
-from .text_lines import LINE_BREAKS, raw_lines
+from .shards import Shard, split_lines
+from .text_lines import LINE_BREAKS, hash_lines, raw_lines
 
 TEXT, JSON, PARQUET = "text", "JSON lines", "Parquet"
 SUFFIXES = {".jsonl": JSON, ".ndjson": JSON, ".parquet": PARQUET}  # all others are text
 
 
 class Format(Protocol):
-    """A kind of files. A shard is what `shards` yields of one."""
+    """A kind of files: how they are read, and how results are written. The content of a shard is
+    what `shards` yields."""
 
     def count(self, path: Path) -> int:
-        """Lines or rows of a file."""
+        """Return the number of lines, or rows."""
 
     def shards(self, path: Path, size: int) -> Iterator[Any]:
-        """All of a file, so many lines at a time. Raises ValueError where the file is damaged."""
+        """Yield the file, `size` lines at a time. Raise ValueError where it is damaged."""
 
-    def digest(self, shard: Any) -> str:
-        """The SHA-256 of what is in a shard."""
+    def digest(self, content: Any) -> str:
+        """Return the SHA-256 of the content of a shard."""
 
-    def rows(self, shard: Any) -> list[Row]:
-        """What the task reads of it."""
+    def rows(self, content: Any) -> list[Row]:
+        """Return what the task reads of each line."""
 
-    def write(self, path: Path, shard: Any, rows: list[Row], results: list[Any]) -> None:
-        """A file with the results of one shard."""
+    def write(self, path: Path, shard: Shard, rows: list[Row], results: list[Any]) -> None:
+        """Write a file with the results of one shard."""
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
-        """A file of those that `write` has written, one after the other."""
+        """Write a file of the files that `write` has written, one after the other."""
 
 
 def kind_of(path: Path) -> str:
-    """By its name, without .gz, .bz2 or .xz.
+    """Return the format that the name tells, with or without .gz, .bz2 or .xz.
 
     Raises:
-        UsageError: for Parquet with one of these, which has compression of its own.
+        UsageError: for compressed Parquet, which has compression of its own.
     """
     name = without_compression(path.name)
     kind = SUFFIXES.get(Path(name).suffix, TEXT)
@@ -55,15 +56,24 @@ def kind_of(path: Path) -> str:
     return kind
 
 
-def output_name(path: Path, result: str) -> str:
-    """Of the results of a file: its own name, with .jsonl where those of a text are JSON."""
+def output_kind(path: Path, predictions: Predictions) -> str:
+    """Return the format in which the results of a file are written: predictions of text are JSON
+    lines."""
+    kind = kind_of(path)
+    return JSON if kind == TEXT and not predictions.generates else kind
+
+
+def output_name(path: Path, predictions: Predictions) -> str:
+    """Return the name of the results of a file in a directory."""
     name = without_compression(path.name)
-    return f"{name}.jsonl" if kind_of(path) == TEXT and result != "translation" else name
+    return f"{name}.jsonl" if output_kind(path, predictions) != kind_of(path) else name
 
 
-def format_of(path: Path, fields: Fields, result: str, output_field: str | None = None) -> Format:
-    """For the file `path`; `result` is what comes out: translation, prediction or embedding. It is
-    written to the field `output_field`, by default of the same name.
+def format_of(
+    path: Path, predictions: Predictions, field: str | None = None, output_field: str | None = None
+) -> Format:
+    """Return how the file `path` is read, and how the results are written. In JSON objects and
+    tables the texts are in `field`, and the results go to `output_field`.
 
     Raises:
         ImportError: for Parquet without pyarrow.
@@ -73,33 +83,48 @@ def format_of(path: Path, fields: Fields, result: str, output_field: str | None 
             several; for records that have the output field already.
     """
     check_lines(path)
-    name = output_field or result
+    fields = Fields(predictions.kind.forms, field)
+    name = output_field or predictions.field
     match kind_of(path):
         case "Parquet":
             from .parquet import Parquet
 
-            return Parquet(fields, result, name).checked(path)
+            return Parquet(fields, predictions.field == "embedding", name).checked(path)
         case "JSON lines":
             check_output_field(path, name)
             read = lambda line: without_field(fields.of_json(line), name)  # noqa: E731
-            return Lines(read, lambda row, found: json_line(row, found, name))
+            return Lines(read, lambda number, row, result: json_line(row, result, name))
     if len(keys := fields.forms[0]) > 1:
-        found = f"{path} has one text on each line, and the task reads {' and '.join(keys)}"
-        raise UsageError(f"{found}: expected JSON lines, a name with .jsonl")
-    for option, value in {"field": fields.field, "output_field": output_field}.items():
+        seen = f"{path} has one text on each line, and the task reads {' and '.join(keys)}"
+        raise UsageError(f"{seen}: expected JSON lines, a name with .jsonl")
+    for option, value in {"field": field, "output_field": output_field}.items():
         if value is not None:
             raise UsageError(
                 f"{option} is {value!r}, expected None for {path}: lines of text have no fields"
             )
-    return Lines(
-        fields.of_text, text_line if result == "translation" else lambda row, found: to_json(found)
-    )
+    return text_format(predictions, fields.of_text)
+
+
+def line_format(predictions: Predictions) -> "Lines":
+    """Return how arguments and standard input are read, and how their results are written."""
+    fields = Fields(predictions.kind.forms)
+    return text_format(predictions, fields.of_text if predictions.generates else fields.of_line)
+
+
+def text_format(predictions: Predictions, read: Callable[[bytes], Row]) -> "Lines":
+    """Return the format of lines of text. Results are written as text if they are texts, else as
+    JSON."""
+    if not predictions.generates:
+        return Lines(read, lambda number, row, result: to_json(result))
+    # no runtime in the function: Ray pickles the formats
+    n_best, scores = predictions.n_best, predictions.scores
+    return Lines(read, lambda number, row, result: generated_text(number, result, n_best, scores))
 
 
 def check_output_field(path: Path, name: str) -> None:
     """Raise UsageError if a JSON object of the file has the field `name` already: it would be
     overwritten."""
-    if number := first_line_with(path, name):
+    if path.is_file() and (number := first_line_with(path, name)):  # a pipe is read only once
         found = f"line {number} of {path} has a field {name} already"
         raise UsageError(f"{found}: expected another name for the results, --output-field NAME")
 
@@ -130,50 +155,42 @@ def without_field(row: Row, name: str) -> Row:
 
 @dataclass(frozen=True)
 class Lines:
-    """A shard is a list of lines in bytes, without their ends; `read` and `written` are for one."""
+    """The `Format` of lines. The content of a shard is a list of lines in bytes, without their
+    ends. `read` reads a line, and `written` returns the lines for the number of a line, its row and
+    its result."""
 
     read: Callable[[bytes], Row]
-    written: Callable[[Row, Any], str]
+    written: Callable[[int, Row, Any], str]
 
     def count(self, path: Path) -> int:
-        """As `Format`."""
         with open_lines(path) as file:
             return sum(1 for _ in raw_lines(file, str(path)))
 
     def shards(self, path: Path, size: int) -> Iterator[list[bytes]]:
-        """As `Format`."""
         with open_lines(path) as file:
-            lines = raw_lines(file, str(path))
-            while shard := list(itertools.islice(lines, size)):
-                yield shard
+            yield from split_lines(raw_lines(file, str(path)), size)
 
-    def digest(self, shard: list[bytes]) -> str:
-        """As `Format`."""
-        return hashlib.sha256(b"\n".join(shard)).hexdigest()
+    def digest(self, content: list[bytes]) -> str:
+        return hash_lines(content)
 
-    def rows(self, shard: list[bytes]) -> list[Row]:
-        """As `Format`."""
-        return [self.read(line) for line in shard]
+    def rows(self, content: list[bytes]) -> list[Row]:
+        return [self.read(line) for line in content]
 
-    def write(self, path: Path, shard: list[bytes], rows: list[Row], results: list[Any]) -> None:
-        """As `Format`."""
+    def lines(self, shard: Shard, rows: list[Row], results: list[Any]) -> Iterator[bytes]:
+        """Yield the lines of the results. Halves of surrogate pairs, which JSON may have, are
+        escaped."""
+        for number, (row, result) in enumerate(zip(rows, results, strict=True), shard.first):
+            yield self.written(number, row, result).encode(errors="backslashreplace") + b"\n"
+
+    def write(self, path: Path, shard: Shard, rows: list[Row], results: list[Any]) -> None:
         with open(path, "wb") as file:
-            lines = (
-                self.written(row, result) + "\n" for row, result in zip(rows, results, strict=True)
-            )
-            # half a pair, as JSON has it
-            file.writelines(line.encode(errors="backslashreplace") for line in lines)
+            file.writelines(self.lines(shard, rows, results))
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
-        """As `Format`."""
         with open(path, "wb") as whole:
             for part in parts:
                 with open(part, "rb") as file:
                     shutil.copyfileobj(file, whole)
-
-
-def text_line(row: Row, result: str | None) -> str:
-    return LINE_BREAKS.sub(" ", result or "")
 
 
 def json_line(row: Row, result: Any, name: str) -> str:
@@ -183,3 +200,23 @@ def json_line(row: Row, result: Any, name: str) -> str:
 
 def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def generated_text(number: int, result: Any, n_best: int | None, scores: bool) -> str:
+    """Return what is written of the result of a line, without its last line break. A line without a
+    result is empty."""
+    if n_best is not None:
+        pairs = result or [{"text": "", "score": 0.0}]
+        return "\n".join(
+            f"{number} ||| {in_one_line(pair['text'])} ||| {pair['score']:.6f}" for pair in pairs
+        )
+    if result is None:
+        return ""
+    return (
+        f"{in_one_line(result['text'])}\t{result['score']:.6f}" if scores else in_one_line(result)
+    )
+
+
+def in_one_line(text: str) -> str:
+    """Return `text` with spaces in place of line breaks."""
+    return LINE_BREAKS.sub(" ", text)

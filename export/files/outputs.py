@@ -1,32 +1,43 @@
-"""The directory of a run, of which each file appears whole or not at all.
+"""The output of a run, of which each file appears whole or not at all.
 
 manifest.json      what the results depend on, and which files are finished
-NAME.parts/        while NAME grows: of each shard its results, and then `N.facts` with what they
+NAME.parts/        while NAME grows: the results of each shard, and then `N.facts` with what they
                    were made of
 NAME               the results of a file, in order
 NAME.bad.jsonl     its bad lines, if it has any
+
+The manifest and the parts of a single file NAME are in `.NAME.partial` until it is finished.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import shutil
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .text_lines import check_same, fcntl, lock
+from ..errors import UsageError
+from .compression import without_compression
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 MANIFEST = "manifest.json"
-KIND = "bulk"  # of a manifest that is ours
+KIND = "files"  # of a manifest that is ours
+BAD_LINES = ".bad.jsonl"  # after the name of the output
 
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """Yields the place to write the file `path` to, which takes its name when the block ends
-    without an error."""
+    """Yield the path to write the file `path` to. It is renamed when the block ends without an
+    error."""
     new = path.with_name(f".{path.name}.new")
     try:
         yield new
@@ -38,12 +49,13 @@ def written(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a file of JSON, whole or not at all."""
     with written(path) as new:
         new.write_text(json.dumps(value), encoding="utf-8")
 
 
 def read_json(path: Path) -> dict | None:
-    """The object in a file; `None` where there is none, or a damaged one."""
+    """Return the object in a file; `None` if there is no file, or a damaged one."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -53,18 +65,19 @@ def read_json(path: Path) -> dict | None:
 
 @dataclass(frozen=True)
 class Directory:
-    """Where a run writes: one for a process at a time, and for calls with the same `facts`."""
+    """The directory with the manifest of a run: for one process at a time, and for calls with the
+    same `facts`."""
 
     path: Path
     facts: dict
 
     @contextlib.contextmanager
-    def begun(self) -> Iterator[dict[str, dict]]:
-        """Yields what is finished, by name.
+    def open(self) -> Iterator[dict[str, dict]]:
+        """Yield the facts of finished files by name.
 
         Raises:
-            FileExistsError: for a directory that holds anything else, was begun with other facts,
-                or is another process's.
+            FileExistsError: if the directory holds anything else, was begun with other facts, or is
+                in use by another process.
             NotADirectoryError: for a file.
         """
         if self.path.exists() and not self.path.is_dir():
@@ -80,9 +93,8 @@ class Directory:
                 os.close(handle)
 
     def finished(self) -> dict[str, dict]:
-        place = self.path / MANIFEST
-        found = read_json(place)
-        if found is None or found.get("kind") != KIND:
+        manifest = read_json(self.path / MANIFEST)
+        if manifest is None or manifest.get("kind") != KIND:
             names = sorted(
                 entry.name for entry in self.path.iterdir() if entry.name != f".{MANIFEST}.new"
             )
@@ -93,33 +105,98 @@ class Directory:
                 )
             self.note({})
             return {}
-        check_same(str(self.path), found["facts"], self.facts)
-        return found["finished"]
+        check_same(str(self.path), manifest["facts"], self.facts)
+        return manifest["finished"]
 
     def note(self, finished: dict[str, dict]) -> None:
-        """What is finished."""
+        """Write the manifest."""
         write_json(self.path / MANIFEST, {"kind": KIND, "facts": self.facts, "finished": finished})
+
+    @property
+    def is_begun(self) -> bool:
+        """True if more than the manifest is there."""
+        return any(path.name != MANIFEST for path in self.path.rglob("*") if path.is_file())
+
+
+@contextlib.contextmanager
+def removed_unless_begun(directory: Directory) -> Iterator[None]:
+    """Remove the directory after an error before its first shard."""
+    try:
+        yield
+    except BaseException:
+        if not directory.is_begun:
+            shutil.rmtree(directory.path, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def remedies(directory: Directory) -> Iterator[None]:
+    """Add to an error of a run what is kept, and how to resume."""
+    try:
+        yield
+    except (UsageError, FileExistsError):
+        raise
+    except (MemoryError, OSError, ValueError) as error:
+        kept = (
+            f"the shards that are whole stay in {directory.path}, and the same call resumes there"
+        )
+        remedy = f"; {kept}" if directory.is_begun else ""
+        if isinstance(error, MemoryError):
+            raise OSError(errno.ENOMEM, f"not enough memory: {error}{remedy}") from error
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(f"{error}{remedy}") from error
+
+
+def lock(handle: int, path: Path) -> None:
+    """Lock an open directory until it is closed, where the system has such locks. Raise
+    FileExistsError if another process has the lock."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FileExistsError(
+            f"{path} is being written by another process: expected to be alone"
+        ) from None
+
+
+def check_same(path: str, before: dict, facts: dict) -> None:
+    """Raise FileExistsError with the names and values of `facts` that differ from `before`."""
+    facts = json.loads(json.dumps(facts))
+    names = sorted(
+        name for name in before.keys() | facts.keys() if before.get(name) != facts.get(name)
+    )
+    if names:
+        values = [
+            name if name == "export" else f"{name} {before.get(name)!r}, now {facts.get(name)!r}"
+            for name in names
+        ]
+        seen = f"{path} was begun with another {', '.join(values)}"
+        raise FileExistsError(f"{seen}: expected the same call, or that you remove it")
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The shards of the output `path`, by number from 0."""
+    """The shards of the output `path`, by number from 0, in a folder within `directory`."""
 
     path: Path
+    directory: Path
 
     @property
     def folder(self) -> Path:
-        return self.path.with_name(f"{self.path.name}.parts")
+        return self.directory / f"{self.path.name}.parts"
+
+    @property
+    def bad_lines(self) -> Path:
+        return self.path.with_name(f"{self.path.name}{BAD_LINES}")
 
     def place(self, number: int) -> Path:
-        """Of the results of a shard."""
+        """Return the path of the results of a shard."""
         return self.folder / f"{number:06}{self.path.suffix}"
 
     def place_of_facts(self, number: int) -> Path:
         return self.folder / f"{number:06}.facts"
 
-    def whole(self, number: int, digest: str) -> dict | None:
-        """The facts of a shard that is whole and was made of lines with this `digest`."""
+    def facts(self, number: int, digest: str) -> dict | None:
+        """Return the facts of a shard, if it is whole and was made of lines with this `digest`."""
         facts = read_json(self.place_of_facts(number))
         if facts is None or facts.get("input") != digest:
             return None
@@ -134,7 +211,7 @@ class Parts:
 
     @contextlib.contextmanager
     def new(self, number: int, facts: dict) -> Iterator[Path]:
-        """Yields the place to write the results of a shard to."""
+        """Yield the path to write the results of a shard to."""
         self.folder.mkdir(exist_ok=True)
         self.place_of_facts(number).unlink(missing_ok=True)
         with written(self.place(number)) as place:
@@ -143,17 +220,16 @@ class Parts:
         write_json(self.place_of_facts(number), facts)
 
     def write_bad(self, count: int) -> None:
-        """The file of bad lines of so many shards, if there are any."""
-        found = (read_json(self.place_of_facts(number)) or {} for number in range(count))
-        bad = (pair for facts in found for pair in facts["bad"])
-        place = self.path.with_name(f"{self.path.name}.bad.jsonl")
-        with written(place) as new:
+        """Write the file of the bad lines of `count` shards, if there are any."""
+        all_facts = (read_json(self.place_of_facts(number)) or {} for number in range(count))
+        bad = (pair for facts in all_facts for pair in facts["bad"])
+        with written(self.bad_lines) as new:
             write_bad_lines(new, bad)
-        if not place.stat().st_size:
-            place.unlink()
+        if not self.bad_lines.stat().st_size:
+            self.bad_lines.unlink()
 
     def remove(self) -> None:
-        """All that is ours in the folder, and the folder if nothing else is in it."""
+        """Remove our files from the folder, and the folder if nothing else is in it."""
         for place in self.folder.glob("[0-9]*"):
             if place.stem.isdecimal() and place.suffix in (".facts", self.path.suffix):
                 place.unlink()
@@ -164,15 +240,51 @@ class Parts:
 
 
 def write_bad_lines(path: Path, bad: Iterable[tuple[int, str]]) -> None:
+    """Write the number of each bad line, from 1, and the reason."""
     with open(path, "w", encoding="utf-8") as file:
         for number, reason in bad:
             file.write(json.dumps({"line": number + 1, "reason": reason}, ensure_ascii=True) + "\n")
 
 
 def digest_of(path: Path) -> str | None:
-    """The SHA-256 of a file, `None` where there is none."""
+    """Return the SHA-256 of a file, `None` if there is no file."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return None
+
+
+def check_outside(output: Path, paths: Sequence[Path], export: Path) -> None:
+    """Raise UsageError for a directory within the export, or around an input."""
+    out = Path(os.path.realpath(output))
+    if out.is_relative_to(export):
+        raise UsageError(f"the output is {output}, inside the export: expected a place outside")
+    for path in paths:
+        if Path(os.path.realpath(path)).is_relative_to(out):
+            raise UsageError(
+                f"the input {path} is inside the output {output}: expected another directory"
+            )
+
+
+def checked_output(output: Path, inputs: Sequence[Path | None], export: Path, force: bool) -> Path:
+    """Return the path that the file `output` leads to."""
+    out = Path(os.path.realpath(output))
+    if without_compression(out.name) != out.name:
+        raise UsageError(
+            f"the output is {output}, but it is written as plain text: expected a name without "
+            f"{out.suffix}"
+        )
+    if out.is_relative_to(export):
+        raise UsageError(f"the output is {output}, inside the export: expected a place outside")
+    for path in inputs:
+        if path is not None and out.exists() and path.exists() and out.samefile(path):
+            raise UsageError(f"the output is {output}, an input: expected another file")
+    if out.exists() and not out.is_file():
+        raise FileExistsError(f"{output} is no file, expected a file or a new path")
+    for path in (output, output.with_name(f"{output.name}{BAD_LINES}")):
+        if path.exists() and not force:
+            raise FileExistsError(
+                f"{path} exists already; expected a new path, or --force to replace it"
+            )
+    return out

@@ -13,16 +13,17 @@ import pyarrow.parquet
 
 from ..errors import UsageError
 from .rows import Fields, Row
+from .shards import Shard
 
 
 @dataclass(frozen=True)
 class Parquet:
-    """The `Format` of tables: a shard is a batch of rows. What is written has all columns and
-    `output_field`: a string, a list of numbers where `result` is the embedding, or the JSON of a
-    prediction."""
+    """The `Format` of tables: the content of a shard is a batch of rows. Results are written as a
+    column `output_field` after the others: a list of float32 if the results are vectors, else a
+    string, which is JSON unless the result is a text."""
 
     fields: Fields
-    result: str
+    has_vectors: bool
     output_field: str
 
     def checked(self, path: Path) -> "Parquet":
@@ -50,11 +51,10 @@ class Parquet:
         return self
 
     def count(self, path: Path) -> int:
-        """As `Format`."""
         return pyarrow.parquet.read_metadata(path).num_rows
 
     def shards(self, path: Path, size: int) -> Iterator[pyarrow.RecordBatch]:
-        """As `Format`; a batch may have fewer rows at the end of a row group."""
+        """Yield the rows in batches. The last batch of a row group may have fewer rows."""
         try:
             with pyarrow.parquet.ParquetFile(path) as file:
                 yield from file.iter_batches(size)
@@ -63,45 +63,42 @@ class Parquet:
         except (pyarrow.ArrowInvalid, OSError) as error:
             raise ValueError(f"{path} is not a whole Parquet file: {error}") from None
 
-    def digest(self, shard: pyarrow.RecordBatch) -> str:
-        """As `Format`."""
-        return hashlib.sha256(shard.serialize()).hexdigest()
+    def digest(self, content: pyarrow.RecordBatch) -> str:
+        return hashlib.sha256(content.serialize()).hexdigest()
 
-    def rows(self, shard: pyarrow.RecordBatch) -> list[Row]:
-        """As `Format`."""
+    def rows(self, content: pyarrow.RecordBatch) -> list[Row]:
         read = (
             [name for form in self.fields.forms for name in form]
             if self.fields.field is None
             else [self.fields.field]
         )
-        names = shard.schema.names
+        names = content.schema.names
         columns = dict.fromkeys(name if name in names else name.partition(".")[0] for name in read)
-        known = shard.select([name for name in columns if name in names])
+        known = content.select([name for name in columns if name in names])
         return [self.fields.of_record(record) for record in known.to_pylist()]
 
-    def write(
-        self, path: Path, shard: pyarrow.RecordBatch, rows: list[Row], results: list[Any]
-    ) -> None:
-        """As `Format`."""
-        is_json = self.result == "prediction"
-        values = [
-            json.dumps(found, ensure_ascii=False) if is_json and found is not None else found
-            for found in results
-        ]
-        kind = pyarrow.list_(pyarrow.float32()) if self.result == "embedding" else pyarrow.string()
-        table = pyarrow.Table.from_batches([shard]).append_column(
+    def write(self, path: Path, shard: Shard, rows: list[Row], results: list[Any]) -> None:
+        kind = pyarrow.list_(pyarrow.float32()) if self.has_vectors else pyarrow.string()
+        values = results if self.has_vectors else [*map(text_or_json, results)]
+        table = pyarrow.Table.from_batches([shard.content]).append_column(
             self.output_field, pyarrow.array(values, kind)
         )
         pyarrow.parquet.write_table(table, path)
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
-        """As `Format`: each part is a row group."""
+        """Write a table whose row groups are the parts."""
         tables = (pyarrow.parquet.read_table(part) for part in parts)
         first = next(tables)
         with pyarrow.parquet.ParquetWriter(path, first.schema) as writer:
             writer.write_table(first)
             for table in tables:
                 writer.write_table(table)
+
+
+def text_or_json(result: Any) -> str | None:
+    """Return a text as it is, and any other result as JSON."""
+    is_text = result is None or isinstance(result, str)
+    return result if is_text else json.dumps(result, ensure_ascii=False)
 
 
 def sample_record(fields: Iterable[pyarrow.Field]) -> dict[str, Any]:

@@ -12,16 +12,17 @@ import pickle
 import socket
 import warnings
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import UsageError
-from .formats import Format
-from .predictions import Predictions, open_runtime
-from .progress import Drawn, Told
-from .results import Found, Place, results_of
+from ..text_runtime import open_runtime
+from .predictions import Predictions
+from .progress import Bar, Log
+from .results import Results, compute
 from .rows import Row
+from .shards import Input, Shard, absolute
 
 try:
     import pyarrow
@@ -41,79 +42,81 @@ TRIES = 3  # more, of a shard whose worker died
 AHEAD = 2  # shards that a worker has at once, so that it need not wait for the next
 
 
+class Place(NamedTuple):
+    """The number of a file, the number of a shard in it, and the digest of the shard."""
+
+    file: int
+    number: int
+    digest: str
+
+
 @dataclass(frozen=True)
 class Source:
     """The inputs of a run, as its workers get them."""
 
-    paths: Sequence[Path]
-    formats: Sequence[Format]
+    inputs: Sequence[Input]
     shard_lines: int
 
-    def shards(self, start: tuple[int, int]) -> Iterator[tuple[Place, list[Row]]]:
-        """From the file and the shard `start` on, without the records, which only what is written
-        needs. Ends where a file is damaged: the process that was called reads it as well, and says
-        so."""
-        from .run import shards_of
-
-        for file in range(start[0], len(self.paths)):
+    def shards(self, start: tuple[int, int]) -> Iterator[tuple[Place, int, list[Row]]]:
+        """Yield the place, the first line and the rows of each shard from the file and the shard
+        `start` on. Records are left out: only what is written needs them. Ends where a file is
+        damaged: the process that was called reads it as well, and reports it."""
+        for file, source in enumerate(self.inputs):
             with contextlib.suppress(ValueError, OSError):
-                form = self.formats[file]
-                for place, shard in shards_of(file, self.paths[file], form, self.shard_lines):
-                    if place[:2] >= start:
-                        yield place, [row._replace(record=None) for row in form.rows(shard)]
+                for shard in source.shards(self.shard_lines) if file >= start[0] else ():
+                    if (file, shard.number) >= start:
+                        rows = [row._replace(record=None) for row in shard.rows()]
+                        yield Place(file, shard.number, shard.digest), shard.first, rows
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a worker makes the `Predictions` of a run from; `facts` are those that they are to
-    have."""
+    """The arguments from which a worker makes the `Predictions` of a run. `settings` are all their
+    fields but the runtime. Their facts must be `facts`."""
 
     directory: Path
     arguments: dict[str, Any]
-    task: str | None
-    options: dict[str, Any]
-    batch_size: int
+    settings: dict[str, Any]
     facts: dict
 
-    def made(self) -> Predictions:
-        """On the node of a worker.
+    def make(self) -> Predictions:
+        """Open the export on the node of a worker.
 
         Raises:
-            FileNotFoundError: where the export is not.
-            ValueError: where it, or what runs it, is another.
+            FileNotFoundError: if the export is not there.
+            ValueError: if the export, or what runs it, is another.
         """
         node = socket.gethostname()
         if not self.directory.is_dir():
             raise FileNotFoundError(
                 f"{self.directory} is not on the node {node}, expected the export on every node"
             )
-        found = Predictions(
-            open_runtime(self.directory, **self.arguments), self.task, self.options, self.batch_size
-        )
-        for name, value in found.facts().items():
+        runtime = open_runtime(self.directory, **self.arguments)
+        predictions = Predictions(runtime, **self.settings)
+        for name, value in predictions.facts().items():
             if value != self.facts[name]:
                 expected = f"expected {self.facts[name]!r} as here"
                 raise ValueError(
                     f"{self.directory} on the node {node} has {name} {value!r}, {expected}"
                 )
-        return found
+        return predictions
 
 
 class Worker:
-    """What Ray Data calls for each shard, in a process of its own."""
+    """A process of Ray Data that computes shards."""
 
     def __init__(self, recipe: Recipe):
         self.recipe = recipe
         self.predictions: Predictions | None = None
 
     def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
-        place, rows = unpacked(table)
-        found: Found | Exception
+        place, first, rows = unpacked(table)
+        found: Results | Exception
         try:
             # not before, as Ray tries again what fails while a worker starts
             if self.predictions is None:
-                self.predictions = self.recipe.made()
-            found = results_of(self.predictions, rows, place.first, lambda count: None)
+                self.predictions = self.recipe.make()
+            found = compute(self.predictions, rows, first, lambda count: None)
         except (OSError, ValueError, MemoryError, ImportError) as error:
             found = error
         return packed((place, found))
@@ -127,11 +130,12 @@ class Cluster:
     source: Source
     recipe: Recipe
     after: int = 0  # the number of the shard that comes next in the file
-    found: Generator[tuple[Place, Found | Exception], None, None] | None = None
+    found: Generator[tuple[Place, Results | Exception], None, None] | None = None
 
-    def __call__(self, place: Place, rows: list[Row], told: Told | Drawn) -> Found:
+    def __call__(self, file: int, shard: Shard, rows: list[Row], bar: Bar | Log) -> Results:
         """Raises what the worker raised, OSError for what Ray did, and ValueError where the reader
         read other lines."""
+        place = Place(file, shard.number, shard.digest)
         if self.found is None or place.number not in (0, self.after):
             self.close()
             self.found = self.results(place[:2])
@@ -142,13 +146,13 @@ class Cluster:
             raise OSError(f"the Ray cluster could not compute a shard: {error}") from error
         if pair is None or pair[0] != place:
             raise ValueError(
-                f"{self.source.paths[place.file]} changed while it was read: expected it to stay "
+                f"{self.source.inputs[file].path} changed while it was read: expected it to stay "
                 f"as it is"
             )
         found = pair[1]
         if isinstance(found, Exception):
             raise found
-        told.update(len(rows))
+        bar.update(len(rows))
         return found
 
     def close(self) -> None:
@@ -157,8 +161,8 @@ class Cluster:
 
     def results(
         self, start: tuple[int, int]
-    ) -> Generator[tuple[Place, Found | Exception], None, None]:
-        """Of the shards from `start` on, in order."""
+    ) -> Generator[tuple[Place, Results | Exception], None, None]:
+        """Yield the results of the shards from `start` on, in order."""
         with warnings.catch_warnings(), ray.data.DataContext.current(settings()):
             # of max_task_retries, which has no other place yet
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -183,7 +187,8 @@ class Cluster:
 
 
 def read(_: "pyarrow.Table", source: Source, start: tuple[int, int]) -> Iterator["pyarrow.Table"]:
-    """What Ray Data calls once, on this node, as long as the workers want more."""
+    """Yield all shards. Ray Data calls this once, on this node, and takes shards as workers need
+    them."""
     yield from map(packed, source.shards(start))
 
 
@@ -198,7 +203,7 @@ def settings() -> Any:
 
 
 def resources(arguments: dict[str, Any]) -> dict[str, int]:
-    """What Ray keeps for a worker."""
+    """Return the resources that Ray reserves for a worker."""
     return {"num_cpus": arguments["threads"], "num_gpus": 0 if arguments["device"] == "cpu" else 1}
 
 
@@ -212,8 +217,10 @@ def unpacked(table: "pyarrow.Table") -> Any:
 
 
 @contextlib.contextmanager
-def cluster(address: str, predictions: Predictions, source: Source) -> Iterator[Cluster]:
-    """Yields the `Work` of the cluster at `address`: auto, local, or HOST:PORT, where this machine
+def cluster(
+    address: str, predictions: Predictions, inputs: Sequence[Input], shard_lines: int
+) -> Iterator[Cluster]:
+    """Yield the `Work` of the cluster at `address`: auto, local, or HOST:PORT, where this machine
     is a node.
 
     Raises:
@@ -242,14 +249,12 @@ def cluster(address: str, predictions: Predictions, source: Source) -> Iterator[
     try:
         check_room(predictions.runtime.runtime.threads)
         runtime = predictions.runtime.runtime
+        names = [field.name for field in fields(Predictions) if field.name != "runtime"]
+        settings = {name: getattr(predictions, name) for name in names}
         recipe = Recipe(
-            runtime.artifact.directory,
-            runtime.arguments,
-            predictions.task,
-            predictions.options,
-            predictions.batch_size,
-            predictions.facts(),
+            runtime.artifact.directory, runtime.arguments, settings, predictions.facts()
         )
+        source = Source([*map(absolute, inputs)], shard_lines)
         with contextlib.closing(Cluster(source, recipe)) as work:
             yield work
     finally:

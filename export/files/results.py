@@ -6,79 +6,59 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import SessionError, UsageError
-from ..inference.inputs import batches
 from .predictions import Predictions
 from .rows import Row
 
 
-class Place(NamedTuple):
-    """Of a shard: the numbers of its file, of itself in it and of its `first` line, and the
-    `digest` of that and its lines."""
+class Results(NamedTuple):
+    """The results of a shard. `values` has one for each row, `None` for a bad row or a row without
+    words. `bad` has the number of each bad line, from 0, and what is wrong with it."""
 
-    file: int
-    number: int
-    first: int
-    digest: str
-
-
-class Found(NamedTuple):
-    """What is found for a shard: of each row its result, `None` of one without words or a bad one;
-    the number of each bad one, with what is wrong with it; and how many warnings there were."""
-
-    results: list[Any]
+    values: list[Any]
     bad: list[tuple[int, str]]
-    warnings: int
+    warnings: list[str]
 
 
-def results_of(
-    predictions: Predictions, rows: Sequence[Row], first: int, told: Callable[[int], object]
-) -> Found:
-    """What `predictions` gives for `rows`. `first` is the number of the first, and `told` is called
-    with how many are done, batch by batch.
+def compute(
+    predictions: Predictions, rows: Sequence[Row], first: int, update: Callable[[int], object]
+) -> Results:
+    """Return the results of `rows`, whose first line is the line `first`. After each batch, call
+    `update` with the number of its rows.
 
     Raises:
         UsageError: for options that the task does not take.
-        ValueError: for what onnxruntime cannot compute, as where memory is short: no line is to
-            blame for that.
+        ValueError: if onnxruntime fails, as where memory is short: no line is to blame for that.
     """
-    results: list[Any] = [None] * len(rows)
+    values: list[Any] = [None] * len(rows)
     faults = [row.fault for row in rows]
     places = [place for place, row in enumerate(rows) if row.example is not None]
-    told(len(rows) - len(places))
-    texts = [str(rows[place].example) for place in places]
-    with warnings.catch_warnings(record=True) as warned:
+    update(len(rows) - len(places))
+    places.sort(key=lambda place: length_of(rows[place]))
+    size = predictions.rows_together(len(places)) if places else 1
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for batch in batches(texts, rows_together(predictions, len(places))):
-            for place, result, fault in tried(
-                predictions, rows, [places[index] for index in batch], first
-            ):
-                results[place], faults[place] = result, fault
-            told(len(batch))
+        for start in range(0, len(places), size):
+            batch = places[start : start + size]
+            for place, value, fault in try_rows(predictions, rows, batch, first):
+                values[place], faults[place] = value, fault
+            update(len(batch))
     bad = [(first + place, fault) for place, fault in enumerate(faults) if fault is not None]
-    return Found(results, bad, len(warned))
+    return Results(values, bad, [str(warning.message) for warning in caught])
 
 
-def rows_together(predictions: Predictions, count: int) -> int:
-    """How many are given to the task at once: what generates in lanes runs best with many."""
-    if predictions.kind.method == "translate":  # which makes batches of sentences itself
-        return max(count, 1)
-    if predictions.kind.method != "generate":
-        return predictions.batch_size
-    options = {
-        name: value
-        for name, value in predictions.options.items()
-        if name not in ("src_lang", "tgt_lang")
-    }
-    return predictions.runtime.runtime.rows_together(count, predictions.batch_size, options)
+def length_of(row: Row) -> tuple[int, int]:
+    """Return the sort key by which similar rows run together. Target prefixes of one length do."""
+    example = row.example or {}
+    return len(example.get("target_prefix", "")), len(str(example))
 
 
-def tried(
+def try_rows(
     predictions: Predictions, rows: Sequence[Row], places: list[int], first: int
 ) -> Iterator[tuple[int, Any, str | None]]:
-    """Of each of `places` its result, or what is wrong with it."""
+    """Yield the result of each of `places`, or what is wrong with it."""
     examples = [example for place in places if (example := rows[place].example) is not None]
     try:
-        found = predictions.call(examples, first + places[0])
+        values = predictions.call(examples, [first + place for place in places])
     except ValueError as error:
         is_of_a_line = not isinstance(error, UsageError | SessionError)
         if len(places) == 1 and is_of_a_line:
@@ -87,7 +67,7 @@ def tried(
         if len(places) == 1 or isinstance(error, UsageError):
             raise
         middle = len(places) // 2
-        yield from tried(predictions, rows, places[:middle], first)
-        yield from tried(predictions, rows, places[middle:], first)
+        yield from try_rows(predictions, rows, places[:middle], first)
+        yield from try_rows(predictions, rows, places[middle:], first)
     else:
-        yield from ((place, result, None) for place, result in zip(places, found, strict=True))
+        yield from ((place, value, None) for place, value in zip(places, values, strict=True))

@@ -1,4 +1,4 @@
-"""What the lines of a shard hold: what the task reads of each, or why that cannot be read."""
+"""Rows: the example that a task reads of a line, or the reason why the line cannot be read."""
 
 import json
 import math
@@ -12,9 +12,9 @@ from .text_lines import text_of
 
 
 class Row(NamedTuple):
-    """`record` is the JSON object or the row of a table, where there is one. `example` is what the
-    task reads, `None` of a line without words, and of a bad one, of which `fault` says what is
-    wrong."""
+    """A line of an input. `record` is the JSON object or the row of a table, if there is one.
+    `example` is what the task reads, `None` for a line without words and for a bad line. `fault`
+    says what is wrong with a bad line."""
 
     record: Mapping[str, Any] | None = None
     example: dict[str, Any] | None = None
@@ -26,9 +26,9 @@ MISSING = object()
 
 @dataclass(frozen=True)
 class Fields:
-    """What a task reads of a record: the keys of one of its `forms`, the one with the most keys
-    that are there; or `field`, in place of the only key of the first form. Dots in `field` lead
-    into nested records, unless a field has the whole name.
+    """The fields that a task reads of a record: the keys of one of its `forms`, the form with the
+    most keys that are there; or `field`, in place of the only key of the first form. Dots in
+    `field` lead into nested records, unless a field has the whole name.
 
     Raises:
         UsageError: for a `field` where the task reads several.
@@ -45,14 +45,24 @@ class Fields:
             )
 
     def of_text(self, line: bytes) -> Row:
-        """A line of text, for a task that reads one."""
+        """Read a line of text, for a task that reads one."""
         try:
             return self.row(None, {self.forms[0][0]: text_of(line, "it")})
         except ValueError as error:
             return Row(fault=str(error))
 
+    def of_line(self, line: bytes) -> Row:
+        """Read an argument or a line of standard input: a JSON object if it begins with {, else a
+        text."""
+        if line.lstrip().startswith(b"{"):
+            return self.of_json(line)
+        if line.strip() and len(keys := self.forms[0]) > 1:
+            seen = reprlib.repr(line.decode(errors="replace"))
+            return Row(fault=f"it is {seen}, expected a JSON object with {' and '.join(keys)}")
+        return self.of_text(line)
+
     def of_json(self, line: bytes) -> Row:
-        """A line that is a JSON object."""
+        """Read a line that is a JSON object."""
         try:
             text = text_of(line, "it")
         except ValueError as error:
@@ -73,7 +83,7 @@ class Fields:
         return self.of_record(found)
 
     def of_record(self, record: Mapping[str, Any]) -> Row:
-        """A JSON object, or the row of a table."""
+        """Read a JSON object, or the row of a table."""
         named = [(self.field,)] if self.field is not None else self.forms
         present = (
             form for form in named if all(find_value(record, name) is not MISSING for name in form)

@@ -1,223 +1,345 @@
-"""A run over files: each in shards, in order, a shard at a time in memory; what an earlier call
-made whole is kept."""
+"""A run over lines: in shards, in order, one shard at a time in memory. Shards of files that an
+earlier call completed are kept."""
 
 import contextlib
-import errno
 import hashlib
-import os
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
 from ..inference.export_info import stamp_of
-from .formats import Format, format_of, output_name
-from .outputs import Directory, Parts, written
+from .formats import (
+    JSON,
+    PARQUET,
+    TEXT,
+    Lines,
+    format_of,
+    kind_of,
+    line_format,
+    output_kind,
+    output_name,
+)
+from .outputs import (
+    Directory,
+    Parts,
+    check_outside,
+    checked_output,
+    remedies,
+    removed_unless_begun,
+    written,
+)
 from .predictions import Predictions
-from .progress import Drawn, Told, progress
-from .results import Found, Place, results_of
-from .rows import Fields, Row
-from .text_lines import Batches
+from .progress import Bar, Log, progress
+from .results import Results, compute
+from .rows import Row
+from .shards import Input, Shard, number_shards, split_lines
 
 SHARD_LINES = 4096
-Work = Callable[[Place, list[Row], Told | Drawn], Found]  # on the rows of a shard
-# Options of the text runtime that `Runtime.generate` does not have.
-OF_TEXTS = (
-    "split",
-    "copy_letterless",
-    "src_lang",
-    "tgt_lang",
-    "target_prefix",
-    "num_return_sequences",
-)
+# Computes the rows of a shard of the input with this number.
+Work = Callable[[int, Shard, list[Row], Bar | Log], Results]
+# What has no effect on lines, and what has.
+OF_TEXTS = {
+    "num_return_sequences": "n_best",
+    "target_prefix": "a file of them",
+    "seeds": "seed, from which each line has its own",
+}
 
 
 @dataclass(frozen=True)
-class Bulk:
-    """What is done with files: `predictions` for each line, named `result` ("translation",
-    "prediction" or "embedding"), of the `field` of JSON objects and tables, so many `shard_lines`
-    at a time. There `output_field` is the field of the results, by default `result`.
+class Runner:
+    """Runs `predictions` over lines, `shard_lines` at a time.
+
+    In JSON objects and tables the text is in `field`, and the results go to `output_field`, which
+    is by default "translation", "prediction" or "embedding". The file `target_prefix` has the
+    beginning of the translation of each line. Bad lines stop the run, or with `skips_bad_lines`
+    they have no result.
 
     Raises:
-        UsageError: for a `field` where the task reads several, and options of generation that do
-            not fit the model.
+        UsageError: for options that have no effect on lines, and for a `target_prefix` and a task
+            that takes none.
     """
 
     predictions: Predictions
-    result: str
     field: str | None = None
-    shard_lines: int = SHARD_LINES
     output_field: str | None = None
+    target_prefix: Path | None = None
+    shard_lines: int = SHARD_LINES
+    skips_bad_lines: bool = True
 
     def __post_init__(self) -> None:
-        assert self.fields  # which checks itself
-        if self.predictions.kind.method in ("generate", "translate"):
-            given = {
-                name: value
-                for name, value in self.predictions.options.items()
-                if name not in OF_TEXTS
-            }
-            source, target = (
-                self.predictions.options.get(name) for name in ("src_lang", "tgt_lang")
+        for name, expected in OF_TEXTS.items():
+            if self.predictions.generates and name in self.predictions.options:
+                raise UsageError(f"{name} has no effect on lines: expected {expected}")
+        if self.target_prefix is not None:
+            self.check_target_prefix()
+
+    def check_target_prefix(self) -> None:
+        seen = f"the target prefixes are {self.target_prefix}"
+        if (method := self.predictions.kind.method) != "generate":
+            raise UsageError(f"{seen}, expected the task generate, not {method}")
+        if "encoder" not in self.predictions.runtime.runtime.specs:
+            raise UsageError(f"{seen}, expected an encoder-decoder: a decoder continues its prompt")
+
+    # ------------------------------------------------------------------------ to standard output
+
+    def lines(self, lines: Iterable[bytes], unit: str) -> Iterator[str]:
+        """Yield what is printed for each shard of arguments or of standard input. `unit` is what
+        errors call the lines, with {} for the number."""
+        contents = split_lines(lines, self.shard_lines)
+        yield from self.printed(number_shards(contents, line_format(self.predictions)), unit)
+
+    def file(self, path: Path) -> Iterator[str]:
+        """Yield what is printed for each shard of a file.
+
+        Raises:
+            UsageError: for a table.
+        """
+        [source] = self.inputs([path])
+        if not isinstance(source.format, Lines):
+            raise UsageError(f"{path} is a table, expected a file for the results, --output FILE")
+        yield from self.printed(source.shards(self.shard_lines), f"line {{}} of {path}")
+
+    def printed(self, shards: Iterator[Shard], unit: str) -> Iterator[str]:
+        for shard in shards:
+            rows = shard.rows()
+            self.check_bad(rows_with_faults(shard, rows), unit)
+            results = compute(self.predictions, rows, shard.first, lambda count: None)
+            self.check_bad(results.bad, unit)
+            for message in (*bad_messages(results.bad, unit), *results.warnings):
+                warnings.warn(message, stacklevel=1)
+            assert isinstance(shard.format, Lines)
+            yield b"".join(shard.format.lines(shard, rows, results.values)).decode()
+
+    def check_bad(self, bad: Sequence[tuple[int, str]], unit: str) -> None:
+        """Raise ValueError for the first of the bad lines, unless they are skipped."""
+        if bad and not self.skips_bad_lines:
+            raise ValueError(next(bad_messages(bad, unit)))
+
+    # ---------------------------------------------------------------------------------- to files
+
+    def inputs(self, paths: Sequence[Path]) -> list[Input]:
+        """Return the inputs, checked.
+
+        Raises:
+            FileNotFoundError, IsADirectoryError: for an input that is no file.
+            UsageError: for target prefixes and several inputs.
+            ValueError: as `format_of`, and for another number of prefixes than of lines.
+        """
+        for path in paths:
+            if path.is_dir():
+                raise IsADirectoryError(f"{path} is a directory, expected a file")
+            if not path.exists():
+                raise FileNotFoundError(f"{path} does not exist, expected a file")
+        if self.target_prefix is not None and len(paths) > 1:
+            raise UsageError(
+                f"the target prefixes are {self.target_prefix}, expected one input, got "
+                f"{len(paths)}"
             )
-            Batches(self.predictions.runtime, given, src_lang=source, tgt_lang=target)
+        inputs = []
+        for path in paths:
+            form = format_of(path, self.predictions, self.field, self.output_field)
+            inputs.append(Input(path, form, self.target_prefix))
+            inputs[-1].check_prefixes()
+        return inputs
 
-    @property
-    def fields(self) -> Fields:
-        return Fields(self.predictions.kind.forms, self.field)
+    def to_directory(self, paths: Sequence[Path], output: Path, ray: str | None = None) -> dict:
+        """Write a file for each of `paths` into the directory `output`, with as many lines in the
+        same order. Return the number of `lines`, of `bad` lines, and both for each of `files`.
 
-    def run(self, inputs: Sequence[Path], output: Path, ray: str | None = None) -> dict:
-        """Writes into the directory `output` a file for each of `inputs`, with as many lines in the
-        same order; and returns how many `lines` there were, how many of them `bad`, and the same of
-        each of the `files` that were written.
-
-        A call that was stopped, in whatever way, goes on where it was: the result is the same, byte
+        A call that was stopped, in whatever way, resumes where it was: the result is the same, byte
         for byte. So it does after lines were repaired: shards of other lines are made again. With
-        the address `ray` the workers of that cluster compute the results, whatever computed those
-        that are there.
+        the address `ray` the workers of that cluster compute the shards that are missing.
 
         Raises:
             ImportError: for `ray` without Ray Data.
             ConnectionError: for `ray` where no cluster answers.
-            FileNotFoundError, IsADirectoryError: for an input that is none.
+            FileNotFoundError, IsADirectoryError: for an input that is no file.
             FileExistsError: for an `output` that holds anything else, that another process writes,
                 or that a call began with other arguments, or finished with other lines.
-            ValueError: for an input that is damaged, or changes meanwhile.
-            UsageError: for two inputs of one name, one within `output`, an `output` within the
+            ValueError: for an input that is damaged, or changes meanwhile, and for a bad line
+                unless these are skipped.
+            UsageError: for two inputs of one name, an input within `output`, an `output` within the
                 export, and options that the task does not take.
             OSError: for a full disk, where memory is short, and for what a cluster cannot do.
         """
-        names = checked_names(inputs, output, self.result)
-        check_outside(output, inputs, self.predictions.runtime.runtime.artifact.directory)
-        formats = [format_of(path, self.fields, self.result, self.output_field) for path in inputs]
-        facts = self.predictions.facts() | {
-            "verb": self.result,
+        names = unique_names(paths, output, self.predictions)
+        check_outside(output, paths, self.export)
+        inputs = self.inputs(paths)
+        count = count_lines(inputs)
+        directory = Directory(output, self.facts(paths))
+        parts = [Parts(output / name, output) for name in names]
+        with contextlib.ExitStack() as stack:
+            work = self.work if ray is None else stack.enter_context(self.on_cluster(ray, inputs))
+            finished = stack.enter_context(directory.open())
+            stack.enter_context(remedies(directory))
+            bar = stack.enter_context(progress(count))
+            for number, (source, its_parts) in enumerate(zip(inputs, parts, strict=True)):
+                name = its_parts.path.name
+                before = finished.get(name)
+                finished[name] = File(self, number, source, its_parts, work).finish(before, bar)
+                if finished[name] is not before:
+                    directory.note(finished)
+                its_parts.remove()
+        return report({output / name: finished[name] for name in names})
+
+    def to_file(self, path: Path, output: Path, force: bool = False) -> dict:
+        """Write the results of a file to the file `output`. Return a report, and resume, as
+        `to_directory` does: until the file is finished, its parts are in `.OUTPUT.partial`.
+
+        Raises:
+            FileExistsError: if `output` exists and `force` is not given.
+            UsageError: if the name of `output` is not that of its format, and if it is an input.
+            Exception: as `to_directory`.
+        """
+        out = checked_output(output, [path, self.target_prefix], self.export, force)
+        check_suffix(output, path, self.predictions)
+        [source] = self.inputs([path])
+        count = count_lines([source])
+        directory = Directory(out.with_name(f".{out.name}.partial"), self.facts([path]))
+        parts = Parts(out, directory.path)
+        with directory.open(), removed_unless_begun(directory), remedies(directory):
+            with progress(count) as bar:
+                facts = File(self, 0, source, parts, self.work, force).finish(None, bar)
+            shutil.rmtree(directory.path)
+        return report({output: facts})
+
+    @property
+    def export(self) -> Path:
+        return self.predictions.runtime.runtime.artifact.directory
+
+    def facts(self, paths: Sequence[Path]) -> dict:
+        """Return what the results depend on, beside the lines."""
+        return self.predictions.facts() | {
             "field": self.field,
             "output_field": self.output_field,
+            "target_prefix": None if self.target_prefix is None else str(self.target_prefix),
             "shard_lines": self.shard_lines,
-            "inputs": [str(path) for path in inputs],
-        }
-        directory = Directory(output, facts)
-        with contextlib.ExitStack() as stack:
-            work = (
-                self.work
-                if ray is None
-                else stack.enter_context(self.on_cluster(ray, inputs, formats))
-            )
-            finished = stack.enter_context(directory.begun())
-            stack.enter_context(kept(output))
-            told = stack.enter_context(progress(total_of(inputs, formats)))
-            for number, (path, name, form) in enumerate(zip(inputs, names, formats, strict=True)):
-                File(self, number, path, form, directory, Parts(output / name), work).finish(
-                    finished, told
-                )
-        found = {str(output / name): finished[name] for name in names}
-        files = {
-            name: {key: facts[key] for key in ("lines", "bad", "warnings")}
-            for name, facts in found.items()
-        }
-        return {key: sum(facts[key] for facts in files.values()) for key in ("lines", "bad")} | {
-            "files": files
+            "inputs": [str(path) for path in paths],
         }
 
-    def work(self, place: Place, rows: list[Row], told: Told | Drawn) -> Found:
-        """In this process."""
-        return results_of(self.predictions, rows, place.first, told.update)
+    def work(self, number: int, shard: Shard, rows: list[Row], bar: Bar | Log) -> Results:
+        """Compute a shard in this process."""
+        return compute(self.predictions, rows, shard.first, bar.update)
 
-    def on_cluster(self, address: str, inputs: Sequence[Path], formats: Sequence[Format]) -> Any:
-        """A context that yields `Work`."""
-        from .ray import Source, cluster
+    def on_cluster(self, address: str, inputs: Sequence[Input]) -> Any:
+        """Return a context that yields `Work`."""
+        from .ray import cluster
 
-        return cluster(
-            address,
-            self.predictions,
-            Source([*map(Path.absolute, inputs)], formats, self.shard_lines),
-        )
+        return cluster(address, self.predictions, inputs, self.shard_lines)
 
 
 @dataclass(frozen=True)
 class File:
-    """An input, the `number`th, and what becomes of it."""
+    """The input with this `number`, and its output."""
 
-    bulk: Bulk
+    runner: Runner
     number: int
-    path: Path
-    form: Format
-    directory: Directory
+    source: Input
     parts: Parts
     work: Work
+    force: bool = True
 
-    def finish(self, finished: dict[str, dict], told: Told | Drawn) -> None:
-        """Makes what is not whole yet, and notes it among what is `finished`."""
-        stamp = stamp_of(self.path.stat())
-        before = finished.get(self.parts.path.name)
+    def finish(self, before: dict | None, bar: Bar | Log) -> dict:
+        """Compute the shards that are missing, and join them. Return the facts of the file, which
+        are those of `before` if it was finished."""
+        stamps = self.stamps()
+        before = before if self.parts.path.exists() else None
         digest = hashlib.sha256()
         total = {"lines": 0, "bad": 0, "warnings": 0}
         count = 0
-        for place, shard in shards_of(self.number, self.path, self.form, self.bulk.shard_lines):
-            count = place.number + 1
-            digest.update(place.digest.encode())
+        for shard in self.source.shards(self.runner.shard_lines):
+            count += 1
+            digest.update(shard.digest.encode())
             if before is not None:
-                total["lines"] += len(shard)
-                told.skip(len(shard))
+                bar.skip(len(shard))
                 continue
-            facts = self.parts.whole(place.number, place.digest)
-            if facts is None:
-                facts = self.make(place, shard, told)
-            else:
-                told.skip(len(shard))
+            facts = self.shard_facts(shard, bar)
             total = {key: value + facts[f"{key}_count"] for key, value in total.items()}
-        if stamp_of(self.path.stat()) != stamp:
-            raise ValueError(f"{self.path} changed while it was read: expected it to stay as it is")
-        if before is None:
-            self.join(count)
-            finished[self.parts.path.name] = {**total, "input": digest.hexdigest()}
-            self.directory.note(finished)
-        elif before["input"] != digest.hexdigest():
-            found = f"{self.parts.path} was made of other lines than {self.path} has now"
-            raise FileExistsError(f"{found}: expected the same lines, or a new directory")
-        self.parts.remove()
+        if self.stamps() != stamps:
+            raise ValueError(
+                f"{self.source.path} changed while it was read: expected it to stay as it is"
+            )
+        if before is not None:
+            self.check_input(before, digest.hexdigest())
+            return before
+        self.join(count)
+        return {**total, "input": digest.hexdigest()}
 
-    def make(self, place: Place, shard: Any, told: Told | Drawn) -> dict:
-        """The results of a shard; returns its facts."""
-        rows = self.form.rows(shard)
-        results, bad, warned = self.work(place, rows, told)
+    def stamps(self) -> list:
+        paths = (self.source.path, self.source.target_prefix)
+        return [stamp_of(path.stat()) for path in paths if path is not None]
+
+    def check_input(self, before: dict, digest: str) -> None:
+        if before["input"] != digest:
+            seen = f"{self.parts.path} was made of other lines than {self.source.path} has now"
+            raise FileExistsError(f"{seen}: expected the same lines, or a new directory")
+
+    def shard_facts(self, shard: Shard, bar: Bar | Log) -> dict:
+        """Compute a shard unless it is there. Return its facts."""
+        unit = f"line {{}} of {self.source.path}"
+        facts = self.parts.facts(shard.number, shard.digest)
+        if facts is not None:
+            self.runner.check_bad(facts["bad"], unit)
+            bar.skip(len(shard))
+            return facts
+        rows = shard.rows()
+        self.runner.check_bad(rows_with_faults(shard, rows), unit)
+        results = self.work(self.number, shard, rows, bar)
+        self.runner.check_bad(results.bad, unit)
         facts = {
-            "input": place.digest,
-            "bad": bad,
-            "bad_count": len(bad),
+            "input": shard.digest,
+            "bad": results.bad,
+            "bad_count": len(results.bad),
             "lines_count": len(rows),
-            "warnings_count": warned,
+            "warnings_count": len(results.warnings),
         }
-        with self.parts.new(place.number, facts) as path:
-            self.form.write(path, shard, rows, results)
+        with self.parts.new(shard.number, facts) as path:
+            shard.format.write(path, shard, rows, results.values)
         return facts
 
     def join(self, count: int) -> None:
-        """Of so many shards."""
+        """Write the output from `count` shards."""
+        path = self.parts.path
+        if path.exists() and not self.force:
+            raise FileExistsError(
+                f"{path} was made meanwhile; the result is in {self.parts.folder}"
+            )
         self.parts.write_bad(count)
-        with written(self.parts.path) as place:
-            self.form.join((self.parts.place(number) for number in range(count)), place)
+        with written(path) as place:
+            self.source.format.join((self.parts.place(number) for number in range(count)), place)
 
 
-def shards_of(file: int, path: Path, form: Format, size: int) -> Iterator[tuple[Place, Any]]:
-    """Of the `file`th input, each with its place."""
-    first = 0
-    for number, shard in enumerate(form.shards(path, size)):
-        yield Place(file, number, first, f"{first} {form.digest(shard)}"), shard
-        first += len(shard)
+def rows_with_faults(shard: Shard, rows: Sequence[Row]) -> list[tuple[int, str]]:
+    """Return the number and the fault of each row that cannot be read."""
+    return [
+        (number, row.fault) for number, row in enumerate(rows, shard.first) if row.fault is not None
+    ]
 
 
-def checked_names(inputs: Sequence[Path], output: Path, result: str) -> list[str]:
-    """Of the outputs. Raises UsageError for two that are one."""
+def bad_messages(bad: Iterable[tuple[int, str]], unit: str) -> Iterator[str]:
+    """Yield an error for each bad line."""
+    return (f"{unit.format(number + 1)}: {reason}" for number, reason in bad)
+
+
+def report(facts: dict[Path, dict]) -> dict:
+    """Return the numbers of lines and of bad lines, and those of each file."""
+    files = {
+        str(path): {key: own[key] for key in ("lines", "bad", "warnings")}
+        for path, own in facts.items()
+    }
+    totals = {key: sum(own[key] for own in files.values()) for key in ("lines", "bad")}
+    return totals | {"files": files}
+
+
+def unique_names(paths: Sequence[Path], output: Path, predictions: Predictions) -> list[str]:
+    """Return the names of the outputs. Raise UsageError for two that are the same."""
     names: dict[str, Path] = {}
-    for path in inputs:
-        if path.is_dir():
-            raise IsADirectoryError(f"{path} is a directory, expected a file")
-        if not path.exists():
-            raise FileNotFoundError(f"{path} does not exist, expected a file")
-        name = output_name(path, result)
+    for path in paths:
+        name = output_name(path, predictions)
         if name in names:
             raise UsageError(
                 f"{names[name]} and {path} would both become {output / name}: expected other names"
@@ -226,37 +348,27 @@ def checked_names(inputs: Sequence[Path], output: Path, result: str) -> list[str
     return list(names)
 
 
-def check_outside(output: Path, inputs: Sequence[Path], export: Path) -> None:
-    out = Path(os.path.realpath(output))
-    if out.is_relative_to(export):
-        raise UsageError(f"the output is {output}, inside the export: expected a place outside")
-    for path in inputs:
-        if Path(os.path.realpath(path)).is_relative_to(out):
-            raise UsageError(
-                f"the input {path} is inside the output {output}: expected another directory"
-            )
+def check_suffix(output: Path, path: Path, predictions: Predictions) -> None:
+    """Raise UsageError if the name of `output` tells another format than it will have."""
+    kind, suffix_kind = output_kind(path, predictions), kind_of(output)
+    if suffix_kind != kind and (kind, suffix_kind) != (JSON, TEXT):
+        expected = {PARQUET: "a name with .parquet", JSON: "a name with .jsonl"}.get(
+            kind, f"a name without {output.suffix}"
+        )
+        raise UsageError(f"the output is {output}, and the results are {kind}: expected {expected}")
 
 
-def total_of(inputs: Sequence[Path], formats: Sequence[Format]) -> int:
-    """Lines of all; what is damaged is found when its turn comes."""
+def count_lines(inputs: Sequence[Input]) -> int:
+    """Return the number of all lines. Damaged files are reported when their turn comes.
+
+    Raises:
+        UsageError: for a pipe, which cannot be read twice.
+    """
     total = 0
-    for path, form in zip(inputs, formats):
+    for source in inputs:
+        if not source.path.is_file():
+            expected = "expected a file, or its lines on standard input"
+            raise UsageError(f"{source.path} is a pipe or a device, {expected}")
         with contextlib.suppress(ValueError):
-            total += form.count(path)
+            total += source.format.count(source.path)
     return total
-
-
-@contextlib.contextmanager
-def kept(output: Path) -> Iterator[None]:
-    """An error while a run goes on says that what is whole is not lost."""
-    remedy = f"the shards that are whole stay in {output}, and the same call goes on from there"
-    try:
-        yield
-    except MemoryError as error:
-        raise OSError(errno.ENOMEM, f"not enough memory: {error}; {remedy}") from error
-    except (UsageError, FileExistsError):
-        raise
-    except OSError as error:
-        raise OSError(f"{error}; {remedy}") from error
-    except ValueError as error:
-        raise ValueError(f"{error}; {remedy}") from error

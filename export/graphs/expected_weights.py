@@ -10,7 +10,8 @@ import numpy as np
 from vanilla_transformer.checkpoint_config import check_depth
 from vanilla_transformer.checkpoint_files import check_tensors, stored_tensors, weight_files
 
-from ..specs.sequences import pair
+from ..heads import HEADS
+from ..specs.sequences import pair, size_of
 from .config import Config
 from .weights import CheckpointWeights, tied_names
 
@@ -23,8 +24,8 @@ ACTIVATIONS: dict[str, dict[str, Shape]] = {
 }
 
 
-def check_weights(checkpoint: Path, config: Config) -> None:
-    """Check the files of weights in `checkpoint`, without torch.
+def checked_weights(checkpoint: Path, config: Config) -> CheckpointWeights:
+    """Return the weights in `checkpoint`, whose files are checked without torch.
 
     Raises:
         FileNotFoundError: without safetensors weights.
@@ -43,6 +44,7 @@ def check_weights(checkpoint: Path, config: Config) -> None:
     weights = CheckpointWeights(checkpoint, config)
     for name in stored:
         check_finite(name, weights[name], checkpoint)
+    return weights
 
 
 def check_finite(name: str, values: np.ndarray, where: Path) -> None:
@@ -87,7 +89,7 @@ def vision(config: Config) -> Shapes:
 def pooler(config: Config) -> Shapes:
     """Yield the weights of the pooler, if the head reads the state of the first token through
     one."""
-    is_pooled = config.head in ("", "PreTraining", "NextSentencePrediction", "MultipleChoice")
+    is_pooled = HEADS[config.architecture].is_pooled
     if config.head == "SequenceClassification":
         is_pooled = getattr(config, "classifier_pooling", None) == "cls"
     act = getattr(config, "pooler_act", None)
@@ -176,13 +178,15 @@ def activation(name: str, act: str) -> Shapes:
 
 
 def head(config: Config) -> Shapes:
-    """Yield the weights of the head."""
+    """Yield the weights of the head: first its linear layers that read states."""
     size = (
         config.hidden_size
         if config.model_type in ("vanilla-encoder", "vanilla-vision")
         else config.embedding_size
     )
     labels = len(config.id2label)
+    for name, outputs in HEADS[config.architecture].linear.items():
+        yield from linear(name, size, int(size_of(outputs, config.to_dict())))
     if config.head in ("MaskedLM", "PreTraining"):
         yield from lm_transform(config)
     match config.head:
@@ -190,10 +194,6 @@ def head(config: Config) -> Shapes:
             yield from linear(
                 "lm_head", config.embedding_size, config.vocab_size, config.lm_head_bias
             )
-        case "QuestionAnswering":
-            yield from linear("qa_outputs", size, 2)
-        case "MultipleChoice":
-            yield from linear("choice_classifier", size, 1)
         case "ImageClassification":
             yield from linear("classifier", config.num_first_tokens * size, labels)
         case "TokenClassification":
@@ -203,15 +203,12 @@ def head(config: Config) -> Shapes:
                     (name.replace("activation", "1"), shape)
                     for name, shape in activation("transform", act)
                 )
-            yield from linear("classifier", size, labels)
         case "SequenceClassification" if config.model_type == "vanilla-decoder":
             yield from linear("score", size, labels, has_bias=False)
         case "SequenceClassification":
             if config.is_seq2seq:
                 yield from linear("dense", size, config.hidden_size)
             yield from linear("classifier", config.hidden_size, labels)
-    if config.head in ("PreTraining", "NextSentencePrediction"):
-        yield from linear("next_sentence", size, 2)
 
 
 def lm_transform(config: Config) -> Shapes:

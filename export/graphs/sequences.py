@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from onnx_ir import Value
 
-from ..specs.sequences import READS_CHOICES, READS_TARGETS
+from ..heads import HEADS, READS_CHOICES, READS_TARGETS
 from .activations import activation
 from .attention import encoder_attention, self_attention, source_attention, source_heads
 from .context import GraphContext, Tokens, Values, flat
@@ -33,9 +33,10 @@ EncoderAttention = Callable[[GraphContext, Tokens | None], Attention]  # images 
 
 def sequence_outputs(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
     """Return the outputs of the model's head, in the order of its spec."""
-    if g.config.architecture == READS_CHOICES:
+    reads = HEADS[g.config.architecture].reads
+    if reads == READS_CHOICES:
         return choice_logits(g, inputs, attention)
-    write_head = HEADS[g.config.head]
+    write_head = WRITERS[g.config.head]
     match g.config.model_type:
         case "vanilla-vision":
             return write_head(
@@ -45,11 +46,7 @@ def sequence_outputs(g: GraphContext, inputs: Values, attention: EncoderAttentio
             return write_head(g, causal_states(g, inputs), inputs)
         case "vanilla-seq2seq":
             states, source = seq2seq_states(g, inputs)
-            return (
-                [states, source]
-                if g.config.architecture == READS_TARGETS
-                else write_head(g, states, inputs)
-            )
+            return [states, source] if reads == READS_TARGETS else write_head(g, states, inputs)
     return write_head(g, encoder_states(g, inputs, attention), inputs)
 
 
@@ -210,7 +207,7 @@ def state_at(g: GraphContext, states: Value, indices: Value) -> Value:
 
 
 # What follows "For" in the name of the class: the states (B, S, D) and the inputs -> the outputs.
-HEADS: dict[str, Callable[[GraphContext, Value, Values], list[Value]]] = {
+WRITERS: dict[str, Callable[[GraphContext, Value, Values], list[Value]]] = {
     "": model_outputs,
     "MaskedLM": lambda g, states, inputs: [vocabulary_logits(g, states)],
     "PreTraining": lambda g, states, inputs: [vocabulary_logits(g, states), is_next(g, states)],

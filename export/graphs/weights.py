@@ -1,5 +1,6 @@
 """The weights of a checkpoint, and the tensors that graphs make of them."""
 
+import copy
 import json
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -23,15 +24,21 @@ class CheckpointWeights:
     as float32.
 
     Names may lack the prefix of the model without its head, or have it, as `from_pretrained` takes
-    both. `rows` has the rows to keep of some tensors.
+    both. `rows` has the rows to keep of some tensors, see `with_rows`.
     """
 
-    def __init__(self, checkpoint: Path, config: Config, rows: dict[str, list[int]] | None = None):
-        self.rows = rows or {}
+    def __init__(self, checkpoint: Path, config: Config):
+        self.rows: dict[str, list[int]] = {}
         self.tied = tied_names(config)
         self.entries: dict[str, tuple[Path, int, dict]] = {}
         for path in weight_files(checkpoint):
             self.entries |= {bare(name): entry for name, entry in read_header(path).items()}
+
+    def with_rows(self, rows: dict[str, list[int]]) -> "CheckpointWeights":
+        """Return the same weights with only some rows of the tensors `rows`."""
+        found = copy.copy(self)
+        found.rows = rows
+        return found
 
     def __contains__(self, name: str) -> bool:
         return self.owner(name) in self.entries

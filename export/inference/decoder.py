@@ -2,10 +2,11 @@
 of that a `Decoder` of each request. Continuous batching, in which rows join and leave while others
 go on, is another Protocol than `Decoder`."""
 
+import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +15,7 @@ import numpy as np
 from ..errors import UsageError
 from ..specs.graph_spec import GraphSpec
 from .logits import Prompt
-from .options import Options
+from .options import Options, check_seeds
 from .session import Session
 
 INITIAL_ROOM = 256  # new tokens that caches which grow have room for at first
@@ -32,6 +33,7 @@ class GenerationRequest:
         source: for seq2seq the ids and the mask (B, S) of what the encoder reads, padded on the
             right.
         is_scored: whether the score of each sequence is wanted.
+        seeds: of sampling, one for each input; None draws all rows from `options.seed`.
     """
 
     options: Options
@@ -39,6 +41,14 @@ class GenerationRequest:
     attention_mask: np.ndarray
     source: tuple[np.ndarray, np.ndarray] | None = None
     is_scored: bool = False
+    seeds: tuple[int, ...] | None = None
+
+    def with_seeds(self, seeds: Sequence[int] | None) -> "GenerationRequest":
+        """Return the request with a seed for each input. Raise UsageError for another number."""
+        if seeds is None:
+            return self
+        check_seeds(seeds, len(self.input_ids))
+        return dataclasses.replace(self, seeds=tuple(seeds))
 
     @property
     def prompt(self) -> Prompt:

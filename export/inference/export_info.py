@@ -15,7 +15,7 @@ from .lfs import check_no_pointer
 
 MANIFEST = "manifest.json"
 CARD = "README.md"  # not in the manifest: people edit it
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 HASHING_THREADS = 2
 IMAGE_PROCESSOR = "preprocessor_config.json"
 # of target text, where that is cut otherwise than source text
@@ -27,10 +27,11 @@ REQUIRED = {
     "files": dict,
     "model_type": str,
     "target": str,
-    "dtype": str,
+    "default_dtype": str,
+    "variants": dict,
     "activations": str,
 }
-OPTIONAL = {"other_dtypes": dict, "languages": dict, "step": str}
+OPTIONAL = {"languages": dict, "step": str}
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class Artifact:
     @property
     def dtypes(self) -> list[str]:
         """Of the weights, the default first."""
-        return [self.manifest["dtype"], *self.manifest.get("other_dtypes", ())]
+        default = self.manifest["default_dtype"]
+        return [default, *(dtype for dtype in self.manifest["variants"] if dtype != default)]
 
     def read(self, name: str) -> bytes | None:
         """The content of the file `name`; `None` if there is none, and the manifest lists none.
@@ -185,6 +187,11 @@ def open_artifact(directory: str | os.PathLike) -> Artifact:
             raise ValueError(
                 f"{path} has {name} {reprlib.repr(value)}, expected a {kind.__name__}: export again"
             )
+    if (default := manifest["default_dtype"]) not in (variants := manifest["variants"]):
+        raise ValueError(
+            f"{path} has default_dtype {reprlib.repr(default)}, expected one of its variants, "
+            f"{reprlib.repr([*variants])}: export again"
+        )
     configs: dict[str, dict] = {"config.json": {}, "generation_config.json": {}}
     hashing = {}
     pool = ThreadPoolExecutor(HASHING_THREADS)

@@ -8,7 +8,7 @@ far.
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -232,19 +232,28 @@ def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.take_along_axis(values, order, axis=1), np.take_along_axis(indices, order, axis=1)
 
 
+def derived_seed(seed: int, number: int) -> int:
+    """Return a seed for the `number`th of several texts, as the lines of a file."""
+    return int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0])
+
+
 class Sampler:
     """Draws tokens as `options` (a `options.Options`) ask: `temperature`, `top_k`, `top_p` and
     `min_p`, in this order; from the same `seed` the same tokens. Where samples are drawn one by
-    one, `sample` is the number of each."""
+    one, `sample` is the number of each. `seeds` replace `options.seed`: each input has its own, so
+    that its tokens do not depend on the other inputs of the batch."""
 
-    def __init__(self, options: "Options", sample: int = 0):
+    def __init__(self, options: "Options", sample: int = 0, seeds: Sequence[int] | None = None):
         self.temperature = np.float32(options.temperature)
         self.top_k = options.top_k
         self.top_p = options.top_p
         self.min_p = options.min_p
-        self.rng = np.random.default_rng(
-            [options.seed, sample] if sample and options.seed is not None else options.seed
-        )
+        samples = [sample] if seeds is None else range(options.num_return_sequences)
+        self.generators: list[Any] = [
+            np.random.default_rng([seed, number] if number and seed is not None else seed)
+            for seed in ([options.seed] if seeds is None else seeds)
+            for number in samples
+        ]
 
     def __call__(self, logits: np.ndarray) -> np.ndarray:
         """Logits (R, V), which are overwritten -> tokens (R,).
@@ -272,7 +281,9 @@ class Sampler:
             raise ValueError(
                 "no token may follow: all are suppressed, or the logits are not finite"
             )
-        return (cumulative <= self.rng.random((len(weights), 1)) * cumulative[:, -1:]).sum(axis=1)
+        each = len(weights) // len(self.generators)  # all rows, unless the inputs have seeds
+        drawn = np.concatenate([generator.random((each, 1)) for generator in self.generators])
+        return (cumulative <= drawn * cumulative[:, -1:]).sum(axis=1)
 
     def weights(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """What each token that may be drawn weighs, and which tokens these are, both (R, n) with

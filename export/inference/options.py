@@ -7,7 +7,7 @@ import dataclasses
 import math
 import reprlib
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeGuard
@@ -281,6 +281,12 @@ class Options:
                 raise UsageError(
                     f"{name} must be in [0, {size - 1}], the vocabulary, got {outside[0]}", name
                 )
+
+
+def check_seeds(seeds: Sequence[int] | None, count: int) -> None:
+    """Raise UsageError unless `seeds`, if there are any, are one for each of `count` inputs."""
+    if seeds is not None and len(seeds) != count:
+        raise UsageError(f"seeds has {len(seeds)} values, expected one for each of {count} inputs")
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}

@@ -5,6 +5,7 @@ A search is a state: it is fed the logits of the next token and gives the tokens
 it is finished. Who drives it, one request at a time or many, it does not know.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -51,15 +52,19 @@ class Processors:
 
 
 def start_search(
-    options: Options, prompt: Prompt, is_scored: bool = False, threads: int = 1
+    options: Options,
+    prompt: Prompt,
+    is_scored: bool = False,
+    threads: int = 1,
+    seeds: Sequence[int] | None = None,
 ) -> Search:
     """The search that `options` ask for, of the inputs of `prompt`, with so many processor
-    `threads`."""
+    `threads`. With `seeds` each input is sampled with its own."""
     processors = Processors(options, prompt)
     if options.num_beams > 1:
         return BeamSearch(len(prompt.ids), options, processors, threads)
     scores = Scores(len(prompt.ids) * options.num_return_sequences) if is_scored else None
-    return TokenSearch(len(prompt.ids), options, processors, scores)
+    return TokenSearch(len(prompt.ids), options, processors, scores, seeds)
 
 
 class Scores:
@@ -85,7 +90,7 @@ class Scores:
 class TokenSearch:
     """Greedy search, or sampling with `do_sample`, of `num_return_sequences` rows of each of
     `inputs`: each row ends by itself, with the pad token after its end token. `processors` change
-    the logits; `scores` are added to."""
+    the logits; `scores` are added to; `seeds` are those of the inputs."""
 
     def __init__(
         self,
@@ -93,13 +98,14 @@ class TokenSearch:
         options: Options,
         processors: Processors | None = None,
         scores: Scores | None = None,
+        seeds: Sequence[int] | None = None,
     ):
         self.rows = inputs * options.num_return_sequences
         self.options = options
         self.fill_token_id = options.fill_token_id
         self.processors = processors or None
         self.scores = scores
-        self.choose = Sampler(options) if options.do_sample else greedy
+        self.choose = Sampler(options, seeds=seeds) if options.do_sample else greedy
         self.eos = np.array(options.eos_token_ids, np.int64)
         self.running = np.ones(self.rows, bool)
         self.tokens = np.empty((self.rows, min(options.max_new_tokens, INITIAL_ROOM)), np.int64)

@@ -1,1 +1,1 @@
-"""Rows that join and leave a running batch, in lanes."""
+"""Rows that join and leave a running batch, in workers."""

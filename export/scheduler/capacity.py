@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass
 
-# Multiplications of one token, up to which lanes of one thread are the default: the products of
-# larger models are worth sharing. Measured with two cores and 64 rows, two lanes of one thread over
-# one lane of two: 1.4 million, twice as many tokens in a second; 45 million, 1.4 times as many,
-# where a single request takes longer.
+# Multiplications of one token, up to which workers of one thread are the default: the products of
+# larger models are worth sharing. Measured with two cores and 64 rows, two workers of one thread
+# over one worker of two: 1.4 million, twice as many tokens in a second; 45 million, 1.4 times as
+# many, where a single request takes longer.
 SMALL = 100e6
 # What one reading of a prompt may cost beside the running rows: a few hundredths of a second of one
 # core.
@@ -14,23 +14,23 @@ CHUNK_COST = 2e9
 READ_COST = 5e9  # as much of sources, whose tokens are read side by side
 SOURCES = (64, 512)  # tokens of sources that are read at a time, the least and the most
 CHUNKS = (16, 256)  # tokens of a prompt that are read at a time, the least and the most
-ROWS = 64  # of all lanes together
-# Of one request, for each lane: from so many rows on they run in lanes, and so many run at once at
-# most.
+ROWS = 64  # of all workers together
+# Of one request, for each worker: from so many rows on they run in workers, and so many run at once
+# at most.
 LEAST_ROWS, MOST_ROWS = 24, 32
-MOST_BYTES = 2**30  # of the slots of a lane, where their number is not given
+MOST_BYTES = 2**30  # of the slots of a worker, where their number is not given
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """`lanes`, each with `threads` processor threads."""
+    """`workers`, each with `threads` processor threads."""
 
-    lanes: int
+    workers: int
     threads: int
 
     def __str__(self) -> str:
         return (
-            f"{self.lanes} lane{'s' * (self.lanes > 1)} of {self.threads} "
+            f"{self.workers} worker{'s' * (self.workers > 1)} of {self.threads} "
             f"thread{'s' * (self.threads > 1)}"
         )
 
@@ -53,18 +53,18 @@ def cost_of_token(config: dict) -> float:
 
 
 def arrangement(
-    config: dict, cores: int, lanes: int | None = None, threads: int | None = None
+    config: dict, cores: int, workers: int | None = None, threads: int | None = None
 ) -> Arrangement:
-    """For a model with this config.json; `lanes` and `threads` as they are given."""
-    if lanes is None:
+    """For a model with this config.json; `workers` and `threads` as they are given."""
+    if workers is None:
         is_small = cost_of_token(config) <= SMALL
-        lanes = max(1, cores // (threads or 1)) if is_small or threads else 1
-    return Arrangement(lanes, threads or max(1, cores // lanes))
+        workers = max(1, cores // (threads or 1)) if is_small or threads else 1
+    return Arrangement(workers, threads or max(1, cores // workers))
 
 
-def lanes_of_many_rows(config: dict, threads: int) -> int:
+def workers_of_many_rows(config: dict, threads: int) -> int:
     """For a model with a step: one for each thread. Decoders too large to share one graph run it
-    with all threads: the sessions of lanes with fewer threads would hold its weights a second
+    with all threads: the sessions of workers with fewer threads would hold its weights a second
     time."""
     shares = "decoder_layers" not in config and cost_of_token(config) > SMALL
     return 1 if shares else threads
@@ -84,6 +84,6 @@ def sources_length(config: dict) -> int:
     return min(most, max(least, int(READ_COST / cost_of_token(config))))
 
 
-def rows_of_lane(lanes: int, slot_bytes: int) -> int:
-    """Slots of each of `lanes`, as many as memory for each allows."""
-    return max(1, min(ROWS // lanes, MOST_BYTES // slot_bytes))
+def rows_of_worker(workers: int, slot_bytes: int) -> int:
+    """Slots of each of `workers`, as many as memory for each allows."""
+    return max(1, min(ROWS // workers, MOST_BYTES // slot_bytes))

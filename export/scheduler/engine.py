@@ -1,4 +1,4 @@
-"""What generates: it checks what is asked, and gives it to lanes."""
+"""What generates: it checks what is asked, and gives it to workers."""
 
 import asyncio
 import contextlib
@@ -12,11 +12,11 @@ import numpy as np
 from ..errors import TooLong, UsageError
 from ..inference.inputs import position_limit
 from ..inference.options import Options
-from .capacity import Arrangement, rows_of_lane
+from .capacity import Arrangement, rows_of_worker
 from .queue import Queue, Ticket
 from .request import Event, Generated, Job
 from .slot_batch import Batch, Room, SlotBatch, slot_bytes
-from .worker import EngineEvents, Lanes, NoEvents, ThreadLanes
+from .worker import EngineEvents, NoEvents, ThreadWorkers, Workers
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
@@ -29,38 +29,38 @@ class Engine:
     """Generates with one loaded export, for many requests at once.
 
     Args:
-        runtime: opened with `continuous=True`, and with as many threads as a lane shall have.
-        lanes: threads, each with a batch of its own; they share the runtime.
-        slots: rows that all lanes together run at most; by default 64, and no more than fit into 1
-            GiB of each lane.
+        runtime: opened with `continuous=True`, and with as many threads as a worker shall have.
+        workers: threads, each with a batch of its own; they share the runtime.
+        slots: rows that all workers together run at most; by default 64, and no more than fit into
+            1 GiB of each worker.
         max_source, max_length: tokens that are read of a source, and of a prompt with its new
             tokens, at most; by default the model's positions, and no more than 512. Learned
             positions are a limit always.
         queue: rows that may wait.
-        elsewhere: what runs the lanes, as those of another process, instead of threads of this one,
+        elsewhere: what runs the workers, as those of another process, instead of threads here,
             which needs no graphs then.
 
     Raises:
-        UsageError: for fewer slots than lanes, and for slots that there is no memory for.
+        UsageError: for fewer slots than workers, and for slots that there is no memory for.
     """
 
     def __init__(
         self,
         runtime: "Runtime",
-        lanes: int = 1,
+        workers: int = 1,
         slots: int | None = None,
         max_source: int | None = None,
         max_length: int | None = None,
         queue: int = 256,
         events: EngineEvents | None = None,
-        elsewhere: Lanes | None = None,
+        elsewhere: Workers | None = None,
     ):
         self.runtime = runtime
-        self.arrangement = Arrangement(lanes, runtime.threads)
+        self.arrangement = Arrangement(workers, runtime.threads)
         reads = "encoder" in runtime.specs
         self.room = Room(1, self.longest(max_source) if reads else 0, self.longest(max_length))
-        self.room = dataclasses.replace(self.room, rows=self.rows_of_lane(lanes, slots))
-        self.lanes = elsewhere or self.threads(queue, events or NoEvents())
+        self.room = dataclasses.replace(self.room, rows=self.rows_of_worker(workers, slots))
+        self.workers = elsewhere or self.threads(queue, events or NoEvents())
         self._known: dict[tuple, tuple[Options, list[int]]] = {}
 
     def longest(self, given: int | None) -> int:
@@ -68,19 +68,19 @@ class Engine:
         found = given or min(self.runtime.config["max_position_embeddings"], MOST_LENGTH)
         return min(found, position_limit(self.runtime.config) or found)
 
-    def rows_of_lane(self, lanes: int, slots: int | None) -> int:
+    def rows_of_worker(self, workers: int, slots: int | None) -> int:
         if slots is None:
-            return rows_of_lane(lanes, slot_bytes(self.runtime, self.room))
-        if slots < lanes:
+            return rows_of_worker(workers, slot_bytes(self.runtime, self.room))
+        if slots < workers:
             raise UsageError(
-                f"{slots} slots are fewer than {lanes} lanes, expected at least one for each"
+                f"{slots} slots are fewer than {workers} workers, expected at least one for each"
             )
-        return slots // lanes
+        return slots // workers
 
-    def threads(self, queue: int, events: EngineEvents) -> ThreadLanes:
+    def threads(self, queue: int, events: EngineEvents) -> ThreadWorkers:
         try:
-            return ThreadLanes(
-                Queue(queue), [self.batch() for _ in range(self.arrangement.lanes)], events
+            return ThreadWorkers(
+                Queue(queue), [self.batch() for _ in range(self.arrangement.workers)], events
             )
         except MemoryError:
             found = f"no memory for {self.slots} slots of {self.describe_room()}"
@@ -197,28 +197,28 @@ class Engine:
         if job.rows > self.room.rows:
             raise TooLong(
                 f"{job.rows} beams or sequences, expected at most {self.room.rows}, the slots "
-                f"of a lane"
+                f"of a worker"
             )
 
     @property
     def waiting(self) -> int:
         """Rows in the queue."""
-        return self.lanes.waiting
+        return self.workers.waiting
 
     @property
     def running(self) -> int:
-        """Rows of all lanes."""
-        return self.lanes.running
+        """Rows of all workers."""
+        return self.workers.running
 
     @property
     def slots(self) -> int:
-        """Slots of all lanes, each for one running row."""
-        return self.arrangement.lanes * self.room.rows
+        """Slots of all workers, each for one running row."""
+        return self.arrangement.workers * self.room.rows
 
     # ------------------------------------------------------------------------------------- requests
 
     def start(self) -> "Engine":
-        self.lanes.start()
+        self.workers.start()
         return self
 
     async def answers(self, jobs: Sequence[Job]) -> list[list[Generated]]:
@@ -239,7 +239,7 @@ class Engine:
         try:
             await future
         finally:
-            self.lanes.cancel(ticket)
+            self.workers.cancel(ticket)
         if ticket.error is not None:
             raise ticket.error
         return ticket.answers
@@ -263,13 +263,13 @@ class Engine:
             if ticket.error is not None:
                 raise ticket.error
         finally:
-            self.lanes.cancel(ticket)
+            self.workers.cancel(ticket)
 
     def put(self, ticket: Ticket, loop: asyncio.AbstractEventLoop | None = None) -> Ticket:
-        """Into the queue. What receives it is called in `loop`, or by a lane."""
+        """Into the queue. What receives it is called in `loop`, or by a worker."""
         if loop is not None:
             ticket.call = loop.call_soon_threadsafe
-        self.lanes.put(ticket)
+        self.workers.put(ticket)
         return ticket
 
     def generate(self, jobs: Sequence[Job], are_last: bool = False) -> list[list[Generated]]:
@@ -278,7 +278,7 @@ class Engine:
         done = threading.Event()
         ticket = self.put(Ticket(jobs, lambda events, is_over: done.set()))
         if are_last:
-            self.lanes.end()
+            self.workers.end()
         done.wait()
         if ticket.error is not None:
             raise ticket.error
@@ -289,4 +289,4 @@ class Engine:
         fails with RequestError.
 
         Return whether all jobs were finished."""
-        return self.lanes.close(seconds)
+        return self.workers.close(seconds)

@@ -1,4 +1,4 @@
-"""The rows of one request in lanes, the longest first: one that has ended leaves, and the next
+"""The rows of one request in workers, the longest first: one that has ended leaves, and the next
 takes its place, so that a step costs what is still running."""
 
 from typing import TYPE_CHECKING
@@ -21,20 +21,20 @@ def is_suited(options: Options, is_scored: bool) -> bool:
     return not options.do_sample and options.num_beams == 1 and not is_scored
 
 
-def has_room(runtime: "Runtime", lanes: int, new_tokens: int) -> bool:
+def has_room(runtime: "Runtime", workers: int, new_tokens: int) -> bool:
     """Whether enough slots of so many tokens fit into memory: whole batches, whose caches grow, are
     better than fewer."""
-    return LEAST_ROWS * slot_bytes(runtime, Room(1, 0, new_tokens)) <= bytes_of_lane(lanes)
+    return LEAST_ROWS * slot_bytes(runtime, Room(1, 0, new_tokens)) <= bytes_of_worker(workers)
 
 
-def bytes_of_lane(lanes: int) -> float:
+def bytes_of_worker(workers: int) -> float:
     """What its slots may take. Only what tokens have been written to is taken from the system."""
-    return min(MOST_BYTES, memory() / 4 / lanes)
+    return min(MOST_BYTES, memory() / 4 / workers)
 
 
-def generate(runtime: "Runtime", request: GenerationRequest, lanes: int) -> np.ndarray:
+def generate(runtime: "Runtime", request: GenerationRequest, workers: int) -> np.ndarray:
     """The new tokens (B, T) of all rows of `request`, filled up after the end token. `runtime` has
-    a step, and the threads of a lane.
+    a step, and the threads of a worker.
 
     Raises:
         ValueError: for what onnxruntime cannot compute.
@@ -43,7 +43,7 @@ def generate(runtime: "Runtime", request: GenerationRequest, lanes: int) -> np.n
     order = sorted(
         range(len(jobs)), key=lambda place: -len(jobs[place].source or jobs[place].prompt)
     )
-    engine = engine_for(runtime, jobs, lanes).start()
+    engine = engine_for(runtime, jobs, workers).start()
     try:
         found = engine.generate([jobs[place] for place in order], are_last=True)
     except RuntimeError as failure:
@@ -73,10 +73,10 @@ def rows_of(ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
     return [row[is_token].tolist() for row, is_token in zip(ids, mask == 1)]
 
 
-def engine_for(runtime: "Runtime", jobs: list[Job], lanes: int) -> Engine:
+def engine_for(runtime: "Runtime", jobs: list[Job], workers: int) -> Engine:
     """With slots that each of `jobs` fits into, and no more than there are jobs."""
     source = max(len(job.source or ()) for job in jobs)
     length = max(len(job.prompt) for job in jobs) + jobs[0].options.max_new_tokens - 1
-    fitting = int(bytes_of_lane(lanes) / slot_bytes(runtime, Room(1, source, length)))
-    rows = max(1, min(MOST_ROWS, fitting, -(-len(jobs) // lanes)))
-    return Engine(runtime, lanes, lanes * rows, source, length, queue=len(jobs))
+    fitting = int(bytes_of_worker(workers) / slot_bytes(runtime, Room(1, source, length)))
+    rows = max(1, min(MOST_ROWS, fitting, -(-len(jobs) // workers)))
+    return Engine(runtime, workers, workers * rows, source, length, queue=len(jobs))

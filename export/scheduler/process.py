@@ -1,7 +1,7 @@
 """Engines in a process of their own.
 
-The lanes and what prepares their requests both run Python, and one interpreter runs one thread at a
-time: in one process each waits for the other. So engines can run in a child, forked before there
+The workers and what prepares their requests both run Python, and one interpreter runs one thread at
+a time: in one process each waits for the other. So engines can run in a child, forked before there
 are threads, whose pages of what both have imported are the parent's. Parent and child send each
 other messages, pickled, over a pair of sockets; the child ends with the parent.
 """
@@ -75,7 +75,7 @@ class EngineProcess(asyncio.Protocol):
         gc.freeze()  # what there is stays: looking for garbage in it would make copies of its pages
         self.pid = forked(lambda: run_child(self.socket, theirs))
         theirs.close()
-        self.lanes: dict[str, RemoteLanes] = {}
+        self.workers: dict[str, RemoteWorkers] = {}
         # is told if the child ends by itself
         self.failed: Callable[[ChildProcessError], object] = lambda error: None
         self.error: ChildProcessError | None = None
@@ -90,7 +90,7 @@ class EngineProcess(asyncio.Protocol):
 
     async def open(
         self, name: str, most: int, events: EngineEvents, **arguments: Any
-    ) -> "RemoteLanes":
+    ) -> "RemoteWorkers":
         """Those of an engine of the child that nothing else is called like, once it is loaded;
         `most` rows may wait for them. `arguments` as `opened_engine` takes them.
 
@@ -100,8 +100,8 @@ class EngineProcess(asyncio.Protocol):
         self._opened = asyncio.get_running_loop().create_future()
         self.send(("open", name, arguments))
         await self._opened
-        self.lanes[name] = RemoteLanes(self, name, most, events)
-        return self.lanes[name]
+        self.workers[name] = RemoteWorkers(self, name, most, events)
+        return self.workers[name]
 
     def send(self, message: tuple) -> None:
         """Raises ChildProcessError if the child has ended."""
@@ -121,8 +121,8 @@ class EngineProcess(asyncio.Protocol):
             self.received(*message)
 
     def received(self, name: str, *content: Any) -> None:
-        if name in self.lanes:
-            self.lanes[name].received(*content)
+        if name in self.workers:
+            self.workers[name].received(*content)
             return
         [error] = content
         assert self._opened is not None
@@ -142,8 +142,8 @@ class EngineProcess(asyncio.Protocol):
         )
         if self._opened is not None and not self._opened.done():
             self._opened.set_exception(self.error)
-        for lanes in self.lanes.values():
-            lanes.fail()
+        for workers in self.workers.values():
+            workers.fail()
         self.failed(self.error)
 
     def reaped(self) -> str:
@@ -166,8 +166,8 @@ class EngineProcess(asyncio.Protocol):
             self.reaped()
 
 
-class RemoteLanes:
-    """The `Lanes` of an engine of the child with the name `engine`. All its methods are called in
+class RemoteWorkers:
+    """The `Workers` of an engine of the child with the name `engine`. All its methods are called in
     the loop."""
 
     def __init__(self, process: EngineProcess, engine: str, most: int, events: EngineEvents):
@@ -178,20 +178,20 @@ class RemoteLanes:
         self.tickets: dict[int, Ticket] = {}  # that have no whole answer yet, by number
         self.numbers = itertools.count()
         self.rows_sent = 0
-        self.rows_taken = 0  # of them, by lanes or given up, as far as it is known here
+        self.rows_taken = 0  # of them, by workers or given up, as far as it is known here
         self.running = 0
         self.is_ended = False
 
     @property
     def waiting(self) -> int:
-        """As `Lanes`; those on the way to the child too."""
+        """As `Workers`; those on the way to the child too."""
         return self.rows_sent - self.rows_taken
 
     def start(self) -> None:
-        """As `Lanes`: the child's have begun."""
+        """As `Workers`: the child's have begun."""
 
     def put(self, ticket: Ticket) -> None:
-        """As `Lanes`."""
+        """As `Workers`."""
         if self.is_ended or self.process.error is not None:
             raise draining()
         rows = ticket.rows_waiting
@@ -205,17 +205,17 @@ class RemoteLanes:
         self.rows_sent += rows
 
     def cancel(self, ticket: Ticket) -> None:
-        """As `Lanes`."""
+        """As `Workers`."""
         ticket.cancelled = True
         if self.tickets.pop(ticket.number, None) is not None and self.process.error is None:
             self.process.send(("cancel", self.engine, ticket.number))
 
     def end(self) -> None:
-        """As `Lanes`."""
+        """As `Workers`."""
         self.is_ended = True
 
     def close(self, seconds: float) -> bool:
-        """As `Lanes`, at once: the child ends with what is left."""
+        """As `Workers`, at once: the child ends with what is left."""
         self.end()
         is_finished = not self.tickets
         self.fail()
@@ -306,7 +306,7 @@ def die_with_parent() -> None:
 
 
 def end(failure: threading.ExceptHookArgs) -> None:
-    """For what a lane fails of beside its runs, as of memory for an answer: without it, nobody
+    """For what a worker fails of beside its runs, as of memory for an answer: without it, nobody
     would get one."""
     try:
         sys.excepthook(
@@ -373,15 +373,15 @@ class Outbox:
         ticket.call = self.call
         self.tickets[number] = ticket
         self.rows_put += ticket.rows_waiting
-        self.engine.lanes.put(ticket)
+        self.engine.workers.put(ticket)
 
     def cancel(self, number: int) -> None:
         ticket = self.tickets.pop(number, None)
         if ticket is not None:
-            self.engine.lanes.cancel(ticket)
+            self.engine.workers.cancel(ticket)
             self.flush()
 
-    # What lanes tell.
+    # What workers tell.
 
     def joined(self, seconds_waited: float) -> None:
         self.events[0].append((seconds_waited,))
@@ -406,7 +406,7 @@ class Outbox:
             self._flush([])
 
     def _flush(self, news: list[tuple]) -> None:
-        """A message. A lane may add to the events meanwhile."""
+        """A message. A worker may add to the events meanwhile."""
         self.sent_at = time.perf_counter()
         for number, _, answers, error in news:
             if answers is not None or error is not None:

@@ -20,7 +20,7 @@ OVERTAKEN = 0.5
 
 
 class Ticket:
-    """What was asked in one request: `jobs`, answered together. Lanes fill it.
+    """What was asked in one request: `jobs`, answered together. Workers fill it.
 
     Args:
         receive: is called, with the new tokens and whether they are the last, when all is answered
@@ -47,7 +47,7 @@ class Ticket:
         self.left = sum(samples_of(job) for job in jobs)
         self.changed = False
         self.call: Callable[..., Any] = call_at_once
-        self.lock = threading.Lock()  # several lanes may have jobs of it
+        self.lock = threading.Lock()  # several workers may have jobs of it
 
     @property
     def rows_waiting(self) -> int:
@@ -59,7 +59,7 @@ class Ticket:
         return self.left == 0 or self.cancelled or self.error is not None
 
     def answered(self, place: int, index: int, found: list[Generated]) -> None:
-        """By a lane: the answer with the number `index` of a job, or all of them at once."""
+        """By a worker: the answer with the number `index` of a job, or all of them at once."""
         with self.lock:
             answers = self.answers[place]
             # Each `None` is replaced before it is read.

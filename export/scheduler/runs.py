@@ -45,8 +45,8 @@ class Run:
 
     @cached_property
     def search(self) -> Search | None:
-        """What chooses its tokens, `None` where the likeliest will do; made by the lane, when it is
-        first asked."""
+        """What chooses its tokens, `None` where the likeliest will do; made by the worker, when it
+        is first asked."""
         search = search_of(self.job, self.index)
         is_plain = (
             isinstance(search, TokenSearch)

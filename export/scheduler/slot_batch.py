@@ -28,7 +28,7 @@ TOTALS = ("total_length", "total_source_length")  # inputs that are no axis of t
 
 
 class Batch(Protocol):
-    """What a lane drives: the runs that it takes part in, each with one row or several."""
+    """What a worker drives: the runs that it takes part in, each with one row or several."""
 
     running: list[Run]
 

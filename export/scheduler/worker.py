@@ -11,14 +11,14 @@ from .queue import Queue, Ticket
 from .refusals import draining
 from .slot_batch import Batch
 
-# Seconds after which a thread must hand over the interpreter: a lane waits for it after each run of
-# a graph, and Python's 5 ms are more than a step of a small model takes. Measured: 30 % more
+# Seconds after which a thread must hand over the interpreter: a worker waits for it after each run
+# of a graph, and Python's 5 ms are more than a step of a small model takes. Measured: 30 % more
 # requests in a second.
 SWITCH_INTERVAL = 0.0002
 
 
 class EngineEvents(Protocol):
-    """What is counted; called by lanes, so it must be quick and may be called by several at
+    """What is counted; called by workers, so it must be quick and may be called by several at
     once."""
 
     def joined(self, seconds_waited: float) -> None: ...
@@ -38,16 +38,16 @@ class NoEvents:
     def stepped(self, rows: int, tokens: int) -> None: ...
 
 
-class Lanes(Protocol):
+class Workers(Protocol):
     """What runs the jobs of an engine."""
 
     @property
     def waiting(self) -> int:
-        """Rows that no lane has taken yet."""
+        """Rows that no worker has taken yet."""
 
     @property
     def running(self) -> int:
-        """Rows of all lanes."""
+        """Rows of all workers."""
 
     def start(self) -> None: ...
 
@@ -64,61 +64,61 @@ class Lanes(Protocol):
         """As `Engine.close`."""
 
 
-class ThreadLanes:
-    """The `Lanes` of this process: one thread for each of `batches`, which take what was put into
+class ThreadWorkers:
+    """The `Workers` of this process: one thread for each of `batches`, which take what was put into
     `queue`."""
 
     def __init__(self, queue: Queue, batches: Sequence[Batch], events: EngineEvents):
         self.queue = queue
-        self.all = [Lane(queue, batch, events) for batch in batches]
+        self.all = [Worker(queue, batch, events) for batch in batches]
 
     @property
     def waiting(self) -> int:
-        """As `Lanes`."""
+        """As `Workers`."""
         return self.queue.rows
 
     @property
     def running(self) -> int:
-        """As `Lanes`."""
-        return sum(len(run.slots) for lane in self.all for run in list(lane.batch.running))
+        """As `Workers`."""
+        return sum(len(run.slots) for worker in self.all for run in list(worker.batch.running))
 
     def start(self) -> None:
-        """As `Lanes`."""
-        for lane in self.all:
-            lane.thread.start()
+        """As `Workers`."""
+        for worker in self.all:
+            worker.thread.start()
 
     def put(self, ticket: Ticket) -> None:
-        """As `Lanes`."""
+        """As `Workers`."""
         self.queue.put(ticket)
 
     def cancel(self, ticket: Ticket) -> None:
-        """As `Lanes`."""
+        """As `Workers`."""
         self.queue.cancel(ticket)
 
     def end(self) -> None:
-        """As `Lanes`."""
+        """As `Workers`."""
         self.queue.close()
 
     def close(self, seconds: float) -> bool:
-        """As `Lanes`."""
+        """As `Workers`."""
         self.queue.close()
         until = time.monotonic() + seconds
-        for lane in self.all:
-            lane.thread.join(max(0.0, until - time.monotonic()))
-        finished = not any(lane.thread.is_alive() for lane in self.all)
-        for lane in self.all:
-            lane.gives_up = True
+        for worker in self.all:
+            worker.thread.join(max(0.0, until - time.monotonic()))
+        finished = not any(worker.thread.is_alive() for worker in self.all)
+        for worker in self.all:
+            worker.gives_up = True
         self.queue.wake()
-        for lane in self.all:
-            lane.thread.join()
+        for worker in self.all:
+            worker.thread.join()
         return finished
 
 
-class Lane:
+class Worker:
     """Steps a batch in a thread of its own, as long as there are jobs."""
 
     def __init__(self, queue: Queue, batch: Batch, events: EngineEvents):
-        self.thread = threading.Thread(target=self.run, name="lane", daemon=True)
+        self.thread = threading.Thread(target=self.run, name="worker", daemon=True)
         self.queue = queue
         self.batch = batch
         self.events = events

@@ -19,7 +19,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class EngineMetrics:
-    """Of the engine of one model. Its lanes call these from their threads at every step, so that
+    """Of the engine of one model. Its workers call these from their threads at every step, so that
     they look nothing up."""
 
     def __init__(self, joined: Histogram, first_token: Histogram, rows: Histogram, tokens: Counter):
@@ -31,7 +31,7 @@ class EngineMetrics:
         self._tokens = tokens.inc
 
     def stepped(self, rows: int, tokens: int) -> None:
-        """A lane ran one step of `rows` rows, which gave `tokens` new tokens."""
+        """A worker ran one step of `rows` rows, which gave `tokens` new tokens."""
         self._rows(rows)
         self._tokens(tokens)
 

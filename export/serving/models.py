@@ -7,13 +7,10 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import RequestError, did_you_mean
-from ..files.predictions import GENERATORS
+from ..heads import EMBED, GENERATE, TRANSLATE, Task, has_task
 from ..scheduler.engine import Engine
 from ..text.language_pairs import Directions, directions_of
 from .reading import Reader
-
-SEQ2SEQ = GENERATORS[1]
-DECODER = GENERATORS[0]
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class ServedModel:
         return await self.reader.call(rows, function, *args, **options)
 
     @property
-    def worker(self) -> Engine | Reader:
+    def backend(self) -> Engine | Reader:
         """What its requests wait for."""
         found = self.engine or self.reader
         assert found is not None  # one of them is there
@@ -54,17 +51,25 @@ class ServedModel:
     def architecture(self) -> str:
         return self.runtime.runtime.architecture
 
+    def has_task(self, task: Task) -> bool:
+        return has_task(self.architecture, task)
+
     @property
     def translates(self) -> bool:
-        return self.architecture.endswith(SEQ2SEQ)
+        return self.has_task(TRANSLATE)
 
     @cached_property
     def directions(self) -> Directions:
         return directions_of(self.runtime, self.languages)
 
     @property
+    def embeds(self) -> bool:
+        """True if it embeds texts."""
+        return self.has_task(EMBED)
+
+    @property
     def completes(self) -> bool:
-        return self.architecture.endswith(DECODER)
+        return self.has_task(GENERATE)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
 
 from ..errors import RequestError
-from ..files.predictions import IMAGE, task_of
+from ..heads import IMAGE, find_task
 from ..scheduler.request import Job
 from ..text.tasks.translation import Plan, Splitting, joined
 from .models import ServedModel
@@ -77,8 +77,9 @@ async def models(request: Request) -> JSONResponse:
 
 
 def facts_of(model: ServedModel) -> dict[str, Any]:
-    name, kind = task_of(model.architecture, None)
-    task = "translate" if model.translates else f"{name}-image" if kind.forms == (IMAGE,) else name
+    found = find_task(model.architecture, None)
+    task = f"{found.name}-image" if found.forms == (IMAGE,) else found.name
+    task = "translate" if model.translates else task
     facts: dict[str, Any] = {"name": model.name, "task": task, "architecture": model.architecture}
     if task == "translate":
         facts["pairs"] = model.languages

@@ -32,7 +32,7 @@ from ..specs.graph_spec import TensorSpec, shape_of
 from ..specs.sequences import pair
 
 QUEUE = 256  # rows that may wait
-WORKERS = 64  # requests at once whose texts are cut, and answers made of what the graph returns
+MAX_CALLS = 64  # requests at once whose texts are cut, and answers made of what the graph returns
 LONGEST_WAIT = 0.002  # seconds that a row waits for others while another run is under way
 # axes, and what tells of them
 LENGTHS = {"source_length": "attention_mask", "target_length": "decoder_attention_mask"}
@@ -62,7 +62,7 @@ def padded(length: int, longest: int) -> int:
 
 
 class Call:
-    """Rows that one call of `Runtime.outputs` is made of. Lanes fill its `outputs`.
+    """Rows that one call of `Runtime.outputs` is made of. Workers fill its `outputs`.
 
     Args:
         feeds: checked, see `Runtime.feeds`.
@@ -105,7 +105,7 @@ class Call:
             whole = self.outputs.get(tensor.name)
             if whole is None:
                 sizes = [self.size(axis, size) for axis, size in zip(tensor.shape[1:], own.shape)]
-                # Another lane may do the same at once: the first one counts.
+                # Another worker may do the same at once: the first one counts.
                 whole = self.outputs.setdefault(
                     tensor.name, np.zeros((self.count, *sizes), own.dtype)
                 )
@@ -214,21 +214,21 @@ class Reader:
     """Runs the graph of `runtime`, which reads whole sequences, for many threads at once.
 
     Args:
-        runtime: opened with as many threads as a lane shall have.
-        lanes: threads that run the graph; they share the session.
+        runtime: opened with as many threads as a worker shall have.
+        workers: threads that run the graph; they share the session.
         queue: rows of requests that may be there at once, unless one request alone has more.
         longest: tokens of a row at most; by default as many as the model has positions.
-        workers: calls of `call` that are under way at once; others wait.
+        max_calls: calls of `call` that are under way at once; others wait.
     """
 
     def __init__(
         self,
         runtime: Runtime,
-        lanes: int = 1,
+        workers: int = 1,
         queue: int = QUEUE,
         longest: int | None = None,
         events: EngineEvents | None = None,
-        workers: int = WORKERS,
+        max_calls: int = MAX_CALLS,
     ):
         self.runtime = runtime
         self.session, self.spec = runtime.sessions["encoder"], runtime.specs["encoder"]
@@ -241,18 +241,18 @@ class Reader:
         self.events = events or NoEvents()
         self.fewest, self.most_rows = company(self)
         self.queue = ReadingQueue(self.most)
-        self.pool = ThreadPoolExecutor(workers, "reader")
-        self.lanes = [
-            threading.Thread(target=self._lane, name=f"lane {lane}", daemon=True)
-            for lane in range(lanes)
+        self.pool = ThreadPoolExecutor(max_calls, "reader")
+        self.workers = [
+            threading.Thread(target=self._worker, name=f"worker {worker}", daemon=True)
+            for worker in range(workers)
         ]
-        for lane in self.lanes:
-            lane.start()
+        for worker in self.workers:
+            worker.start()
 
     def describe(self) -> str:
         """In one line, for who starts it."""
         alone = "" if self.most_rows > 1 else " one row at a time (its rows depend on each other),"
-        return f"dynamic batches,{alone} {Arrangement(len(self.lanes), self.runtime.threads)}"
+        return f"dynamic batches,{alone} {Arrangement(len(self.workers), self.runtime.threads)}"
 
     @property
     def waiting(self) -> int:
@@ -348,7 +348,7 @@ class Reader:
             "num_choices", 1
         )
 
-    def _lane(self) -> None:
+    def _worker(self) -> None:
         while (found := self.queue.take()) is not None:
             sizes, rows = found
             error: Exception | None = None
@@ -395,9 +395,9 @@ class BatchingRuntime:
     def __init__(self, runtime: Runtime, reader: Reader):
         self.runtime = runtime
         self.reader = reader
-        # Tasks give so many rows at once as are worth a run: those of every lane, and of several
+        # Tasks give so many rows at once as are worth a run: those of every worker, and of several
         # lengths.
-        self.threads = 2 * len(reader.lanes) * runtime.threads
+        self.threads = 2 * len(reader.workers) * runtime.threads
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runtime, name)
@@ -419,10 +419,10 @@ class BatchingRuntime:
         return self.reader.read(self.runtime.feeds(given))
 
 
-def batched(runtime: Any, lanes: int = 1, queue: int = QUEUE, **options: Any) -> Reader:
-    """Makes `runtime`, a `TextRuntime` or an `ImageRuntime` opened with the threads of one lane,
+def batched(runtime: Any, workers: int = 1, queue: int = QUEUE, **options: Any) -> Reader:
+    """Makes `runtime`, a `TextRuntime` or an `ImageRuntime` opened with the threads of one worker,
     read through the `Reader` that is returned; `options` as there."""
-    reader = Reader(runtime.runtime, lanes, queue, **options)
+    reader = Reader(runtime.runtime, workers, queue, **options)
     runtime.runtime = BatchingRuntime(runtime.runtime, reader)
     return reader
 

@@ -15,7 +15,6 @@ from typing import Any
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from ..files.predictions import open_runtime
 from ..inference.devices import processors
 from ..inference.export_info import json_object
 from ..scheduler.capacity import Arrangement, arrangement
@@ -23,6 +22,7 @@ from ..scheduler.engine import Engine
 from ..scheduler.process import EngineProcess
 from ..scheduler.worker import SWITCH_INTERVAL
 from ..text.language_pairs import languages_of_model
+from ..text_runtime import open_runtime
 from . import page
 from .app import create_app
 from .lifecycle import Lifecycle
@@ -49,8 +49,8 @@ TICK, TICKS = 0.1, 5
 async def load(
     source: Source, settings: Settings, metrics: Metrics, cores: int, process: EngineProcess | None
 ) -> ServedModel:
-    """Lanes and threads are for so many `cores`; those of what generates are in `process`, if there
-    is one.
+    """Workers and threads are for so many `cores`; those of what generates are in `process`, if
+    there is one.
 
     Raises what the runtime raises for a damaged export, and UsageError for a setting that the model
     cannot have.
@@ -62,9 +62,9 @@ async def load(
         options |= dict(continuous=True, loads=process is None)
     runtime = await in_thread(functools.partial(open_runtime, source.directory, **options))
     if source.generates:
-        sizes: dict[str, Any] = dict(lanes=arranged.lanes, slots=settings.slots)
+        sizes: dict[str, Any] = dict(workers=arranged.workers, slots=settings.slots)
         sizes |= dict(max_source=settings.max_source, max_length=settings.max_length)
-        lanes = None
+        workers = None
         if process is not None:
             opened = dict(
                 directory=str(source.directory),
@@ -72,21 +72,21 @@ async def load(
                 dtype=settings.dtype,
                 sizes=sizes,
             )
-            lanes = await process.open(source.name, settings.queue, events, **opened)
+            workers = await process.open(source.name, settings.queue, events, **opened)
         engine = Engine(
-            runtime.runtime, **sizes, queue=settings.queue, events=events, elsewhere=lanes
+            runtime.runtime, **sizes, queue=settings.queue, events=events, elsewhere=workers
         ).start()
         model = ServedModel(
             source.name, runtime, engine, languages_of_model(runtime, source.languages)
         )
     else:
         reader = batched(
-            runtime, arranged.lanes, settings.queue, longest=settings.max_source, events=events
+            runtime, arranged.workers, settings.queue, longest=settings.max_source, events=events
         )
         model = ServedModel(source.name, runtime, reader=reader)
-    metrics.watch_rows(source.name, lambda: model.worker.waiting, lambda: model.worker.running)
+    metrics.watch_rows(source.name, lambda: model.backend.waiting, lambda: model.backend.running)
     if model.engine is not None:
-        metrics.watch_slots(source.name, model.engine.slots, lambda: model.worker.running)
+        metrics.watch_slots(source.name, model.engine.slots, lambda: model.backend.running)
     return model
 
 
@@ -96,7 +96,7 @@ def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangeme
     path = source.directory / CONFIG
     config = json_object(path, path.read_bytes())
     try:
-        return arrangement(config, cores, settings.lanes, settings.threads)
+        return arrangement(config, cores, settings.workers, settings.threads)
     except (KeyError, TypeError) as error:
         found = (
             f"lacks {error}"
@@ -110,7 +110,7 @@ def description(model: ServedModel) -> str:
     """One line of what is served."""
     artifact = model.runtime.runtime.artifact
     facts = [model.architecture, artifact.manifest["target"], model.runtime.runtime.dtype]
-    return f"{model.name}: {', '.join([*facts, model.worker.describe()])}"
+    return f"{model.name}: {', '.join([*facts, model.backend.describe()])}"
 
 
 async def warm(model: ServedModel) -> None:
@@ -209,7 +209,7 @@ class Service:
     def close(self) -> None:
         gc.unfreeze()
         for model in self.models:
-            model.worker.close()
+            model.backend.close()
         if self.process is not None:
             self.process.close()
 

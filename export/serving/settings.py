@@ -82,16 +82,16 @@ class Settings:
     dtype: str | None = setting(
         unicode, None, "which of an export's, if it has several; the first if not given"
     )
-    lanes: int | None = setting(
+    workers: int | None = setting(
         positive,
         None,
         "threads that each run a batch of their own; by the model's size if not given",
     )
     threads: int | None = setting(
-        positive, None, "processor threads of one lane; by the model's size if not given"
+        positive, None, "processor threads of one worker; by the model's size if not given"
     )
     slots: int | None = setting(
-        positive, None, "rows that run at once, of all lanes; by the model's size if not given"
+        positive, None, "rows that run at once, of all workers; by the model's size if not given"
     )
     max_source: int | None = setting(
         positive, None, "tokens of a source at most; the model's limit if not given, at most 512"

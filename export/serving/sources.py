@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from ..files.predictions import GENERATORS
+from ..heads import GENERATORS, TRANSLATE, has_task
 from ..inference.export_info import MANIFEST, check_has_manifest, json_object
 
 NAME = re.compile(r"[\w.-]+", re.ASCII)
@@ -24,7 +24,7 @@ class Source:
 
     @property
     def generates(self) -> bool:
-        return self.architecture.endswith(GENERATORS)
+        return self.architecture in GENERATORS
 
 
 def sources(
@@ -78,7 +78,7 @@ def chosen(found: Mapping[str, Source], name: str | None, pair: str) -> Source:
     fitting = [
         each
         for each in found.values()
-        if each.architecture.endswith(GENERATORS[1]) and name in (None, each.name)
+        if has_task(each.architecture, TRANSLATE) and name in (None, each.name)
     ]
     if len(fitting) != 1:
         names = ", ".join(each.name for each in fitting) or "none"

@@ -1,4 +1,4 @@
-"""Graphs that read whole sequences, for all targets, and what each head returns of them.
+"""Graphs that read whole sequences, for all targets.
 
 | model | takes | returns |
 |---|---|---|
@@ -8,12 +8,12 @@
 | seq2seq without a head | tokens, and the decoder's tokens | both `last_hidden_state`s |
 | seq2seq with a head that reads the source twice | tokens | what its head returns |
 
-All are `onnx/model.onnx`. A new head is one line of `OUTPUTS`, and its graph, see
-`graphs.sequences`.
+All are `onnx/model.onnx`. What a head returns is in `heads.HEADS`.
 """
 
 from collections.abc import Callable
 
+from ..heads import HEADS, READS_CHOICES, READS_IMAGES, READS_TARGETS, Head
 from .graph_spec import GraphSpec, TensorSpec
 
 FILE = "onnx/model.onnx"
@@ -22,103 +22,43 @@ DECODER_FILE = "onnx/decoder_model_merged.onnx"
 FLAGS = (0, 1)
 
 
-def per_token(name: str, *size: int, length: str = "source_length") -> TensorSpec:
-    return TensorSpec(name, "float32", ("batch_size", length, *size))
-
-
-def per_sequence(name: str, size: int | str) -> TensorSpec:
-    return TensorSpec(name, "float32", ("batch_size", size))
-
-
-def hidden_states(config: dict) -> tuple[TensorSpec, ...]:
-    pooled = (
-        (per_sequence("pooler_output", config["hidden_size"]),) if config.get("pooler_act") else ()
-    )
-    return per_token("last_hidden_state", config["hidden_size"]), *pooled
-
-
-def image_states(config: dict) -> tuple[TensorSpec, ...]:
-    states, *pooled = hidden_states(config)
-    length = (
-        sum(first_tokens_and_patches(config)) if not reads_any_size(config) else "sequence_length"
-    )
-    return TensorSpec(
-        states.name, states.dtype, ("batch_size", length, config["hidden_size"])
-    ), *pooled
-
-
 def decoder_size(config: dict) -> int:
     """Return the width of a decoder's states: that of its embeddings."""
     return config.get("embedding_size") or config["hidden_size"]
 
 
-def decoder_states(config: dict) -> tuple[TensorSpec, ...]:
-    return (per_token("last_hidden_state", decoder_size(config)),)
+def image_length(config: dict) -> int | str:
+    """Return the number of states of an image, or the name of an axis where images of any size
+    are read."""
+    if reads_any_size(config):
+        return "sequence_length"
+    return sum(first_tokens_and_patches(config))
 
 
-def both_states(config: dict) -> tuple[TensorSpec, ...]:
-    states = per_token("last_hidden_state", decoder_size(config), length="target_length")
-    return states, per_token("encoder_last_hidden_state", config["hidden_size"])
-
-
-def vocabulary_logits(config: dict) -> tuple[TensorSpec, ...]:
-    return (per_token("logits", config["vocab_size"]),)
-
-
-def pretraining_logits(config: dict) -> tuple[TensorSpec, ...]:
-    return per_token("prediction_logits", config["vocab_size"]), per_sequence(
-        "seq_relationship_logits", 2
-    )
-
-
-def next_sentence_logits(config: dict) -> tuple[TensorSpec, ...]:
-    return (per_sequence("logits", 2),)
-
-
-def sequence_labels(config: dict) -> tuple[TensorSpec, ...]:
-    return (per_sequence("logits", len(config["id2label"])),)
-
-
-def token_labels(config: dict) -> tuple[TensorSpec, ...]:
-    return (per_token("logits", len(config["id2label"])),)
-
-
-def answers(config: dict) -> tuple[TensorSpec, ...]:
-    return per_token("start_logits"), per_token("end_logits")
-
-
-def choices(config: dict) -> tuple[TensorSpec, ...]:
-    return (per_sequence("logits", "num_choices"),)
-
-
-# Each architecture that reads whole sequences -> what it returns, given the config.
-OUTPUTS: dict[str, Callable[[dict], tuple[TensorSpec, ...]]] = {
-    "VanillaEncoderModel": hidden_states,
-    "VanillaEncoderForMaskedLM": vocabulary_logits,
-    "VanillaEncoderForPreTraining": pretraining_logits,
-    "VanillaEncoderForNextSentencePrediction": next_sentence_logits,
-    "VanillaEncoderForSequenceClassification": sequence_labels,
-    "VanillaEncoderForTokenClassification": token_labels,
-    "VanillaEncoderForQuestionAnswering": answers,
-    "VanillaEncoderForMultipleChoice": choices,
-    "VanillaDecoderModel": decoder_states,
-    "VanillaDecoderForSequenceClassification": sequence_labels,
-    "VanillaDecoderForTokenClassification": token_labels,
-    "VanillaDecoderForQuestionAnswering": answers,
-    "VanillaSeq2SeqModel": both_states,
-    "VanillaSeq2SeqForSequenceClassification": sequence_labels,
-    "VanillaSeq2SeqForQuestionAnswering": answers,
-    "VanillaVisionModel": image_states,
-    "VanillaVisionForImageClassification": sequence_labels,
+# Sizes that depend on the config, by their names in `heads.Output.axes`.
+SIZES: dict[str, Callable[[dict], int | str]] = {
+    "hidden_size": lambda config: config["hidden_size"],
+    "vocab_size": lambda config: config["vocab_size"],
+    "num_labels": lambda config: len(config["id2label"]),
+    "decoder_size": decoder_size,
+    "image_length": image_length,
 }
-GENERATORS = ("VanillaDecoderForCausalLM", "VanillaSeq2SeqForConditionalGeneration")
-EXPORTABLE = (*OUTPUTS, *GENERATORS)
-READS_CHOICES = "VanillaEncoderForMultipleChoice"  # several sequences for each
-READS_TARGETS = "VanillaSeq2SeqModel"  # the decoder's tokens too
-READS_IMAGES = ("VanillaVisionModel", "VanillaVisionForImageClassification")
 IMAGE_SIZES = ("trained", "free")  # that graphs read
-# the state at an end token, so every row must have one
-READS_AT_END = "VanillaSeq2SeqForSequenceClassification"
+
+
+def size_of(axis: int | str, config: dict) -> int | str:
+    return SIZES[axis](config) if isinstance(axis, str) and axis in SIZES else axis
+
+
+def head_outputs(config: dict, head: Head) -> tuple[TensorSpec, ...]:
+    """Return what a graph with this head returns."""
+    return tuple(
+        TensorSpec(
+            output.name, "float32", ("batch_size", *(size_of(axis, config) for axis in output.axes))
+        )
+        for output in head.outputs
+        if output.needs is None or config.get(output.needs)
+    )
 
 
 def sequence_specs(config: dict, architecture: str) -> dict[str, GraphSpec] | None:
@@ -127,12 +67,13 @@ def sequence_specs(config: dict, architecture: str) -> dict[str, GraphSpec] | No
     Args:
         config: the checkpoint's config.json.
     """
-    if architecture not in OUTPUTS:
+    head = HEADS[architecture]
+    if head.generates:
         return None
-    outputs = OUTPUTS[architecture](config)
-    if architecture in READS_IMAGES:
+    outputs = head_outputs(config, head)
+    if head.reads == READS_IMAGES:
         return {"encoder": GraphSpec(FILE, image_inputs(config), outputs, example_image(config))}
-    return {"encoder": GraphSpec(FILE, sequence_inputs(config, architecture), outputs)}
+    return {"encoder": GraphSpec(FILE, sequence_inputs(config, head), outputs)}
 
 
 # ------------------------------------------------------------------------------------------- images
@@ -171,18 +112,18 @@ def example_image(config: dict) -> dict[str, int]:
 # ---------------------------------------------------------------------------------------- sequences
 
 
-def sequence_inputs(config: dict, architecture: str) -> tuple[TensorSpec, ...]:
+def sequence_inputs(config: dict, head: Head) -> tuple[TensorSpec, ...]:
     """Tokens (B, S), with several choices of them (B, C, S), and where a decoder reads others,
     these (B, T)."""
     shape = (
         ("batch_size", "num_choices", "source_length")
-        if architecture == READS_CHOICES
+        if head.reads == READS_CHOICES
         else ("batch_size", "source_length")
     )
     tensors = token_inputs(config, shape)
     if types := config.get("type_vocab_size"):
         tensors += (TensorSpec("token_type_ids", "int64", shape, (0, types - 1), default=0),)
-    if architecture == READS_TARGETS:
+    if head.reads == READS_TARGETS:
         tensors += token_inputs(config, ("batch_size", "target_length"), prefix="decoder_")
     return tensors
 

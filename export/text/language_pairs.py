@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import UsageError
+from ..heads import TRANSLATE, has_task
 from ..inference.export_info import CARD, Artifact
 from .language_names import NAMES, shorten_codes
 from .languages import some
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 Pair = tuple[str, str]  # the codes of a source and of a target
 
-SEQ2SEQ = "Seq2SeqForConditionalGeneration"
 OF_CARD = re.compile(r"^---\n(.*?)^---$", re.DOTALL | re.MULTILINE)
 # LibreTranslate's, where a model does not have these themselves
 ALIASES = {"zh": "zh-hans", "zt": "zh-hant", "pb": "pt-br"}
@@ -110,7 +110,7 @@ def languages_of_model(runtime: "TextRuntime", given: Sequence[Pair] = ()) -> li
     Raises:
         UsageError: for a language that the model does not have.
     """
-    if not runtime.runtime.architecture.endswith(SEQ2SEQ):
+    if not has_task(runtime.runtime.architecture, TRANSLATE):
         return []
     languages = runtime.languages
     names = names_by_code([*languages.tokens, *languages.words])

@@ -496,8 +496,8 @@ def test_captions_take_the_fastest_setting_of_an_engine():
     assert summary["per_second"] == 10 and summary["agreement"] == 0.99
     assert summary["seconds"] == dict(median=4.0, min=2.0, max=5.0, runs=[5.0, 4.0, 2.0])
     assert summary["arrangement"] == dict(workers=2, threads=1, rows=64, by="engine")
-    found["int8"]["lanes 1 2 32"] = measured(11.0, 12.0, 13.0)
-    assert measure_cpu.captions_summary("cpu-int8", found, 40)["arrangement"]["by"] == "lanes"
+    found["int8"]["workers 1 2 32"] = measured(11.0, 12.0, 13.0)
+    assert measure_cpu.captions_summary("cpu-int8", found, 40)["arrangement"]["by"] == "workers"
 
 
 def test_the_plot_is_drawn_from_the_result_alone(tmp_path):

@@ -26,6 +26,7 @@ from vanilla_transformer_export import Options
 from vanilla_transformer_export.arguments import key_value, output_of
 from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.cli.main import VERBS, main
+from vanilla_transformer_export.cli.verbs import generation_options
 from vanilla_transformer_export.targets.registry import targets
 
 ROOT = Path(__file__).parents[2]
@@ -218,7 +219,7 @@ def test_helps_fit_a_terminal_and_load_nothing_heavy():
     """All of them in one process that has loaded nothing before."""
     code = f"""
 import sys
-from vanilla_transformer_export.cli import VERBS, main
+from vanilla_transformer_export.cli.main import VERBS, main
 from vanilla_transformer_export.targets.registry import targets
 for words in ([], *([verb] for verb in {[*VERBS]}), ["export"]):
     try:
@@ -295,9 +296,6 @@ def test_the_version_is_that_of_the_installed_package(start):
         ("verify", "EXPORT CHECKPOINT"),
         ("generate", "EXPORT [TEXT ...]"),
         ("predict", "EXPORT [TEXT ...]"),
-        ("translate-files", "EXPORT IN [IN ...]"),
-        ("predict-files", "EXPORT IN [IN ...]"),
-        ("embed-files", "EXPORT IN [IN ...]"),
         ("evaluate", "MODEL"),
         ("serve", "EXPORT [EXPORT ...]"),
         ("doctor", "[-h] [--json]"),
@@ -325,6 +323,7 @@ def test_every_verb_is_tested_for_its_help():
     [
         ([], "VERB"),
         (["translate"], "'translate'"),
+        (["translate-files", "a", "b"], "no verb 'translate-files', expected one of train, "),
         (["export"], "CHECKPOINT"),
         (["train"], "--output"),
         (["train", "--output", "a"], "RECIPE"),
@@ -486,7 +485,7 @@ def test_every_field_of_the_options_is_a_flag_with_its_help(verb, excluded, caps
 )
 @pytest.mark.parametrize("verb", ["generate", "evaluate"])
 def test_flags_give_the_options_that_they_name(verb, words, expected):
-    found = cli.generation_options(cli.parse([verb, "model", *words.split()]))
+    found = generation_options(cli.parse([verb, "model", *words.split()]))
     assert found == expected
     assert [*map(type, found.values())] == [*map(type, expected.values())]
 
@@ -768,7 +767,8 @@ def test_generate_runs_on_the_device_it_is_told(exported, tmp_path):
 def test_generate_says_when_the_model_cannot_generate(exported, tmp_path):
     directory = copy_of(exported("encoder").directory, tmp_path)
     with_tokenizer(directory, 48)
-    assert "VanillaEncoderModel cannot generate" in error_of("generate", directory, "the dog")
+    said = error_of("generate", directory, "the dog")
+    assert "generate is not what a VanillaEncoderModel is for, expected one of embed" in said
 
 
 def test_a_decoder_continues_text_as_transformers_does(exported, tmp_path, capsys):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from checkpoints import edit_json
+from checkpoints import edit_json, parity_of
 from families import RIGHT, outputs_of, random_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, GenerationConfig
@@ -384,7 +384,7 @@ def test_exports_generate_the_tokens_of_the_source(pair, target, dtype, tmp_path
 @pytest.mark.parametrize("target", ["portable", "cpu"])
 def test_int8_exports_generate_nearly_the_same(pair, target, tmp_path):
     manifest = export(pair[1] / "ours", tmp_path / "out", target=target, dtype="int8", cases=6)
-    assert manifest["parity"]["agreeing_tokens"] > 0.8 * manifest["parity"]["tokens"]
+    assert parity_of(manifest)["agreeing_tokens"] > 0.8 * parity_of(manifest)["tokens"]
     assert (
         Runtime(tmp_path / "out").generate(rows("right")[0].numpy(), max_new_tokens=5).shape[0] == 3
     )

@@ -84,7 +84,8 @@ def test_a_pointer_in_place_of_a_table_or_an_image_is_named(exported, tmp_path):
         (tmp_path / name).write_text(POINTER)
     export = with_words(exported("encoder").directory, tmp_path)
     for name in ("texts.parquet", "texts.jsonl", "texts.txt"):
-        said = error_of("embed-files", export, tmp_path / name, "--output", tmp_path / "out")
+        files = ["--input", tmp_path / name, "--output-dir", tmp_path / "out"]
+        said = error_of("predict", export, *files)
         assert f"{tmp_path / name} is a git-lfs pointer" in said
     with pytest.raises(ValueError, match="picture.png is a git-lfs pointer"):
         opened(tmp_path / "picture.png")

@@ -278,7 +278,7 @@ def test_bleu_of_text_that_is_in_tokens_takes_them_as_they_are(exported, tmp_pat
         (
             "encoder",
             ["text"],
-            "no metric for a VanillaEncoderModel, expected one of VanillaSeq2SeqFor",
+            "no metric for a VanillaEncoderModel, expected one of VanillaEncoderForMaskedLM",
         ),
         ("causal", [], "a VanillaDecoderForCausalLM is evaluated on --text, got none"),
         ("causal", ["text", "labels"], "is evaluated on --text, got --text and --labels"),

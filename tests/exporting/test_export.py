@@ -10,7 +10,18 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from checkpoints import CHECKPOINTS, EOS, HEADS, KEY_WIDTH, PAD, VALUE_WIDTH, VOCABULARY, WIDTH
+from checkpoints import (
+    CHECKPOINTS,
+    EOS,
+    HEADS,
+    KEY_WIDTH,
+    PAD,
+    VALUE_WIDTH,
+    VOCABULARY,
+    WIDTH,
+    graphs_of,
+    parity_of,
+)
 from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
@@ -22,8 +33,7 @@ from vanilla_transformer import (
     VanillaEncoderModel,
 )
 from vanilla_transformer_export import Runtime, export, load_checkpoint
-from vanilla_transformer_export.exporting import export as exporting
-from vanilla_transformer_export.exporting import parity
+from vanilla_transformer_export.exporting import parity, plan
 from vanilla_transformer_export.exporting.parity import Report
 from vanilla_transformer_export.graphs import saving
 
@@ -164,7 +174,7 @@ def test_a_file_says_nothing_of_the_machine_that_wrote_it_and_holds_all_its_weig
     for trace in (
         b".py",
         b"site-packages",
-        exporting.__file__.rpartition("/")[0].encode(),
+        plan.__file__.rpartition("/")[0].encode(),
         b"/home",
         b"Traceback",
         b"pkg.torch",
@@ -305,20 +315,20 @@ def test_the_manifest_says_what_was_exported(exported):
     manifest = json.loads((exported("seq2seq").directory / "manifest.json").read_text())
     assert manifest["model_type"] == "vanilla-seq2seq"
     assert manifest["architecture"] == "VanillaSeq2SeqForConditionalGeneration"
-    assert manifest["graphs"] == {
+    assert graphs_of(manifest) == {
         "encoder": "onnx/encoder_model.onnx",
         "decoder": "onnx/decoder_model_merged.onnx",
     }
-    assert (manifest["target"], manifest["dtype"]) == ("portable", "fp32")
+    assert (manifest["target"], manifest["default_dtype"]) == ("portable", "fp32")
     assert (
         manifest["opset"]
         == onnx.load(exported("seq2seq").directory / "onnx/encoder_model.onnx")
         .opset_import[0]
         .version
     )
-    assert manifest["parity"]["cases"] == 3
-    assert manifest["parity"]["failures"] == 0
-    assert 0 < manifest["parity"]["max_error"] < manifest["parity"]["tolerance"]
+    assert parity_of(manifest)["cases"] == 3
+    assert parity_of(manifest)["failures"] == 0
+    assert 0 < parity_of(manifest)["max_error"] < parity_of(manifest)["tolerance"]
     assert manifest["versions"]["torch"] == torch.__version__
     assert "checkpoint" not in json.dumps(manifest)  # no path of this machine
 
@@ -405,7 +415,7 @@ def test_an_interrupted_export_leaves_nothing_behind(quick, checkpoint, tmp_path
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    quick.setattr(exporting, "write_graphs", interrupt)
+    quick.setattr(plan, "write_graphs", interrupt)
     with pytest.raises(KeyboardInterrupt):
         export(checkpoint, tmp_path / "deep/out")
     assert not (tmp_path / "deep").exists()
@@ -540,7 +550,7 @@ def test_weights_that_a_message_cannot_hold_go_to_a_file_beside_it(
         if entry.key == "location"
     }
     assert places == {"model.onnx_data"}
-    assert manifest["parity"]["failures"] == 0
+    assert parity_of(manifest)["failures"] == 0
     ids = np.array([[5, 6, 7]])
     expected = Runtime(exported("encoder").directory).encode(ids)
     np.testing.assert_array_equal(Runtime(tmp_path / "out").encode(ids), expected)

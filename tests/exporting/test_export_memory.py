@@ -9,6 +9,7 @@ from checkpoints import perturbed
 from vanilla_transformer.checkpoint_config import read_config
 from vanilla_transformer_export.exporting.graphs import GraphFormat, GraphSource, write_graphs
 from vanilla_transformer_export.graphs.config import Config
+from vanilla_transformer_export.graphs.weights import CheckpointWeights
 from vanilla_transformer_export.targets.registry import get_target
 
 VOCABULARY, WIDTH = 30_000, 256
@@ -51,7 +52,7 @@ def test_an_export_needs_three_times_the_largest_matrix(
     specs = kind.graph_specs(config.to_dict(), config.architecture, weights, activations)
     form = GraphFormat(kind, weights, activations, kind.opsets[0])
     tracemalloc.start()
-    write_graphs(GraphSource.read(checkpoint, config), form, specs, tmp_path)
+    write_graphs(GraphSource(config, CheckpointWeights(checkpoint, config)), form, specs, tmp_path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert MATRIX / 8 < peak < 3 * MATRIX

@@ -28,9 +28,10 @@ from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.files import progress, run
 from vanilla_transformer_export.files import ray as on_ray
 from vanilla_transformer_export.files.formats import format_of
-from vanilla_transformer_export.files.predictions import CHOICES, PAIR, QUESTION, TEXT, Predictions
+from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.rows import Fields
-from vanilla_transformer_export.files.run import Bulk
+from vanilla_transformer_export.files.run import Runner
+from vanilla_transformer_export.heads import CHOICES, PAIR, QUESTION, TEXT
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was cut after")
 COMMAND = [sys.executable, "-m", "vanilla_transformer_export.cli.main"]
@@ -55,16 +56,9 @@ def runtime_of(exported, tmp_path_factory):
 def bulk(runtime_of):
     """A translation in shards of eight lines, with other settings where they are given."""
 
-    def made(
-        task="translate",
-        result="translation",
-        model=("seq2seq",),
-        options=OPTIONS,
-        shard_lines=8,
-        **settings,
-    ):
+    def made(task="translate", model=("seq2seq",), options=OPTIONS, shard_lines=8, **settings):
         predictions = Predictions(runtime_of(*model), task, options if task == "translate" else {})
-        return Bulk(predictions, result, shard_lines=shard_lines, **settings)
+        return Runner(predictions, shard_lines=shard_lines, **settings)
 
     return made
 
@@ -110,7 +104,7 @@ def test_each_line_is_translated_once_and_in_order(bulk, runtime_of, tmp_path):
     first, second = some_lines(30), some_lines(8, seed=1)
     inputs = [write(tmp_path / "a.en", first), tmp_path / "b.en.gz"]
     inputs[1].write_bytes(gzip.compress("\r\n".join(second).encode("utf-8-sig")))
-    report = bulk().run(inputs, tmp_path / "out")
+    report = bulk().to_directory(inputs, tmp_path / "out")
     for name, lines in {"a.en": first, "b.en": second}.items():
         found = (tmp_path / "out" / name).read_text().split("\n")
         assert found == [*translated(runtime_of("seq2seq"), lines), ""]
@@ -123,7 +117,7 @@ def test_json_lines_keep_their_other_fields(bulk, runtime_of, tmp_path):
     lines = some_lines(12)
     rows = [{"id": number, "en": line, "more": ["é", None]} for number, line in enumerate(lines)]
     source = write(tmp_path / "a.jsonl", [json.dumps(row) for row in rows])
-    bulk(field="en").run([source], tmp_path / "out")
+    bulk(field="en").to_directory([source], tmp_path / "out")
     found = [json.loads(line) for line in (tmp_path / "out" / "a.jsonl").read_text().splitlines()]
     expected = translated(runtime_of("seq2seq"), lines, None)
     assert [row.pop("translation") for row in found] == expected and found == rows
@@ -134,7 +128,7 @@ def test_tables_keep_their_other_columns(bulk, runtime_of, tmp_path, count):
     lines = some_lines(count)
     columns = {"id": pyarrow.array(range(count), "int64"), "text": pyarrow.array(lines, "string")}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet", row_group_size=11)
-    report = bulk().run([tmp_path / "a.parquet"], tmp_path / "out")
+    report = bulk().to_directory([tmp_path / "a.parquet"], tmp_path / "out")
     found = pyarrow.parquet.read_table(tmp_path / "out" / "a.parquet").to_pydict()
     expected = translated(runtime_of("seq2seq"), lines, None)
     assert (
@@ -145,9 +139,7 @@ def test_tables_keep_their_other_columns(bulk, runtime_of, tmp_path, count):
 
 def test_predictions_of_text_are_json_lines(bulk, runtime_of, tmp_path):
     lines = [line or "w5" for line in some_lines(10)]
-    bulk(None, "prediction", ["classification"]).run(
-        [write(tmp_path / "a", lines)], tmp_path / "out"
-    )
+    bulk(None, ["classification"]).to_directory([write(tmp_path / "a", lines)], tmp_path / "out")
     found = [json.loads(line) for line in (tmp_path / "out" / "a.jsonl").read_text().splitlines()]
     for own, [expected] in zip(found, runtime_of("classification").classify(lines), strict=True):
         assert own[0]["label"] == expected["label"] and own[0]["score"] == pytest.approx(
@@ -161,7 +153,7 @@ def test_embeddings(bulk, runtime_of, tmp_path, kind):
     source = write(tmp_path / f"a.{kind}", lines)
     if kind == "parquet":
         pyarrow.parquet.write_table(pyarrow.table({"text": lines}), source)
-    bulk("embed", "embedding", ["encoder"]).run([source], tmp_path / "out")
+    bulk("embed", ["encoder"]).to_directory([source], tmp_path / "out")
     if kind == "parquet":
         column = pyarrow.parquet.read_table(tmp_path / "out" / "a.parquet")["embedding"]
         assert column.type == pyarrow.list_(pyarrow.float32())
@@ -174,7 +166,7 @@ def test_embeddings(bulk, runtime_of, tmp_path, kind):
 
 
 def test_an_input_without_lines_gives_an_output_without_lines(bulk, tmp_path):
-    assert bulk().run([write(tmp_path / "a", [])], tmp_path / "out")["lines"] == 0
+    assert bulk().to_directory([write(tmp_path / "a", [])], tmp_path / "out")["lines"] == 0
     assert (tmp_path / "out" / "a").read_bytes() == b""
 
 
@@ -186,7 +178,7 @@ def test_a_nested_field_is_read_and_the_results_get_another_name(bulk, runtime_o
     source = write(tmp_path / f"a.{kind}", map(json.dumps, rows))
     if kind == "parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), source)
-    bulk(field="translation.en", output_field="found").run([source], tmp_path / "out")
+    bulk(field="translation.en", output_field="found").to_directory([source], tmp_path / "out")
     written = tmp_path / "out" / source.name
     read = (
         pyarrow.parquet.read_table(written).to_pylist()
@@ -207,7 +199,7 @@ def test_compressed_files_are_read_as_plain_ones(bulk, tmp_path, compressed, nam
     (tmp_path / name).write_bytes(content)
     (tmp_path / f"{name}{suffix}").write_bytes(compressed.compress(content))
     for source, out in ((tmp_path / name, "plain"), (tmp_path / f"{name}{suffix}", "packed")):
-        bulk().run([source], tmp_path / out)
+        bulk().to_directory([source], tmp_path / out)
     assert names(tmp_path / "packed") == names(tmp_path / "plain") == [name, "manifest.json"]
     assert (tmp_path / "packed" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
 
@@ -257,7 +249,7 @@ def test_files_that_hold_no_lines_are_refused_before_anything_is_written(
 ):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        bulk().run([tmp_path / name], tmp_path / "out")
+        bulk().to_directory([tmp_path / name], tmp_path / "out")
     assert names(tmp_path) == [name]
 
 
@@ -268,7 +260,7 @@ def test_bad_lines_of_text_are_set_aside_and_leave_their_place(bulk, runtime_of,
     lines = [line.encode() for line in some_lines(20)]
     lines[3], lines[17] = b"caf\xe9", b"w5 " * 400_000
     (tmp_path / "a").write_bytes(b"\n".join(lines))
-    report = bulk().run([tmp_path / "a"], tmp_path / "out")
+    report = bulk().to_directory([tmp_path / "a"], tmp_path / "out")
     lines[3] = lines[17] = b""
     expected = translated(runtime_of("seq2seq"), [line.decode() for line in lines])
     assert (tmp_path / "out" / "a").read_text().split("\n") == [*expected, ""]
@@ -289,7 +281,7 @@ def test_bad_json_lines(bulk, tmp_path):
         '{"text": "\\ud800"}',
         '{"text": "w6"}',
     ]
-    bulk().run([write(tmp_path / "a.jsonl", lines)], tmp_path / "out")
+    bulk().to_directory([write(tmp_path / "a.jsonl", lines)], tmp_path / "out")
     found = [json.loads(line) for line in (tmp_path / "out" / "a.jsonl").read_text().splitlines()]
     assert [row and row["translation"] for row in found[:7]] == [
         found[0]["translation"],
@@ -317,7 +309,9 @@ def test_bad_json_lines(bulk, tmp_path):
     "line", ['{"text": "w5", "text": "w6"}', '{"text": "w5", "a": [{"b": 1, "b": 1}]}']
 )
 def test_a_line_with_two_fields_of_one_name_is_set_aside(bulk, tmp_path, line):
-    report = bulk().run([write(tmp_path / "a.jsonl", [line, '{"text": "w5"}'])], tmp_path / "out")
+    report = bulk().to_directory(
+        [write(tmp_path / "a.jsonl", [line, '{"text": "w5"}'])], tmp_path / "out"
+    )
     first, second = (tmp_path / "out" / "a.jsonl").read_text().splitlines()
     assert first == "null" and "translation" in json.loads(second) and report["bad"] == 1
     [(place, reason)] = bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")
@@ -330,7 +324,7 @@ def test_numbers_that_json_cannot_hold_are_set_aside(bulk, tmp_path, number):
         f'{{"text": "w5", "score": {number}}}',
         '{"text": "w5", "score": 1e300, "id": 123456789012345678901234567890}',
     ]
-    report = bulk().run([write(tmp_path / "a.jsonl", lines)], tmp_path / "out")
+    report = bulk().to_directory([write(tmp_path / "a.jsonl", lines)], tmp_path / "out")
     first, second = (tmp_path / "out" / "a.jsonl").read_text().splitlines()
     assert (
         first == "null"
@@ -343,7 +337,7 @@ def test_numbers_that_json_cannot_hold_are_set_aside(bulk, tmp_path, number):
 
 def test_an_escaped_name_of_the_output_field_is_set_aside(bulk, tmp_path):
     lines = ['{"text": "w5", "\\u0074ranslation": 1}', '{"text": "w5"}']
-    bulk().run([write(tmp_path / "a.jsonl", lines)], tmp_path / "out")
+    bulk().to_directory([write(tmp_path / "a.jsonl", lines)], tmp_path / "out")
     [(place, reason)] = bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")
     assert place == 1 and "has a field translation already" in reason
 
@@ -354,10 +348,10 @@ def test_what_is_too_long_for_the_model_is_bad_and_its_neighbours_are_not(
     lines = ["w5 w1 w6"] * 20
     lines[2] = lines[13] = "w5 " * 60  # of 40 positions
     predictions = Predictions(runtime_of("causal-learned"), None, OPTIONS)
-    Bulk(predictions, "prediction").run([write(tmp_path / "a", lines)], tmp_path / "out")
-    found = [json.loads(line) for line in (tmp_path / "out" / "a.jsonl").read_text().splitlines()]
-    assert [place for place, row in enumerate(found) if row is None] == [2, 13]
-    assert [number for number, _ in bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")] == [3, 14]
+    Runner(predictions).to_directory([write(tmp_path / "a", lines)], tmp_path / "out")
+    found = (tmp_path / "out" / "a").read_text().split("\n")
+    assert [place for place, text in enumerate(found) if not text] == [2, 13, 20]
+    assert [number for number, _ in bad_lines(tmp_path / "out" / "a.bad.jsonl")] == [3, 14]
 
 
 # ----------------------------------------------------------------------------------------- going on
@@ -369,15 +363,15 @@ class Stopped(Exception):
 
 def stop_after(monkeypatch, count, error=Stopped):
     """So many shards."""
-    results_of, done = run.results_of, []
+    compute, done = run.compute, []
 
     def stopping(*arguments):
         done.append(arguments[2])
         if len(done) > count:
             raise error
-        return results_of(*arguments)
+        return compute(*arguments)
 
-    monkeypatch.setattr(run, "results_of", stopping)
+    monkeypatch.setattr(run, "compute", stopping)
     return done
 
 
@@ -386,29 +380,29 @@ def begun(bulk, inputs, out, count, error=Stopped):
     with pytest.MonkeyPatch.context() as patch:
         stop_after(patch, count, error)
         with pytest.raises(Exception) as caught:
-            bulk.run(inputs, out)
+            bulk.to_directory(inputs, out)
     return caught
 
 
 def test_only_what_is_left_is_computed_and_the_result_is_the_same(bulk, tmp_path, monkeypatch):
     inputs = [write(tmp_path / "a", some_lines(30)), write(tmp_path / "b", some_lines(30, seed=1))]
-    report = bulk().run(inputs, tmp_path / "out")
+    report = bulk().to_directory(inputs, tmp_path / "out")
     whole = contents(tmp_path / "out")
     for count in (0, 3, 4, 6):
         out = tmp_path / f"out-{count}"
         begun(bulk(), inputs, out, count)
         with pytest.MonkeyPatch.context() as patch:
             done = stop_after(patch, 100)
-            again = bulk().run(inputs, out)
+            again = bulk().to_directory(inputs, out)
         assert len(done) == 8 - count and again["lines"] == report["lines"] == 60
         assert contents(out) == whole
     done = stop_after(monkeypatch, 0)
-    assert bulk().run(inputs, tmp_path / "out") == report and done == []
+    assert bulk().to_directory(inputs, tmp_path / "out") == report and done == []
 
 
 def test_a_truncated_shard_is_made_again(bulk, tmp_path):
     source = write(tmp_path / "a", some_lines(30))
-    bulk().run([source], tmp_path / "whole")
+    bulk().to_directory([source], tmp_path / "whole")
     begun(bulk(), [source], tmp_path / "out", 3)
     part = tmp_path / "out" / "a.parts" / "000001"
     part.write_bytes(part.read_bytes()[:-3])
@@ -417,7 +411,7 @@ def test_a_truncated_shard_is_made_again(bulk, tmp_path):
     with pytest.warns(
         UserWarning, match="000001 is damaged, expected what was written there: it is made again"
     ):
-        bulk().run([source], tmp_path / "out")
+        bulk().to_directory([source], tmp_path / "out")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
@@ -428,14 +422,14 @@ def test_a_truncated_input_is_an_error_that_goes_on_when_it_is_repaired(bulk, tm
     if kind == "parquet":
         pyarrow.parquet.write_table(pyarrow.table({"text": lines}), source)
     content = source.read_bytes()
-    bulk(shard_lines=50).run([source], tmp_path / "whole")
+    bulk(shard_lines=50).to_directory([source], tmp_path / "whole")
     source.write_bytes(content[: len(content) - 500])
     with pytest.raises(ValueError, match=f"a.{kind} is not a whole (gzip|Parquet) file"):
-        bulk(shard_lines=50).run([source], tmp_path / "out")
+        bulk(shard_lines=50).to_directory([source], tmp_path / "out")
     source.write_bytes(content)
     with pytest.MonkeyPatch.context() as patch:
         done = stop_after(patch, 100)
-        bulk(shard_lines=50).run([source], tmp_path / "out")
+        bulk(shard_lines=50).to_directory([source], tmp_path / "out")
     assert len(done) == (8 if kind == "parquet" else len(done) < 8 and len(done))
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
@@ -449,7 +443,7 @@ def test_what_stops_a_run_says_what_is_kept(bulk, tmp_path, error, message):
     caught = begun(bulk(), [source], tmp_path / "out", 2, error)
     assert isinstance(caught.value, OSError) and message in str(caught.value)
     assert "the shards that are whole stay in" in str(caught.value)
-    assert bulk().run([source], tmp_path / "out")["lines"] == 30
+    assert bulk().to_directory([source], tmp_path / "out")["lines"] == 30
 
 
 def call_of(runtime_of, source, **flags):
@@ -459,7 +453,8 @@ def call_of(runtime_of, source, **flags):
         for name, value in flags.items()
         for word in (f"--{name.replace('_', '-')}", value)
     ]
-    return ["translate-files", str(runtime_of("seq2seq").path.parent), str(source), *words]
+    export = str(runtime_of("seq2seq").path.parent)
+    return ["predict", export, "--task", "translate", "--input", str(source), *words]
 
 
 def test_lines_without_letters_are_copied(runtime_of, tmp_path, capsys):
@@ -467,8 +462,8 @@ def test_lines_without_letters_are_copied(runtime_of, tmp_path, capsys):
     source = write(tmp_path / "a", lines)
     call = call_of(runtime_of, source, max_new_tokens=4)
     runtime = runtime_of("seq2seq")
-    for flags, copies in ([], True), (["--no-copy-letterless"], False):
-        main([*call, *flags, "--output", str(tmp_path / str(copies))])
+    for flags, copies in ([], True), (["--set", "copy_letterless=false"], False):
+        main([*call, *flags, "--output-dir", str(tmp_path / str(copies))])
         expected = runtime.translate(lines, max_new_tokens=4, copy_letterless=copies)
         assert (tmp_path / str(copies) / "a").read_text() == "".join(
             f"{line}\n" for line in expected
@@ -484,7 +479,7 @@ def test_lines_without_letters_are_copied(runtime_of, tmp_path, capsys):
     ]
     for copies in (True, False):
         main([*predict, "--set", f"copy_letterless={str(copies).lower()}", *lines])
-        found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        found = capsys.readouterr().out.splitlines()
         assert found == runtime.translate(lines, max_new_tokens=4, copy_letterless=copies)
         assert (found[1] == "12345") == copies
 
@@ -498,9 +493,9 @@ def test_a_full_disk_leaves_whole_shards(runtime_of, tmp_path):
     ]
     source = write(tmp_path / "a.jsonl", map(json.dumps, rows))
     call = call_of(runtime_of, source, shard_lines=10, max_new_tokens=2)
-    main([*call, "--output", str(tmp_path / "whole")])
+    main([*call, "--output-dir", str(tmp_path / "whole")])
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # noqa: E731
-    again = [*COMMAND, *call, "--output", str(tmp_path / "out")]
+    again = [*COMMAND, *call, "--output-dir", str(tmp_path / "out")]
     done = subprocess.run(again, preexec_fn=limit, capture_output=True, text=True)
     assert (
         done.returncode == 1 and "File too large; the shards that are whole stay in" in done.stderr
@@ -524,7 +519,7 @@ def test_a_killed_command_goes_on_to_the_same_result(runtime_of, tmp_path):
     """With SIGKILL, at moments that nobody chose."""
     source = write(tmp_path / "a", some_lines(300))
     call = call_of(runtime_of, source, shard_lines=2, max_new_tokens=8)
-    main([*call, "--output", str(tmp_path / "whole")])
+    main([*call, "--output-dir", str(tmp_path / "whole")])
     killed(call, tmp_path / "out", kills=3, shards=20)
     assert (tmp_path / "out" / "a").read_bytes() == (tmp_path / "whole" / "a").read_bytes()
     assert names(tmp_path / "out") == ["a", "manifest.json"]
@@ -536,7 +531,7 @@ def killed(call, out, kills, shards):
     for _ in range(kills):
         before = len([*out.glob("*.parts/*.facts")])
         process = subprocess.Popen(
-            [*COMMAND, *call, "--output", str(out)], stdout=subprocess.DEVNULL
+            [*COMMAND, *call, "--output-dir", str(out)], stdout=subprocess.DEVNULL
         )
         while len([*out.glob("*.parts/*.facts")]) < before + shards and process.poll() is None:
             time.sleep(0.001)
@@ -548,7 +543,9 @@ def killed(call, out, kills, shards):
 
 def peak(call, out):
     """Runs the command to its end: the most memory that it had, in KiB."""
-    process = subprocess.Popen([*COMMAND, *call, "--output", str(out)], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*COMMAND, *call, "--output-dir", str(out)], stdout=subprocess.DEVNULL
+    )
     _, status, usage = os.wait4(process.pid, 0)
     assert status == 0
     return usage.ru_maxrss
@@ -567,14 +564,14 @@ def test_a_call_with_other_arguments_is_refused_by_name(bulk, tmp_path):
         (bulk(model=("seq2seq", "another")), inputs, "another export"),
     ):
         with pytest.raises(FileExistsError, match=message):
-            other.run(given, tmp_path / "out")
-    bulk().run(inputs, tmp_path / "out")
+            other.to_directory(given, tmp_path / "out")
+    bulk().to_directory(inputs, tmp_path / "out")
     write(tmp_path / "a", some_lines(29))
     with pytest.raises(
         FileExistsError,
         match="out/a was made of other lines than .*a has now: expected the same lines",
     ):
-        bulk().run(inputs, tmp_path / "out")
+        bulk().to_directory(inputs, tmp_path / "out")
 
 
 def test_what_is_not_ours_is_refused_and_stays(bulk, runtime_of, tmp_path):
@@ -608,11 +605,11 @@ def test_what_is_not_ours_is_refused_and_stays(bulk, runtime_of, tmp_path):
         ([tmp_path], tmp_path / "out", IsADirectoryError, "is a directory, expected a file"),
     ):
         with pytest.raises(kind, match=message):
-            bulk().run(inputs, out)
+            bulk().to_directory(inputs, out)
     assert names(tmp_path) == ["a", "mine", "other"] and names(tmp_path / "mine") == ["notes"]
 
 
-def test_wrong_usage_is_refused_before_anything_is_written(bulk, tmp_path):
+def test_wrong_usage_is_refused_before_anything_is_written(bulk, runtime_of, tmp_path):
     text = write(tmp_path / "a", ["w5"])
     pyarrow.parquet.write_table(
         pyarrow.table({"translation": ["w5"], "text": ["w5"]}), tmp_path / "b.parquet"
@@ -674,12 +671,12 @@ def test_wrong_usage_is_refused_before_anything_is_written(bulk, tmp_path):
         ),
     ):
         with pytest.raises(kind, match=message):
-            bulk(**settings).run(inputs, tmp_path / "out")
+            bulk(**settings).to_directory(inputs, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     with pytest.raises(
         UsageError, match="the task reads question and context: expected JSON lines"
     ):
-        format_of(text, Fields([QUESTION]), "prediction")
+        format_of(text, Predictions(runtime_of("answers")))
     with pytest.raises(
         UsageError, match="field is 'a', expected None: the task reads question and context"
     ):
@@ -691,7 +688,7 @@ def test_a_cluster_without_ray_names_the_extra(bulk, tmp_path, monkeypatch):
     with pytest.raises(
         ImportError, match=r"Ray Data is not installed: pip install 'vanilla-transformer\[ray\]'"
     ):
-        bulk().run([write(tmp_path / "a", ["w5"])], tmp_path / "out", ray="auto")
+        bulk().to_directory([write(tmp_path / "a", ["w5"])], tmp_path / "out", ray="auto")
     assert names(tmp_path) == ["a"]
 
 
@@ -727,9 +724,9 @@ def test_two_processes_do_not_write_one_directory(bulk, tmp_path):
     with pytest.raises(
         FileExistsError, match="out is being written by another process: expected to be alone"
     ):
-        bulk().run([source], tmp_path / "out")
+        bulk().to_directory([source], tmp_path / "out")
     other.communicate(b"\n")
-    assert bulk().run([source], tmp_path / "out")["lines"] == 30
+    assert bulk().to_directory([source], tmp_path / "out")["lines"] == 30
 
 
 # ----------------------------------------------------------------------------------------- progress
@@ -737,7 +734,7 @@ def test_two_processes_do_not_write_one_directory(bulk, tmp_path):
 
 def test_what_is_told_without_a_terminal(bulk, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(progress, "SECONDS", 0)
-    bulk().run([write(tmp_path / "a", some_lines(16))], tmp_path / "out")
+    bulk().to_directory([write(tmp_path / "a", some_lines(16))], tmp_path / "out")
     said = capsys.readouterr().err.splitlines()
     assert said[-1].startswith("16 of 16 lines, ") and said[-1].endswith(" a second, 00:00 left")
 

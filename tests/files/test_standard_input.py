@@ -3,16 +3,16 @@
 import io
 import os
 
-import numpy as np
 import pytest
 
 from vanilla_transformer_export import text_runtime as text
 from vanilla_transformer_export.cli import main as cli
-from vanilla_transformer_export.files import text_lines as lines_module
 
 
 class Echo:
     """A runtime that gives back its texts."""
+
+    architecture = "VanillaDecoderForCausalLM"
 
     def __init__(self, directory, threads, **options):
         self.runtime = self
@@ -23,20 +23,11 @@ class Echo:
     def rows_together(self, rows, batch_size, options, is_scored):
         return batch_size
 
-    def generate(self, texts, **options):
-        return map(repr, texts)
+    def generate(self, texts, /, **options):
+        return [*map(repr, texts)]
 
     def target_options(self, tgt_lang, count, options):
         return [{}] * count
-
-    def rows(self, texts, src_lang):
-        return texts
-
-    def prefixes(self, texts, count):
-        return [""] * count
-
-    def generate_rows(self, rows, prefixes, targets, is_scored, **options):
-        return [*map(repr, rows)], np.zeros(len(rows))
 
 
 @pytest.fixture
@@ -76,13 +67,12 @@ def test_arguments_stay_as_they_are_and_standard_input_is_not_read(generate):
         (None, "standard input is closed, expected a text on each line, or texts as arguments"),
         (
             b"one\ntwo \xe9\n",
-            "line 2 of standard input is not UTF-8 text: 'utf-8' codec can't decode byte 0xe9 in "
-            "position 4",
+            "line 2 of standard input: it is not UTF-8 text: 'utf-8' codec can't decode byte 0xe9",
         ),
-        (b"\xff\xfeo\0n\0e\0", "line 1 of standard input is not UTF-8 text: "),
+        (b"\xff\xfeo\0n\0e\0", "line 1 of standard input: it is not UTF-8 text: "),
         (
             b"one\n" + b"x" * 1_000_001,
-            "line 2 of standard input has more than 1,000,000 bytes, expected at most that",
+            "line 2 of standard input: it has more than 1,000,000 bytes, expected at most that",
         ),
     ],
     ids=["closed", "latin-1", "UTF-16", "long"],
@@ -121,8 +111,14 @@ def test_an_empty_line_gives_an_empty_line(generate):
     assert generate(b"") == []
 
 
-def test_lines_are_answered_in_order_window_by_window(generate, monkeypatch):
-    """However long they are, and more than fit into one window."""
-    monkeypatch.setattr(lines_module, "WINDOW", 2)
+def test_lines_are_answered_in_order_shard_by_shard(generate):
+    """However long they are, and more than fit into one shard."""
     lines = ["x" * (length % 7 + 1) + str(length) for length in range(23)]
-    assert generate("\n".join(lines).encode(), "--batch-size", "3") == [*map(repr, lines)]
+    given = "\n".join(lines).encode()
+    assert generate(given, "--batch-size", "3", "--shard-lines", "6") == [*map(repr, lines)]
+
+
+def test_bad_lines_may_be_skipped_and_are_named(generate):
+    with pytest.warns(UserWarning, match="line 2 of standard input: it is not UTF-8 text"):
+        found = generate(b"one\n\xff\nthree", "--on-bad-line", "skip")
+    assert found == [repr("one"), "", repr("three")]

@@ -10,6 +10,7 @@ from checkpoints import perturbed
 from vanilla_transformer.checkpoint_config import read_config
 from vanilla_transformer_export.exporting.graphs import GraphFormat, GraphSource, write_graphs
 from vanilla_transformer_export.graphs.config import Config
+from vanilla_transformer_export.graphs.weights import CheckpointWeights
 from vanilla_transformer_export.targets.registry import get_target
 
 # do not change the counts
@@ -186,5 +187,7 @@ def written(checkpoint, target, dtype, role, folder):
     activations = "fp16" if target == "cuda" else "fp32"
     spec = kind.graph_specs(config.to_dict(), config.architecture, dtype, activations)[role]
     form = GraphFormat(kind, dtype, activations, kind.opsets[0])
-    write_graphs(GraphSource.read(checkpoint, config), form, {role: spec}, folder)
+    write_graphs(
+        GraphSource(config, CheckpointWeights(checkpoint, config)), form, {role: spec}, folder
+    )
     return histogram(folder / spec.file)

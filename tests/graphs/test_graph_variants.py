@@ -10,10 +10,14 @@ from graph_variants import sizes, variants
 from transformers.activations import ACT2FN
 
 from vanilla_transformer_export import verify
-from vanilla_transformer_export.exporting.export import Graphs, Source, uses_target
+from vanilla_transformer_export.exporting.checkpoint import Checkpoint
+from vanilla_transformer_export.exporting.export import facts_of
+from vanilla_transformer_export.exporting.options import ExportOptions
+from vanilla_transformer_export.exporting.plan import Graphs, uses_target
 from vanilla_transformer_export.graphs.config import Config
+from vanilla_transformer_export.graphs.weights import CheckpointWeights
+from vanilla_transformer_export.heads import GENERATORS, HEADS
 from vanilla_transformer_export.inference.export_info import write_manifest
-from vanilla_transformer_export.specs.sequences import EXPORTABLE, GENERATORS
 from vanilla_transformer_export.targets.registry import get_target
 
 # Every activation, also as that of a pooler, whose weights have another prefix.
@@ -24,7 +28,7 @@ ACTIVATIONS = {
 # Classes with all bodies are compared for all targets and dtypes, other classes for one. The CPU
 # has no operators for bfloat16.
 BODIES = ("VanillaEncoderModel", "VanillaVisionModel", *GENERATORS)
-OTHERS = [name for name in EXPORTABLE if name not in BODIES]
+OTHERS = [name for name in HEADS if name not in BODIES]
 FIRST = [("portable", "fp32", 18)]
 FORMATS = [
     *FIRST,
@@ -43,32 +47,16 @@ OPSETS = [
 MAX_MEAN_ERROR = {"int8": 0.1, "int4": 0.3, "fp16": 1.5e-3}  # relative to values of about 1
 
 
-def problem(source, directory, target, dtype, opset):
+def problem(checkpoint, directory, options):
     """What differs from torch; nothing if all is as it should be."""
-    model, names = (
-        source.model,
-        {"model_type": source.model.config.model_type, "architecture": source.architecture},
-    )
-    graphs = Graphs.plan(source, get_target(target), [dtype], opset)
+    graphs = Graphs.plan(checkpoint, options)
     directory.mkdir()
-    graphs.write(source, directory)
-    (directory / "config.json").write_text(json.dumps(source.config))
-    names |= {
-        "target": target,
-        "dtype": dtype,
-        "activations": graphs.activations,
-        "opset": opset,
-        "shortlist": source.shortlist,
-    }
-    step = (
-        {"step": step}
-        if (step := graphs.target.step_role(source.config, source.architecture))
-        else {}
-    )
-    write_manifest(directory, **names, **step, **graphs.facts({}), versions={})
-    report = verify(directory, model, cases=3, device="cpu")
+    graphs.write(directory)
+    (directory / "config.json").write_text(json.dumps(checkpoint.config_json))
+    write_manifest(directory, **facts_of(checkpoint, graphs), **graphs.facts({}))
+    report = verify(directory, checkpoint.model, cases=3, device="cpu")
     shutil.rmtree(directory)
-    most = MAX_MEAN_ERROR.get(dtype)
+    most = MAX_MEAN_ERROR.get(options.dtype)
     is_near = most is None or 0 < report.mean_error < most
     return "" if is_near and not report.failures else f"{report}, {report.failures[:1]}"
 
@@ -81,15 +69,14 @@ def problems(architecture, table, formats, folder):
         shortlist = fields.pop("shortlist", None)
         model = perturbed(architecture, fields).float()  # xIELU begins in bfloat16
         model.save_pretrained(folder / name)
-        source = Source(
-            folder / name, folder / name, Config(model.config, architecture), {}, model, shortlist
-        )
+        config = Config(model.config, architecture)
+        weights = CheckpointWeights(folder / name, config)
+        checkpoint = Checkpoint(name, folder / name, config, weights, {}, model)
         for target, dtype, opset in formats:
-            if uses_target(source.model_config) and get_target(target).unsupported_fields(
-                source.model_config
-            ):
+            if uses_target(config) and get_target(target).unsupported_fields(config):
                 continue
-            if difference := problem(source, folder / "out", target, dtype, opset):
+            options = ExportOptions(target, dtype, opset, shortlist=shortlist)
+            if difference := problem(checkpoint, folder / "out", options):
                 found[name, target, dtype, opset] = difference
     return found
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import onnx
 import pytest
-from checkpoints import add_to_output, copy_of, seal
+from checkpoints import add_to_output, copy_of, graphs_of, parity_of, seal
 from onnx import TensorProto
 from targets import build, prompts
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -55,13 +55,13 @@ def test_each_precision_has_the_files_of_the_hub_and_a_parity_of_its_own(both):
         == {f"{file}{end}" for file in (*FILES, *INT8_FILES) for end in ("", "_data")}
         <= {*manifest["files"]}
     )
-    other = manifest["other_dtypes"]["fp32"]
-    assert (manifest["dtype"], [*manifest["other_dtypes"]]) == ("int8", ["fp32"])
+    other = manifest["variants"]["fp32"]
+    assert (manifest["default_dtype"], [*manifest["variants"]]) == ("int8", ["int8", "fp32"])
     assert (
-        sorted(manifest["graphs"].values()) == INT8_FILES
+        sorted(graphs_of(manifest).values()) == INT8_FILES
         and sorted(other["graphs"].values()) == FILES
     )
-    assert manifest["parity"]["tolerance"] is None and manifest["parity"]["max_error"] > 1e-3
+    assert parity_of(manifest)["tolerance"] is None and parity_of(manifest)["max_error"] > 1e-3
     assert (
         other["parity"]["tolerance"]
         == 1e-4
@@ -205,15 +205,18 @@ def test_each_opset_gives_what_torch_gives(tmp_path, name, opset):
     manifest = export(
         tmp_path / "checkpoint", tmp_path / "out", cases=6, dtype=["fp32", "int8"], opset=opset
     )
-    files = [*manifest["graphs"].values(), *manifest["other_dtypes"]["int8"]["graphs"].values()]
+    files = [
+        *graphs_of(manifest).values(),
+        *manifest["variants"]["int8"]["graphs"].values(),
+    ]
     imports = [onnx.load(tmp_path / "out" / file).opset_import for file in files]
     assert [[(found.domain, found.version) for found in each] for each in imports] == [
         [("", opset)]
     ] * len(files)
     assert (
         manifest["opset"] == opset
-        and manifest["parity"]["failures"] == 0 < manifest["parity"]["cases"]
+        and parity_of(manifest)["failures"] == 0 < parity_of(manifest)["cases"]
     )
-    int8 = manifest["other_dtypes"]["int8"]
+    int8 = manifest["variants"]["int8"]
     assert int8["parity"]["mean_error"] < 0.1
     assert min(products(tmp_path / "out" / file) for file in int8["graphs"].values()) > 3

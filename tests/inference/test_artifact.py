@@ -20,7 +20,8 @@ FACTS = {
     "model_type": "vanilla-encoder",
     "architecture": "VanillaEncoderModel",
     "target": "portable",
-    "dtype": "fp32",
+    "default_dtype": "fp32",
+    "variants": {"fp32": {}},
     "activations": "fp32",
 }
 
@@ -53,7 +54,7 @@ def test_what_was_written_is_read(export):
 def test_the_manifest_lists_every_other_file_with_its_size_and_sha256(export):
     write_manifest(export, opset=18)  # a second time, with the manifest there already
     manifest = json.loads((export / "manifest.json").read_text())
-    assert manifest["schema_version"] == 1
+    assert manifest["schema_version"] == 2
     assert manifest["files"] == {
         "config.json": {
             "bytes": 18,
@@ -109,7 +110,9 @@ def test_a_manifest_that_lacks_a_fact_is_refused(export, lost):
         ({"architecture": ["VanillaEncoderModel"]}, "has architecture .*, expected a str"),
         ({"model_type": None}, "has model_type None, expected a str"),
         ({"target": {}}, "has target {}, expected a str"),
-        ({"dtype": 1}, "has dtype 1, expected a str"),
+        ({"default_dtype": 1}, "has default_dtype 1, expected a str"),
+        ({"default_dtype": "int8"}, "has default_dtype 'int8', expected one of its variants"),
+        ({"variants": []}, r"has variants \[\], expected a dict"),
         ({"activations": ["fp16"]}, r"has activations \['fp16'\], expected a str"),
     ],
     ids=str,
@@ -295,13 +298,13 @@ def test_a_graph_that_fails_while_it_runs_is_an_error_of_one_line(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("facts", [{"target": "gpu"}, {"dtype": "fp16"}, {"dtype": "int4"}])
+@pytest.mark.parametrize("name, value", [("target", "gpu"), ("dtype", "fp16"), ("dtype", "int4")])
 def test_a_target_or_precision_that_this_build_cannot_run_is_refused_by_name(
-    exported, tmp_path, facts
+    exported, tmp_path, name, value
 ):
     directory = copy_of(exported("encoder").directory, tmp_path)
+    facts = {"default_dtype": value, "variants": {value: {}}} if name == "dtype" else {name: value}
     edit_json(directory / "manifest.json", **facts)
-    name, value = next(iter(facts.items()))
     expected = "expected one of: portable with fp32, int8; cpu with fp32, int8, int4"
     with pytest.raises(ValueError, match=f"{name} '{value}'.*{expected}"):
         Runtime(directory)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow  # a minute, most of it for what is pushed
 # code and what it printed.
 CALLS = """
 import contextlib, io, json, sys
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 
 for line in sys.stdin:
     out, code = io.StringIO(), 0

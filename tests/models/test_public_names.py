@@ -10,6 +10,7 @@ import pytest
 from checkpoints import PAD
 
 import vanilla_transformer_export as package
+from vanilla_transformer_export.exporting import options as export_options
 from vanilla_transformer_export.inference import options as option_fields
 
 NAMES = ["ImageRuntime", "Options", "Runtime", "TextRuntime", "__version__"]
@@ -99,8 +100,9 @@ def test_public_signatures_are_annotated(name, function):
 # ------------------------------------------------------------------------------------------ options
 
 
-def test_the_docstring_of_generate_lists_the_fields_of_options():
+def test_docstrings_list_the_fields_of_options():
     assert option_fields.options_text(" " * 12) in inspect.getsource(package.Runtime.generate)
+    assert export_options.options_text(" " * 8) in inspect.getsource(package.export)
 
 
 def test_options_have_their_names_meaning_and_defaults_from_transformers():

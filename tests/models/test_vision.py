@@ -11,7 +11,16 @@ import pytest
 import standins
 import torch
 import transformers
-from checkpoints import Exported, copy_of, edit_json, list_file, perturbed, seal
+from checkpoints import (
+    Exported,
+    copy_of,
+    edit_json,
+    graphs_of,
+    list_file,
+    parity_of,
+    perturbed,
+    seal,
+)
 from families import ARCHITECTURES, assert_exact, random_config, random_model
 from models import VISION
 from PIL import Image
@@ -705,12 +714,11 @@ def test_exports_of_every_target_give_what_torch_gives(
         image_size=image_size,
         cases=8,
     )
-    assert manifest["parity"]["failures"] == 0 and manifest["parity"]["max_error"] < (
-        1e-4 if dtype == "fp32" else 1
-    )
+    parity = parity_of(manifest)
+    assert parity["failures"] == 0 and parity["max_error"] < (1e-4 if dtype == "fp32" else 1)
     operators = [
         node.op_type
-        for node in onnx.load(tmp_path / "out" / manifest["graphs"]["encoder"]).graph.node
+        for node in onnx.load(tmp_path / "out" / graphs_of(manifest)["encoder"]).graph.node
     ]
     integers = {"portable": "MatMulInteger", "cpu": "MatMulIntegerToFloat"}
     assert dtype == "fp32" or operators.count(integers[target]) >= 13
@@ -741,9 +749,15 @@ def test_half_precision_and_other_shapes_are_exported(tmp_path):
     ):
         for image_size in ("trained", "free"):
             manifest = export(
-                tmp_path / "model", tmp_path / "out", True, 6, target, dtype, image_size=image_size
+                tmp_path / "model",
+                tmp_path / "out",
+                force=True,
+                cases=6,
+                target=target,
+                dtype=dtype,
+                image_size=image_size,
             )
-            assert manifest["parity"] is None or manifest["parity"]["failures"] == 0
+            assert parity_of(manifest) is None or parity_of(manifest)["failures"] == 0
 
 
 # ----------------------------------------------------------------------------------- attention maps

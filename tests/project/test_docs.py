@@ -239,9 +239,10 @@ def test_the_table_of_recipes_has_all_that_are_shipped():
 
 
 def test_what_follows_from_the_options_is_that_of_the_code(tmp_path):
-    """The table of the page and the lines of the docstring, which the script writes again where
+    """The tables of the pages and the lines of the docstrings, which the script writes again where
     they are others."""
-    places = ("docs/options.py", "docs/runtime.md", "docs/serving.md", "export/runtime.py")
+    pages = ("docs/options.py", "docs/runtime.md", "docs/serving.md", "docs/export.md")
+    places = (*pages, "export/runtime.py", "export/exporting/export.py")
     texts = {place: (ROOT / place).read_text() for place in places}
     for place, text in texts.items():
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
@@ -249,6 +250,8 @@ def test_what_follows_from_the_options_is_that_of_the_code(tmp_path):
             text.replace("| `num_beams` |", "| `beams` |")
             .replace("num_beams: hypo", "num_beams: hyper")
             .replace("| `--port N` | `8000` |", "| `--port N` | `80` |")
+            .replace("| `portable` |", "| `cpu` |")
+            .replace("image_size: of images", "image_size: of sounds")
         )
     runpy.run_path(str(tmp_path / "docs/options.py"), run_name="__main__")
     for place, text in texts.items():

@@ -41,9 +41,10 @@ MAY_BE_HEAVY = {
     *(f"one_graph/{name}.py" for name in ("beam_search", "loop", "ops", "searches")),
     *(
         f"exporting/{name}.py"
-        for name in ("calibration", "evaluation", "export", "graphs", "loading")
+        for name in ("calibration", "checkpoint", "companion_files", "evaluation", "export")
     ),
-    *(f"exporting/{name}.py" for name in ("one_graph", "parity", "shortlist", "shortlist_head")),
+    *(f"exporting/{name}.py" for name in ("graphs", "loading", "one_graph", "parity")),
+    *("exporting/shortlist.py", "exporting/shortlist_head.py"),
     *(name_of(path) for path in FILES if path.parent.name == "graphs" and path.stem not in LIGHT),
     *(name_of(path) for path in FILES if path.parts[-3] == "targets" and path.stem in IN_TARGETS),
     *("targets/cuda/beams.py", "targets/cuda/overflow.py"),
@@ -54,7 +55,9 @@ TORCH = {
 }
 # These import it inside of a function that makes graphs, or for the checker of types.
 MENTION_IT = {
-    *("cli/main.py", "targets/target.py", "one_graph/generation_config.py", "one_graph/step.py"),
+    *("cli/checkpoints.py", "cli/exports.py", "cli/training.py"),
+    *("targets/target.py", "one_graph/generation_config.py", "one_graph/step.py"),
+    *("exporting/options.py", "exporting/plan.py"),
     *(name_of(path) for path in FILES if path.parts[-3] == "targets" and path.stem == "__init__"),
 }
 
@@ -122,7 +125,11 @@ def test_a_target_is_one_class_and_one_line(throwaway, exported_for, tmp_path, c
     cli.main(["export", checkpoint, str(out), "--target", "throwaway", "--dtype", "int8,fp32"])
     assert json.loads(capsys.readouterr().out)["parity"]["cases"] == 12
     manifest = json.loads((out / "manifest.json").read_text())
-    assert (manifest["target"], manifest["opset"], manifest["dtype"]) == ("throwaway", 20, "int8")
+    assert (manifest["target"], manifest["opset"], manifest["default_dtype"]) == (
+        "throwaway",
+        20,
+        "int8",
+    )
     assert verify(out, model, cases=9, dtype="fp32").failures == []
     runtime, (ids, mask) = Runtime(out, dtype="fp32"), prompts("causal")
     OneByOneDecoder.steps.clear()
@@ -201,7 +208,7 @@ def test_a_graph_that_the_decoder_does_not_know_is_an_error(exported_for, tmp_pa
     from checkpoints import copy_of, edit_json
 
     directory = copy_of(exported_for("causal", "cpu")[1], tmp_path)
-    edit_json(directory / "manifest.json", target="portable", other_dtypes={})
+    edit_json(directory / "manifest.json", target="portable")
     with pytest.raises(
         ValueError, match="does not fit config.json: only one of them has attention_mask"
     ):

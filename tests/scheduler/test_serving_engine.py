@@ -22,7 +22,7 @@ from vanilla_transformer_export.scheduler.capacity import (
     Arrangement,
     arrangement,
     chunk_length,
-    rows_of_lane,
+    rows_of_worker,
     sources_length,
 )
 from vanilla_transformer_export.scheduler.engine import Engine
@@ -56,9 +56,9 @@ OPTIONS = [
 SEQ2SEQ, DECODER = "seq2seq", "causal"
 
 
-def engine_of(directory, lanes=1, slots=8, threads=1, **settings):
+def engine_of(directory, workers=1, slots=8, threads=1, **settings):
     runtime = Runtime(directory, threads=threads, continuous=True)
-    return Engine(runtime, lanes, slots, queue=10_000, **settings)
+    return Engine(runtime, workers, slots, queue=10_000, **settings)
 
 
 @pytest.fixture
@@ -114,9 +114,9 @@ def jobs_of(engine, name, options=OPTIONS, **others):
 )  # fmt: skip
 def test_each_job_has_the_tokens_that_it_has_alone(exported_for, started, name, target, dtype):
     _, directory = exported_for(name, target, dtype)
-    engine = started(directory, lanes=2)
+    engine = started(directory, workers=2)
     is_continuous = target == "cpu" and name != "seq2seq-t5"  # whose heads are 12 wide
-    assert isinstance(engine.lanes.all[0].batch, SlotBatch if is_continuous else WholeBatch)
+    assert isinstance(engine.workers.all[0].batch, SlotBatch if is_continuous else WholeBatch)
     assert engine.describe().startswith(
         "continuous batching, " if is_continuous else "whole batches "
     )
@@ -262,7 +262,7 @@ def test_samples_draw_with_the_seed_and_their_number(exported_for, started, targ
     for number, answer in enumerate(found):
         request = runtime.request(np.array([[5, 6, 7]]), None, None, options)
         search = start_search(request.options, request.prompt)
-        search.choose.rng = np.random.default_rng([11, number] if number else 11)
+        search.choose.generators = [np.random.default_rng([11, number] if number else 11)]
         list(runtime._tokens(request, search))
         row = search.result()[0][0].tolist()
         assert answer.tokens == (row[: row.index(2) + 1] if 2 in row else row)
@@ -331,8 +331,8 @@ def test_what_does_not_fit_is_refused_with_both_numbers(exported_for):
         engine.job([5], dict(num_beams=2), top_logprobs=1)
     with pytest.raises(ValueError, match="input_ids must be in"):
         engine.job([500], {})
-    with pytest.raises(UsageError, match="3 slots are fewer than 4 lanes"):
-        engine_of(exported_for(DECODER, "cpu")[1], lanes=4, slots=3)
+    with pytest.raises(UsageError, match="3 slots are fewer than 4 workers"):
+        engine_of(exported_for(DECODER, "cpu")[1], workers=4, slots=3)
     engine = engine_of(exported_for(SEQ2SEQ, "cpu")[1], max_source=6)
     with pytest.raises(TooLong, match="the source has 7 tokens, expected at most 6"):
         engine.job([5] * 7, {})
@@ -479,15 +479,15 @@ def test_what_fails_fails_alone(exported_for, started, monkeypatch):
     error, answers = asyncio.run(check())
     assert isinstance(error, ValueError) and "no token may follow" in str(error)
     assert answers == engine.generate([fine])
-    run = engine.lanes.all[0].batch.session.run_bound
+    run = engine.workers.all[0].batch.session.run_bound
     monkeypatch.setattr(
-        engine.lanes.all[0].batch.session,
+        engine.workers.all[0].batch.session,
         "run_bound",
         lambda *args: (_ for _ in ()).throw(ValueError("no memory")),
     )
     with pytest.raises(RuntimeError, match="the engine failed: no memory"):
         engine.generate([fine])
-    monkeypatch.setattr(engine.lanes.all[0].batch.session, "run_bound", run)
+    monkeypatch.setattr(engine.workers.all[0].batch.session, "run_bound", run)
     assert engine.generate([fine]) == answers
 
 
@@ -522,7 +522,7 @@ def test_closing_finishes_what_was_taken_in_or_gives_up_at_the_limit(exported_fo
 # -------------------------------------------------------------------------------------------- sizes
 
 
-def test_small_models_run_in_lanes_and_large_ones_with_all_threads():
+def test_small_models_run_in_workers_and_large_ones_with_all_threads():
     tiny = dict(
         decoder_layers=4,
         hidden_size=128,
@@ -550,14 +550,14 @@ def test_small_models_run_in_lanes_and_large_ones_with_all_threads():
     assert arrangement(tiny, 2) == arrangement(base, 2) == Arrangement(2, 1)
     assert arrangement(gpt2, 2) == Arrangement(1, 2)
     assert arrangement(tiny, 4, threads=2) == arrangement(base, 4, threads=2) == Arrangement(2, 2)
-    assert arrangement(gpt2, 4, lanes=2) == Arrangement(2, 2)
-    assert arrangement(tiny, 4, lanes=1, threads=3) == Arrangement(1, 3)
+    assert arrangement(gpt2, 4, workers=2) == Arrangement(2, 2)
+    assert arrangement(tiny, 4, workers=1, threads=3) == Arrangement(1, 3)
     assert [chunk_length(config) for config in (tiny, base, gpt2)] == [256, 32, 16]
     assert [sources_length(config) for config in (tiny, base)] == [512, 122]
     assert (
-        rows_of_lane(2, 4_000_000) == 32
-        and rows_of_lane(1, 100_000_000) == 10
-        and rows_of_lane(4, 2**31) == 1
+        rows_of_worker(2, 4_000_000) == 32
+        and rows_of_worker(1, 100_000_000) == 10
+        and rows_of_worker(4, 2**31) == 1
     )
 
 

@@ -76,7 +76,7 @@ def refused(server: Server) -> tuple[int, str]:
 # ------------------------------------------------------------------------------------ two processes
 
 
-def test_lanes_run_in_a_child_and_the_server_has_no_onnxruntime(export, load, tmp_path):
+def test_workers_run_in_a_child_and_the_server_has_no_onnxruntime(export, load, tmp_path):
     with serving(export, tmp_path / "log") as server:
         front, child = server.processes
         assert_no_harm(server.load(**load, connections=8, seconds=0.5))
@@ -85,7 +85,9 @@ def test_lanes_run_in_a_child_and_the_server_has_no_onnxruntime(export, load, tm
         ]
         assert is_there == [False, True]
         threads = [len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in (front, child)]
-        assert threads[0] < 6 and threads[1] > 1  # one reads what is asked, at least one is a lane
+        assert (
+            threads[0] < 6 and threads[1] > 1
+        )  # one reads what is asked, at least one is a worker
         assert metric(server, "engine_process_resident_memory_bytes") > 1e7
     assert not Path(f"/proc/{child}").exists()
 
@@ -118,7 +120,7 @@ def test_the_share_of_slots_in_use_is_measured(export, load, tmp_path):
         return metric(server, "vanilla_transformer_slots_used_ratio")
 
     with (
-        serving(export, tmp_path / "log", "--slots", "2", "--lanes", "1") as server,
+        serving(export, tmp_path / "log", "--slots", "2", "--workers", "1") as server,
         ThreadPoolExecutor(1) as pool,
     ):
         assert share() == 0
@@ -132,7 +134,7 @@ def test_rows_that_wait_in_the_child_are_counted_and_what_is_too_much_is_refused
     export, load, tmp_path
 ):
     with serving(
-        export, tmp_path / "log", "--slots", "2", "--lanes", "1", "--queue", "3"
+        export, tmp_path / "log", "--slots", "2", "--workers", "1", "--queue", "3"
     ) as server:
         found = server.load(**load, connections=40, seconds=1.0)
         assert_no_harm(found)
@@ -218,10 +220,10 @@ def test_a_server_whose_parent_ignores_children_ends_well(export, tmp_path):
     assert server.stop() == 0, (tmp_path / "log").read_text()
 
 
-def test_a_lane_that_cannot_tell_what_it_has_ends_both(export, tmp_path):
-    """As for want of memory: without the lane, no request would have an answer."""
+def test_a_worker_that_cannot_tell_what_it_has_ends_both(export, tmp_path):
+    """As for want of memory: without the worker, no request would have an answer."""
     code = """
-from vanilla_transformer_export.engine import process
+from vanilla_transformer_export.scheduler import process
 framed = process.framed
 def without_memory(message):
     if len(message) == 4 and any(answers for _, _, answers, _ in message[-1]):
@@ -261,10 +263,10 @@ def test_a_child_that_was_stopped_holds_the_clock_up_and_ends_with_its_server(ex
 def test_a_message_that_cannot_be_read_ends_both(export, tmp_path):
     """As no message is; the server must not wait for a child that goes on."""
     code = """
-from vanilla_transformer_export.engine.process import RemoteLanes
+from vanilla_transformer_export.scheduler.process import RemoteWorkers
 def received(self, *_):
     raise LookupError("a mistake")
-RemoteLanes.received = received
+RemoteWorkers.received = received
 """
     log = tmp_path / "log"
     with pytest.raises(RuntimeError, match="was not ready"):
@@ -309,10 +311,10 @@ def test_a_signal_to_both_is_the_servers_alone(export, load, tmp_path, number):
     assert found["statuses"]["200"] > 0 and not any("after a part" in status for status in lost)
 
 
-def test_what_fails_in_a_lane_is_an_error_of_the_request_alone(export, load, tmp_path):
-    """The text of one word, w7, has a source that the lane cannot read."""
+def test_what_fails_in_a_worker_is_an_error_of_the_request_alone(export, load, tmp_path):
+    """The text of one word, w7, has a source that the worker cannot read."""
     code = """
-from vanilla_transformer_export.engine.batch import SlotBatch
+from vanilla_transformer_export.scheduler.slot_batch import SlotBatch
 read = SlotBatch.read_sources
 def read_sources(self, runs):
     if any(list(run.job.source)[0] == 7 for run in runs):
@@ -377,7 +379,7 @@ def test_there_is_no_child_where_nothing_generates():
 
 LARGE = """
 import asyncio, os
-from vanilla_transformer_export.engine import process
+from vanilla_transformer_export.scheduler import process
 opened = process.opened_engine
 
 def fail(text, **arguments):

@@ -37,7 +37,7 @@ VALUES = {
     **{
         name: ("7", 7)
         for name in (
-            "lanes",
+            "workers",
             "threads",
             "slots",
             "max_source",

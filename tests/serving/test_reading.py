@@ -79,7 +79,7 @@ def check_mixes(reader, mixes, per_token=False):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_has_the_same_bits_alone_and_in_200_mixes(made, threads):
     runtime = Runtime(made("classify", MEAN, target="cpu"), threads=threads)
-    with contextlib.closing(Reader(runtime, lanes=2)) as reader:
+    with contextlib.closing(Reader(runtime, workers=2)) as reader:
         assert reader.most_rows > 1  # rows do run together
         check_mixes(reader, 200)
 
@@ -97,16 +97,16 @@ def test_a_row_has_the_same_bits_alone_and_in_200_mixes(made, threads):
 )
 def test_rows_of_every_export_have_the_same_bits_in_company(made, name, settings, threads):
     with contextlib.closing(
-        Reader(Runtime(made(name, **settings), threads=threads), lanes=2)
+        Reader(Runtime(made(name, **settings), threads=threads), workers=2)
     ) as reader:
         if settings.get("target") == "cpu" or not settings:
             assert reader.most_rows > 1
         check_mixes(reader, 50, per_token=name in ("tag", "answer", "fill_mask"))
 
 
-def test_lanes_that_begin_the_same_call_at_once_lose_no_rows(made):
+def test_workers_that_begin_the_same_call_at_once_lose_no_rows(made):
     with contextlib.closing(
-        Reader(Runtime(made("classify", MEAN, target="cpu"), threads=1), lanes=4)
+        Reader(Runtime(made("classify", MEAN, target="cpu"), threads=1), workers=4)
     ) as reader:
         rows = rows_of(reader.runtime, 40)
         for _ in range(50):
@@ -131,7 +131,7 @@ def test_a_length_follows_from_the_row_s_own():
 def test_what_runs_has_the_results_of_the_runtime(made):
     directory = made("classify", MEAN, target="cpu")
     runtime, plain = TextRuntime(directory, threads=1), TextRuntime(directory, threads=1)
-    reader = batched(runtime, lanes=2)
+    reader = batched(runtime, workers=2)
     with contextlib.closing(reader):
         close(runtime.classify(MANY), plain.classify(MANY))
         close(runtime.classify(PAIRS, top_k=None), plain.classify(PAIRS, top_k=None))
@@ -165,7 +165,7 @@ class Session:
 
 @pytest.fixture
 def stub(made, monkeypatch):
-    """A reader with one lane whose session is a `Session`."""
+    """A reader with one worker whose session is a `Session`."""
     runtime = Runtime(made("classify", MEAN, target="cpu"), threads=1)
     session = Session()
     monkeypatch.setitem(runtime.sessions, "encoder", session)
@@ -331,7 +331,7 @@ def test_every_task_gives_what_it_gives_without_the_queue(made, name):
         "next": lambda each: each.next_sentence(PAIRS),
     }
     call = next(call for start, call in calls.items() if name.startswith(start))
-    with contextlib.closing(batched(runtime, lanes=2)):
+    with contextlib.closing(batched(runtime, workers=2)):
         found, wanted = call(runtime), call(plain)
     if name in ("choose", "pretraining", "next_sentence"):
         for one, other in zip(found, wanted, strict=True):
@@ -347,7 +347,7 @@ def test_images_of_many_requests_have_the_answers_that_they_have_alone(tmp_path)
         np.random.default_rng(seed).integers(0, 256, (16, 16, 3), np.uint8) for seed in range(12)
     ]
     runtime, plain = (ImageRuntime(tmp_path / "export", threads=1) for _ in range(2))
-    with contextlib.closing(batched(runtime, lanes=2)), ThreadPoolExecutor(6) as pool:
+    with contextlib.closing(batched(runtime, workers=2)), ThreadPoolExecutor(6) as pool:
         found = list(pool.map(lambda picture: runtime.classify([picture]), pictures))
         assert found == [[each] for each in runtime.classify(pictures)]
     close([each[0] for each in found], plain.classify(pictures))

@@ -175,6 +175,16 @@ def list_file(directory: Path, name: str) -> None:
     seal(directory)
 
 
+def graphs_of(manifest: dict) -> dict[str, str]:
+    """The files of the graphs that run by default, by role."""
+    return manifest["variants"][manifest["default_dtype"]]["graphs"]
+
+
+def parity_of(manifest: dict) -> dict | None:
+    """How the graphs that run by default differ from torch."""
+    return manifest["variants"][manifest["default_dtype"]]["parity"]
+
+
 def edit_json(path: Path, **changes) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 

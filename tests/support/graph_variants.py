@@ -1,6 +1,6 @@
 """The options of configs that graphs are compared with torch for, by name."""
 
-from vanilla_transformer_export.specs.sequences import GENERATORS
+from vanilla_transformer_export.heads import GENERATORS
 
 SIZES = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4}
 RELATIVE = {

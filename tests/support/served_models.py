@@ -25,7 +25,7 @@ PROTOCOLS = (
 def serving(runtimes, **settings):
     """Of runtimes by name, which read through the server's queue from then on: the server."""
     models = {
-        name: ServedModel(name, runtime, reader=batched(runtime, lanes=2))
+        name: ServedModel(name, runtime, reader=batched(runtime, workers=2))
         for name, runtime in runtimes.items()
     }
     try:

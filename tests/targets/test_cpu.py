@@ -92,7 +92,7 @@ def test_every_matrix_product_is_quantized(exported, name, dtype):
     assert found["MatMul"] == 0 and found[operator] == exact["MatMul"]
     manifest = Runtime(directory).artifact.manifest
     assert found["GatherBlockQuantized"] == 1
-    assert (manifest["target"], manifest["dtype"]) == ("cpu", dtype)
+    assert (manifest["target"], manifest["default_dtype"]) == ("cpu", dtype)
 
 
 def test_weights_are_on_disk_once(exported):

@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from checkpoints import parity_of
 from targets import FILES, GENERATORS, MODELS, SIZES, exports_for, generators, graph, ops, prompts
 from written import operators, run, write
 
@@ -291,22 +292,24 @@ def test_weights_and_caches_are_of_the_type_asked_for_and_outputs_are_float32(
                 HALF[dtype] if is_cache else onnx.TensorProto.FLOAT
             ), value.name
     manifest = json.loads((directory / "manifest.json").read_text())
-    assert (manifest["target"], manifest["dtype"]) == ("cuda", dtype)
+    assert (manifest["target"], manifest["default_dtype"]) == ("cuda", dtype)
     if dtype == "fp16" or devices.gpu():
         assert (
-            manifest["parity"]["failures"]
+            parity_of(manifest)["failures"]
             == 0
-            < manifest["parity"]["max_error"]
-            < manifest["parity"]["tolerance"]
+            < parity_of(manifest)["max_error"]
+            < parity_of(manifest)["tolerance"]
             < 0.05
         )
     else:
-        assert manifest["parity"] is None
+        assert parity_of(manifest) is None
         assert manifest["parity_reason"].startswith("onnxruntime computes bf16 on a GPU only, and ")
 
 
 def test_parity_of_integer_weights_is_measured_with_activations_in_half_precision(exported):
-    parity = json.loads((exported("encoder", "int8")[1] / "manifest.json").read_text())["parity"]
+    parity = parity_of(json.loads((exported("encoder", "int8")[1] / "manifest.json").read_text()))[
+        "parity"
+    ]
     assert parity["failures"] == 0 and 1e-3 < parity["mean_error"] < 0.1
 
 
@@ -359,7 +362,7 @@ def test_products_are_those_of_rounded_weights_and_all_else_is_in_half_precision
     own."""
     model, directory = exported("encoder", dtype)
     manifest = json.loads((directory / "manifest.json").read_text())
-    assert (manifest["dtype"], manifest["activations"]) == (dtype, "fp16")
+    assert (manifest["default_dtype"], manifest["activations"]) == (dtype, "fp16")
     found = onnx.load(directory / "onnx/model.onnx")
     counts = ops(found.graph)
     assert counts["MatMul"] == 0 and counts["MatMulNBits"] == 11

@@ -2,6 +2,7 @@
 questions, and sentence-transformers give on its checkpoint."""
 
 import dataclasses
+import io
 import json
 import shutil
 import time
@@ -950,26 +951,26 @@ def test_predict_calls_what_fits_the_head(made, translator, capsys):
     directory = translator.path.parent
     options = ["--set", "max_new_tokens=9"]
     expected = translator.generate(["w5 w6"], max_new_tokens=9)
-    assert predicted(capsys, directory, "w5 w6", *options) == expected
-    assert predicted(capsys, directory, "w5 w6", *options, "--task", "translate") == expected
+    for more in ([], ["--task", "translate"], ["--max-new-tokens", "9"]):
+        capsys.readouterr()
+        main(["predict", str(directory), "w5 w6", *options, *more])
+        assert capsys.readouterr().out.splitlines() == expected
     options = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 9}
-    several = predicted(
-        capsys,
-        directory,
-        "w5 w6",
-        "w7",
-        *(f"--set={name}={value}" for name, value in options.items()),
-    )
-    assert several == [translator.generate([text], **options) for text in ("w5 w6", "w7")]
+    given = [f"--set={name}={value}" for name, value in options.items()]
+    main(["predict", str(directory), "w5 w6", "w7", *given])
+    assert capsys.readouterr().out.splitlines() == [
+        text for given in ("w5 w6", "w7") for text in translator.generate([given], **options)
+    ]
 
 
-def test_predict_reads_and_writes_lines_of_json(made, tmp_path, capsys):
+def test_predict_reads_and_writes_lines_of_json(made, tmp_path, capsys, monkeypatch):
     runtime = made("tag")[1]
-    lines = [MANY[3], "", json.dumps({"text": MANY[0]}), *MANY[4:]]
+    lines = [MANY[3], "", MANY[0], *MANY[4:]]
     (tmp_path / "in").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     options = ["--set", "aggregation_strategy=simple", "--batch-size", "2"]
     call = [runtime.path.parent, "--input", tmp_path / "in", *options]
-    assert predicted(capsys, *call, "--output", tmp_path / "out") == []
+    [report] = predicted(capsys, *call, "--output", tmp_path / "out")
+    assert (report["lines"], report["bad"]) == (len(lines), 0)
     found = [
         json.loads(line) for line in (tmp_path / "out").read_text(encoding="utf-8").splitlines()
     ]
@@ -978,6 +979,10 @@ def test_predict_reads_and_writes_lines_of_json(made, tmp_path, capsys):
     same(predicted(capsys, *call), found)
     with pytest.raises(SystemExit, match="out exists already; expected a new path, or --force"):
         predicted(capsys, *call, "--output", tmp_path / "out")
+    objects = ["", json.dumps({"text": MANY[0]}), MANY[3]]
+    given = io.TextIOWrapper(io.BytesIO("\n".join(objects).encode()))
+    monkeypatch.setattr("sys.stdin", given)
+    same(predicted(capsys, runtime.path.parent, *options), [None, found[2], first])
 
 
 @pytest.mark.parametrize(
@@ -1003,25 +1008,26 @@ def test_predict_reads_and_writes_lines_of_json(made, tmp_path, capsys):
             2,
         ),
         ("classify", ["a", "--input", "in"], "--input goes without texts", 2),
-        ("classify", ["a", "--output", "out"], "--output needs --input", 2),
-        ("classify", ["a", "--force"], "--force needs --input and --output", 2),
-        ("classify", ['{"text": "a"'], "begins with { and is no JSON object", 1),
+        ("classify", ["a", "--output", "out"], "--output and --output-dir need --input", 2),
+        ("classify", ["a", "--force"], "--force needs --output", 2),
+        ("classify", ["a", "--num-beams", "2"], "classify has no option 'num_beams', expected", 2),
+        ("classify", ["a"] * 2 + ['{"text": "a"'], "argument 3: it is no JSON that can be read", 1),
         (
             "classify",
             ['{"question": "a"}'],
-            "has the keys ['question'], expected text, or text and text_pair",
+            "argument 1: it has the fields ['question'], expected text, or text and text_pair",
             1,
         ),
         (
             "answer",
             ["who ?"],
-            "'who ?' is no JSON object, expected one with question and context",
+            "argument 1: it is 'who ?', expected a JSON object with question and context",
             1,
         ),
         (
             "answer",
             ['{"question": "a", "context": ""}'],
-            "among the arguments 1: context 0 of 1 is '', expected words",
+            "argument 1: context 0 of 1 is '', expected words",
             1,
         ),
     ],

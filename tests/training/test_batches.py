@@ -1,7 +1,8 @@
-"""Files of lines: results in order, a partial file that a killed run goes on with, and what is
-refused."""
+"""Generation over lines of text: results in order, one output file that a killed run resumes, bad
+lines, and what is rejected."""
 
 import gzip
+import json
 import random
 import signal
 import subprocess
@@ -9,14 +10,19 @@ import sys
 import time
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from checkpoints import with_words
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.files import text_lines as lines
-from vanilla_transformer_export.files.text_lines import Batches, generate_file
+from vanilla_transformer_export.files import run
+from vanilla_transformer_export.files.formats import generated_text
+from vanilla_transformer_export.files.predictions import Predictions
+from vanilla_transformer_export.files.run import Runner
+from vanilla_transformer_export.inference.logits import derived_seed
 
 SAMPLING = dict(do_sample=True, top_k=20, seed=11, max_new_tokens=8)
 BEAMS = dict(num_beams=3, max_new_tokens=8)
@@ -33,9 +39,9 @@ def runtime(export):
     return TextRuntime(export, threads=1)
 
 
-@pytest.fixture
-def small_windows(monkeypatch):
-    monkeypatch.setattr(lines, "WINDOW", 2)
+def runner(runtime, options=BEAMS, shard_lines=8, skips=True, field=None, prefix=None, **settings):
+    predictions = Predictions(runtime, "generate", options, **settings)
+    return Runner(predictions, field, None, prefix, shard_lines, skips)
 
 
 def some_lines(count, seed=0):
@@ -54,28 +60,30 @@ def write(path, lines):
 
 
 def partial_of(out):
-    return out.with_name(f".{out.name}.partial"), out.with_name(f".{out.name}.partial.state")
+    return out.with_name(f".{out.name}.partial")
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
 # ---------------------------------------------------------------------------------- what is written
 
 
-def test_each_line_gives_what_it_gives_alone(runtime, tmp_path, small_windows):
+def test_each_line_gives_what_it_gives_alone(runtime, tmp_path):
     lines = some_lines(50)
-    generate_file(
-        Batches(runtime, BEAMS, batch_size=4), write(tmp_path / "in", lines), tmp_path / "out"
-    )
+    report = runner(runtime, batch_size=4).to_file(write(tmp_path / "in", lines), tmp_path / "out")
     alone = [runtime.generate([line], **BEAMS)[0] if line else "" for line in lines]
     assert (tmp_path / "out").read_text() == "".join(text + "\n" for text in alone)
-    assert "" in lines and len(set(alone)) > 10
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+    assert "" in lines and len(set(alone)) > 10 and report["lines"] == 50
+    assert names(tmp_path) == ["in", "out"]
 
 
 def test_scores_stand_behind_a_tab_and_n_best_lists_are_those_of_moses(runtime, tmp_path):
     lines = ["w5 w6", "", "w7", "w8 w9 w10"]
     source = write(tmp_path / "in", lines)
-    generate_file(Batches(runtime, BEAMS, scores=True), source, tmp_path / "scores")
-    generate_file(Batches(runtime, BEAMS, n_best=2), source, tmp_path / "best")
+    runner(runtime, scores=True).to_file(source, tmp_path / "scores")
+    runner(runtime, n_best=2, shard_lines=3).to_file(source, tmp_path / "best")
     expected = {
         line: runtime.generate_with_scores([line], num_return_sequences=2, **BEAMS)
         for line in lines
@@ -94,115 +102,177 @@ def test_scores_stand_behind_a_tab_and_n_best_lists_are_those_of_moses(runtime, 
     assert float(found[0][2]) > float(found[1][2])
 
 
+def test_records_have_the_texts_with_their_scores(runtime, tmp_path):
+    rows = [{"text": "w5 w6"}, {"text": ""}, {"text": "w8 w9 w10"}]
+    source = write(tmp_path / "in.jsonl", map(json.dumps, rows))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "in.parquet")
+    runner(runtime).to_file(source, tmp_path / "out.jsonl")
+    runner(runtime, scores=True).to_file(source, tmp_path / "scores.jsonl")
+    runner(runtime, n_best=2).to_file(tmp_path / "in.parquet", tmp_path / "best.parquet")
+    texts = [runtime.generate([row["text"]], **BEAMS)[0] if row["text"] else None for row in rows]
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert found == [row | {"translation": text} for row, text in zip(rows, texts)]
+    scores = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    assert [row["translation"] and row["translation"]["text"] for row in scores] == texts
+    best = pyarrow.parquet.read_table(tmp_path / "best.parquet").to_pydict()["translation"]
+    assert best[1] is None
+    pairs = json.loads(best[2])
+    assert pairs[0]["text"] == texts[2] and pairs[0]["score"] > pairs[1]["score"]
+
+
 def test_samples_come_with_the_likeliest_first(runtime):
-    [window] = Batches(runtime, SAMPLING, n_best=5).windows(["w5 w6", "w7"])
-    scores = np.array([float(line.split(" ||| ")[2]) for line in window]).reshape(2, 5)
+    [printed] = runner(runtime, SAMPLING, n_best=5).lines([b"w5 w6", b"w7"], "line {}")
+    scores = [float(line.split(" ||| ")[2]) for line in printed.splitlines()]
+    scores = np.array(scores).reshape(2, 5)
     assert (np.diff(scores, axis=1) <= 0).all() and len(set(scores.ravel())) > 5
 
 
-def test_translations_begin_with_their_prefixes(runtime, tmp_path, small_windows):
+@pytest.mark.parametrize("task", ["generate", "translate"])
+def test_each_line_is_sampled_with_its_own_seed(runtime, task):
+    """Whatever lines run beside it."""
+    lines = [line or "w5" for line in some_lines(12)]
+    method = getattr(runtime, task)
+    options = {name: value for name, value in SAMPLING.items() if name != "seed"}
+    expected = [
+        method([line], seeds=[derived_seed(11, number)], **options)[0]
+        for number, line in enumerate(lines)
+    ]
+    for batch_size, shard_lines in ((1, 5), (4, 12)):
+        predictions = Predictions(runtime, task, SAMPLING, batch_size)
+        printed = Runner(predictions, shard_lines=shard_lines).lines(map(str.encode, lines), "{}")
+        assert "".join(printed).splitlines() == expected
+    assert len(set(expected)) > 5
+
+
+def test_seeds_are_one_for_each_text(runtime):
+    for call in (runtime.generate, runtime.translate, runtime.generate_with_scores):
+        with pytest.raises(UsageError, match="seeds has 2 values, expected one for each of 1 inp"):
+            call(["w5"], seeds=[1, 2], do_sample=True)
+    ids = np.array([[5, 6]])
+    with pytest.raises(UsageError, match="seeds has 2 values, expected one for each of 1 inputs"):
+        runtime.runtime.generate(ids, seeds=[1, 2], do_sample=True)
+
+
+def test_translations_begin_with_their_prefixes(runtime, tmp_path):
     lines, rng = some_lines(30, seed=3), np.random.default_rng(5)
     prefixes = [
         " ".join(f"w{token}" for token in rng.integers(4, 48, rng.integers(0, 4))) for _ in lines
     ]
-    files = write(tmp_path / "in", lines), tmp_path / "out", write(tmp_path / "prefixes", prefixes)
-    generate_file(Batches(runtime, BEAMS, batch_size=4), *files)
-    for line, prefix, found in zip(
-        lines, prefixes, (tmp_path / "out").read_text().splitlines(), strict=True
-    ):
-        if line:
-            assert found == runtime.generate([line], target_prefix=[prefix], **BEAMS)[0]
-            assert found.startswith(prefix)
-        else:
-            assert found == ""
+    source, beginnings = write(tmp_path / "in", lines), write(tmp_path / "prefixes", prefixes)
+    job = runner(runtime, batch_size=4, prefix=beginnings)
+    job.to_file(source, tmp_path / "out")
+    found = (tmp_path / "out").read_text()
+    for line, prefix, text in zip(lines, prefixes, found.splitlines(), strict=True):
+        expected = runtime.generate([line], target_prefix=[prefix], **BEAMS)[0] if line else ""
+        assert text == expected and (not line or text.startswith(prefix))
+    assert "".join(job.file(source)) == found
+    job.to_directory([source], tmp_path / "outs")
+    assert (tmp_path / "outs" / "in").read_text() == found
 
 
 def test_packed_text_and_carriage_returns_are_read_as_plain_text_is(runtime, tmp_path):
     lines = some_lines(9)
     (tmp_path / "in.gz").write_bytes(gzip.compress("\r\n".join(lines).encode("utf-8-sig")))
     for source in (tmp_path / "in.gz", write(tmp_path / "in", lines)):
-        generate_file(Batches(runtime, BEAMS), source, tmp_path / f"{source.name}-out")
+        runner(runtime).to_file(source, tmp_path / f"{source.name}-out")
     assert (tmp_path / "in.gz-out").read_bytes() == (tmp_path / "in-out").read_bytes()
+    assert "".join(runner(runtime).file(tmp_path / "in.gz")) == (tmp_path / "in-out").read_text()
 
 
 def test_line_breaks_within_a_result_become_spaces():
-    rows = Batches.written(
-        type("Plain", (), dict(n_best=None, scores=False)), 0, [("one\r\n\ntwo\n", 0.0)]
-    )
-    assert rows == ["one two "]
+    assert generated_text(0, "one\r\n\ntwo\n", None, False) == "one two "
 
 
 def test_an_input_without_lines_gives_an_output_without_lines(runtime, tmp_path):
-    generate_file(Batches(runtime, {}), write(tmp_path / "in", []), tmp_path / "new" / "out")
-    assert (tmp_path / "new" / "out").read_bytes() == b""
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["out"]
+    (tmp_path / "new").mkdir()
+    runner(runtime).to_file(write(tmp_path / "in", []), tmp_path / "new" / "out")
+    assert (tmp_path / "new" / "out").read_bytes() == b"" and names(tmp_path / "new") == ["out"]
 
 
-# ----------------------------------------------------------------------------------------- going on
+# --------------------------------------------------------------------------------------- bad lines
+
+
+def test_bad_lines_of_a_file_are_set_aside_beside_the_output(runtime, tmp_path):
+    lines = [b"w5", b"w6 \xff", b"w7"]
+    (tmp_path / "in").write_bytes(b"\n".join(lines))
+    report = runner(runtime).to_file(tmp_path / "in", tmp_path / "out")
+    first, third = (runtime.generate([text], **BEAMS)[0] for text in ("w5", "w7"))
+    assert (tmp_path / "out").read_text() == f"{first}\n\n{third}\n" and report["bad"] == 1
+    bad = json.loads((tmp_path / "out.bad.jsonl").read_text())
+    assert bad["line"] == 2 and "not UTF-8 text" in bad["reason"]
+    assert names(tmp_path) == ["in", "out", "out.bad.jsonl"]
+    (tmp_path / "out").unlink()
+    with pytest.raises(FileExistsError, match="out.bad.jsonl exists already; expected a new path"):
+        runner(runtime).to_file(tmp_path / "in", tmp_path / "out")
+    write(tmp_path / "in", ["w5"])
+    runner(runtime).to_file(tmp_path / "in", tmp_path / "out", force=True)
+    assert names(tmp_path) == ["in", "out"]
+
+
+@pytest.mark.parametrize("bad", ["w6 \udcff", "w6 " * 60], ids=["bytes", "too long"])
+def test_a_bad_line_stops_a_run_that_resumes_with_skip_or_once_it_is_repaired(
+    exported, tmp_path, bad
+):
+    folder = with_words(exported("causal-learned").directory, tmp_path)  # of 40 positions
+    job = Predictions(TextRuntime(folder, threads=1), "generate", dict(max_new_tokens=4))
+    (tmp_path / "in").write_bytes(
+        "\n".join(["w5"] * 5 + [bad, "w7"]).encode(errors="surrogateescape")
+    )
+    for output in (Runner.to_file, Runner.to_directory):
+        source, out = tmp_path / "in", tmp_path / output.__name__
+        given = source if output is Runner.to_file else [source]
+        with pytest.raises(ValueError, match="line 6 of .*in: .*; the shards that are whole stay"):
+            output(Runner(job, shard_lines=4, skips_bad_lines=False), given, out)
+        report = output(Runner(job, shard_lines=4), given, out)
+        assert report["bad"] == 1
+    with pytest.raises(ValueError, match="line 6 of .*in: "):
+        [*Runner(job, shard_lines=4, skips_bad_lines=False).file(tmp_path / "in")]
+    with pytest.warns(UserWarning, match="line 6 of .*in: "):
+        printed = "".join(Runner(job, shard_lines=4).file(tmp_path / "in"))
+    assert printed == (tmp_path / "to_file").read_text()
+    assert [not text for text in printed.splitlines()] == [False] * 5 + [True, False]
+
+
+# ----------------------------------------------------------------------------------------- resuming
 
 
 class Stopped(Exception):
     pass
 
 
+def stopped(job, source, out, count, error=Stopped):
+    """Start a run that stops after `count` shards."""
+    compute, done = run.compute, []
+
+    def stopping(*arguments):
+        done.append(arguments[2])
+        if len(done) > count:
+            raise error
+        return compute(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(error):
+        patch.setattr(run, "compute", stopping)
+        job.to_file(source, out)
+
+
 @pytest.mark.parametrize("options", [BEAMS, SAMPLING], ids=["beams", "sampled"])
-def test_wherever_a_run_is_cut_off_the_result_is_the_same(
-    runtime, tmp_path, small_windows, options
-):
-    """Anything of the partial file may have been written that the state does not know of yet, and
-    half a line of the state."""
-    job = Batches(runtime, options, batch_size=3, n_best=2)
+def test_wherever_a_run_is_cut_off_the_result_is_the_same(runtime, tmp_path, options):
+    """Shards may be half written, and their facts too."""
+    job = runner(runtime, options, shard_lines=6, n_best=2)
     source, out = write(tmp_path / "in", some_lines(40)), tmp_path / "out"
-    generate_file(job, source, out)
-    whole = out.read_bytes()
-    states, write_lines = [], lines.Partial.write
-
-    def noted(self, lines, done):
-        write_lines(self, lines, done)
-        states.append([path.read_bytes() for path in partial_of(out)])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines.Partial, "write", noted)
-        generate_file(job, source, out, force=True)
-    assert len(states) == 7 and out.read_bytes() == whole
-    rng = random.Random(0)
-    for _ in range(12):
+    job.to_file(source, out)
+    whole, rng = out.read_bytes(), random.Random(0)
+    for count in range(1, 7):
         out.unlink()
-        number = rng.randrange(len(states) - 1)
-        (before, state), (after, later) = states[number : number + 2]
-        partial, log = partial_of(out)
-        partial.write_bytes(after[: rng.randint(len(before), len(after))])
-        log.write_bytes(later[: rng.randint(len(state), len(later) - 1)])
-        generate_file(job, source, out)
-        assert out.read_bytes() == whole
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
-
-
-def test_only_what_is_left_is_computed(runtime, tmp_path, monkeypatch, small_windows):
-    job, lines = Batches(runtime, BEAMS, batch_size=3), some_lines(40)
-    source, out, count = write(tmp_path / "in", lines), tmp_path / "out", 0
-    generate_rows = TextRuntime.generate_rows
-
-    def counted(self, rows, *args, **options):
-        nonlocal count
-        if count >= 20:
-            raise Stopped
-        count += len(rows)
-        return generate_rows(self, rows, *args, **options)
-
-    monkeypatch.setattr(TextRuntime, "generate_rows", counted)
-    with pytest.raises(Stopped):
-        generate_file(job, source, out)
-    assert len(partial_of(out)[0].read_text().splitlines()) == 18
-    monkeypatch.setattr(TextRuntime, "generate_rows", generate_rows)
-    seen, results = [], Batches.results
-    monkeypatch.setattr(
-        Batches,
-        "results",
-        lambda self, first, *rest: seen.append(first) or results(self, first, *rest),
-    )
-    generate_file(job, source, out)
-    assert seen == [18, 24, 30, 36]
+        stopped(job, source, out, count)
+        parts = partial_of(out) / "out.parts"
+        for path in rng.sample(sorted(parts.iterdir()), min(count, 2)):
+            path.write_bytes(path.read_bytes()[: rng.randint(0, path.stat().st_size - 1)])
+        (parts / f".{count:06}.new").write_text("half")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("warnings.warn", lambda *args, **settings: None)
+            job.to_file(source, out)
+        assert out.read_bytes() == whole and names(tmp_path) == ["in", "out"]
 
 
 def test_a_killed_command_goes_on_to_the_same_result(export, tmp_path):
@@ -212,50 +282,32 @@ def test_a_killed_command_goes_on_to_the_same_result(export, tmp_path):
         tmp_path / "out",
         tmp_path / "expected",
     )
-    options = [
-        "--batch-size",
-        "1",
-        "--set",
-        "do_sample=true",
-        "--set",
-        "seed=4",
-        "--threads",
-        "1",
-        "--max-new-tokens",
-        "12",
-    ]
+    options = ["--shard-lines", "4", "--threads", "1", "--max-new-tokens", "12"]
+    options += ["--set", "do_sample=true", "--set", "seed=4"]
     main([*COMMAND[3:], str(export), "--input", str(source), "--output", str(expected), *options])
-    rng, kills, log = random.Random(1), 0, partial_of(out)[1]
+    rng, kills = random.Random(1), 0
     while not out.exists():
-        run = subprocess.Popen(
-            [*COMMAND, str(export), "--input", str(source), "--output", str(out), *options]
+        process = subprocess.Popen(
+            [*COMMAND, str(export), "--input", str(source), "--output", str(out), *options],
+            stdout=subprocess.DEVNULL,
         )
-        records = log.read_bytes().count(b"\n") if log.exists() else 0
-        while run.poll() is None and kills < 4:
-            if log.exists() and log.read_bytes().count(b"\n") >= records + 2:
+        before = len([*partial_of(out).rglob("*.facts")])
+        while process.poll() is None and kills < 4:
+            if len([*partial_of(out).rglob("*.facts")]) >= before + 5:
                 time.sleep(rng.uniform(0, 0.02))
-                run.kill()
-                run.wait()
-        assert run.wait() in (0, -signal.SIGKILL)
-        kills += run.returncode == -signal.SIGKILL
-    assert kills >= 2
-    assert out.read_bytes() == expected.read_bytes()
+                process.kill()
+                process.wait()
+        assert process.wait() in (0, -signal.SIGKILL)
+        kills += process.returncode == -signal.SIGKILL
+    assert kills >= 2 and out.read_bytes() == expected.read_bytes()
+    assert names(tmp_path) == ["expected", "in", "out"]
 
 
 @pytest.fixture
-def begun(runtime, tmp_path, monkeypatch, small_windows):
-    """The arguments of a run that was stopped behind its first window."""
+def begun(runtime, tmp_path):
+    """The files of a run that was stopped after its first shard."""
     files = write(tmp_path / "in", some_lines(20)), tmp_path / "out"
-    results = Batches.results
-
-    def stopping(self, first, *rest):
-        if first:
-            raise Stopped
-        return results(self, first, *rest)
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(Batches, "results", stopping)
-        generate_file(Batches(runtime, BEAMS, batch_size=4), *files)
+    stopped(runner(runtime), *files, 1)
     return files
 
 
@@ -264,10 +316,11 @@ def begun(runtime, tmp_path, monkeypatch, small_windows):
     [
         (
             dict(options=dict(num_beams=2, max_new_tokens=8)),
-            "num_beams 3, now 2: expected the same call, or that you remove it",
+            "num_beams 3, now 2: expected the same",
         ),
         (dict(options=dict(num_beams=3)), "another max_new_tokens 8, now None: "),
-        (dict(batch_size=5), "another batch_size 4, now 5: "),
+        (dict(batch_size=5), "another batch_size 32, now 5: "),
+        (dict(shard_lines=5), "another shard_lines 8, now 5: "),
         (dict(scores=True), "another scores False, now True: "),
         (dict(n_best=2), "another n_best None, now 2: "),
     ],
@@ -276,69 +329,71 @@ def begun(runtime, tmp_path, monkeypatch, small_windows):
 def test_a_call_with_other_options_is_refused_and_what_was_begun_stays(
     runtime, begun, change, message
 ):
-    before = [path.read_bytes() for path in partial_of(begun[1])]
-    job = Batches(**{**dict(runtime=runtime, options=BEAMS, batch_size=4), **change})
+    before = sorted(partial_of(begun[1]).rglob("*"))
     with pytest.raises(FileExistsError, match=message):
-        generate_file(job, *begun)
-    assert [path.read_bytes() for path in partial_of(begun[1])] == before
-    generate_file(Batches(runtime, BEAMS, batch_size=4), *begun)
+        runner(runtime, **change).to_file(*begun)
+    assert sorted(partial_of(begun[1]).rglob("*")) == before
+    runner(runtime).to_file(*begun)
 
 
-def test_a_call_with_another_input_or_export_is_refused_by_name(exported, runtime, begun, tmp_path):
+def test_a_call_with_another_export_or_prefixes_is_refused_by_name(
+    exported, runtime, begun, tmp_path
+):
     (tmp_path / "other").mkdir()
     other = TextRuntime(
         with_words(exported("seq2seq-untied").directory, tmp_path / "other"), threads=1
     )
     with pytest.raises(FileExistsError, match="another export: expected the same call"):
-        generate_file(Batches(other, BEAMS, batch_size=4), *begun)
-    with pytest.raises(FileExistsError, match="another target_prefix: expected the same call"):
-        generate_file(Batches(runtime, BEAMS, batch_size=4), *begun, begun[0])
-    write(begun[0], some_lines(20, seed=1))
-    with pytest.raises(
-        FileExistsError, match="another input, threads 1, now 2: expected the same call"
-    ):
-        generate_file(
-            Batches(TextRuntime(runtime.path.parent, threads=2), BEAMS, batch_size=4), *begun
-        )
+        runner(other).to_file(*begun)
+    with pytest.raises(FileExistsError, match="another target_prefix None, now '.*in': expected"):
+        runner(runtime, prefix=begun[0]).to_file(*begun)
+    with pytest.raises(FileExistsError, match="another threads 1, now 2: expected the same call"):
+        runner(TextRuntime(runtime.path.parent, threads=2)).to_file(*begun)
 
 
-def test_a_run_that_ends_before_its_first_window_leaves_nothing(runtime, tmp_path, monkeypatch):
+def test_lines_and_prefixes_that_were_repaired_are_run_again(runtime, begun, monkeypatch):
+    lines = some_lines(20)
+    write(begun[0], ["w9", *lines[1:]])
+    runner(runtime).to_file(*begun)
+    assert begun[1].read_text().startswith(runtime.generate(["w9"], **BEAMS)[0])
+
+
+def test_a_run_that_ends_before_its_first_shard_leaves_nothing(runtime, tmp_path):
     source = write(tmp_path / "in", some_lines(5))
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(Batches, "results", lambda *args: (_ for _ in ()).throw(Stopped))
-        generate_file(Batches(runtime, BEAMS), source, tmp_path / "new" / "out")
-    assert list((tmp_path / "new").iterdir()) == []
-    generate_file(Batches(runtime, {}), source, tmp_path / "new" / "out")
+    stopped(runner(runtime), source, tmp_path / "out", 0)
+    assert names(tmp_path) == ["in"]
+    runner(runtime, {}).to_file(source, tmp_path / "out")
 
 
 def test_two_processes_do_not_write_one_file(runtime, begun):
-    partial, state = partial_of(begun[1])
+    before = sorted(partial_of(begun[1]).rglob("*"))
     hold = (
-        "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); "
+        "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); "
         "print(flush=True); input()"
     )
     other = subprocess.Popen(
-        [sys.executable, "-c", hold, state], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", hold, partial_of(begun[1])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     other.stdout.readline()
-    before = partial.read_bytes(), state.read_bytes()
-    with pytest.raises(
-        FileExistsError, match="out is being written by another process: expected to be alone"
-    ):
-        generate_file(Batches(runtime, BEAMS, batch_size=4), *begun)
+    with pytest.raises(FileExistsError, match="is being written by another process: expected to"):
+        runner(runtime).to_file(*begun)
     other.communicate(b"\n")
-    assert (partial.read_bytes(), state.read_bytes()) == before
+    assert sorted(partial_of(begun[1]).rglob("*")) == before
 
 
-# ------------------------------------------------------------------------------------------ refused
+# ----------------------------------------------------------------------------------------- rejected
 
 
 def test_an_output_that_may_not_be_written_is_refused(runtime, export, tmp_path):
-    source, job = write(tmp_path / "in", ["w5"]), Batches(runtime, BEAMS)
+    source, job = write(tmp_path / "in", ["w5"]), runner(runtime)
     for out, kind, message in (
         (source, UsageError, "the output is .*in, an input"),
-        (tmp_path, FileExistsError, "is no file, expected one or a new path"),
+        (tmp_path, FileExistsError, "is no file, expected a file or a new path"),
         (tmp_path / "out.gz", UsageError, "written as plain text: expected a name without .gz"),
+        (tmp_path / "out.jsonl", UsageError, "results are text: expected a name without .jsonl"),
+        (tmp_path / "out.parquet", UsageError, "results are text: expected a name without .parq"),
         (export / "out", UsageError, "inside the export: expected a place outside"),
         (
             write(tmp_path / "there", ["mine"]),
@@ -347,90 +402,93 @@ def test_an_output_that_may_not_be_written_is_refused(runtime, export, tmp_path)
         ),
     ):
         with pytest.raises(kind, match=message):
-            generate_file(job, source, out)
+            job.to_file(source, out)
     assert (tmp_path / "there").read_text() == "mine\n"
-    generate_file(job, source, tmp_path / "there", force=True)
+    job.to_file(source, tmp_path / "there", force=True)
     assert (tmp_path / "there").read_text() != "mine\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "there"]
+    assert names(tmp_path) == ["in", "there"]
 
 
-def test_input_that_is_no_text_is_refused_before_anything_is_written(runtime, tmp_path):
-    job, bad = Batches(runtime, BEAMS), tmp_path / "bad"
+def test_a_table_has_a_table_as_its_output(runtime, tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["w5"]}), tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match="results are Parquet: expected a name with .parquet"):
+        runner(runtime).to_file(tmp_path / "a.parquet", tmp_path / "out.jsonl")
+    with pytest.raises(UsageError, match="a.parquet is a table, expected a file for the results"):
+        [*runner(runtime).file(tmp_path / "a.parquet")]
+
+
+def test_input_that_is_no_text_is_refused_and_nothing_stays(runtime, tmp_path):
     for name, content, message in (
-        ("bad", b"w5\n\xff\n", "line 2 of .*bad is not UTF-8 text"),
-        ("bad", b"x" * 1_000_001, "line 1 of .*bad has more than 1,000,000 bytes"),
         ("bad.gz", b"w5\n", "is not a whole gzip file"),
         ("bad.gz", gzip.compress(b"w5 " * 999)[:-9], "is not a whole gzip file"),
     ):
-        bad = tmp_path / name
-        bad.write_bytes(content)
+        (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=message):
-            generate_file(job, bad, tmp_path / "out")
+            runner(runtime).to_file(tmp_path / name, tmp_path / "out")
     with pytest.raises(FileNotFoundError):
-        generate_file(job, tmp_path / "none", tmp_path / "out")
-    three = write(tmp_path / "three", ["w5"] * 3)
+        runner(runtime).to_file(tmp_path / "none", tmp_path / "out")
+    three, two = write(tmp_path / "three", ["w5"] * 3), write(tmp_path / "two", ["w5"] * 2)
     with pytest.raises(ValueError, match="two has 2 lines, expected 3 as .*three"):
-        generate_file(job, three, tmp_path / "out", write(tmp_path / "two", ["w5"] * 2))
+        runner(runtime, prefix=two).to_file(three, tmp_path / "out")
     assert not [path for path in tmp_path.iterdir() if "out" in path.name]
 
 
-def test_an_error_names_lines_and_what_is_done_stays(exported, tmp_path, small_windows):
-    runtime = TextRuntime(with_words(exported("causal-learned").directory, tmp_path), threads=1)
-    lines = ["w5"] * 4 + ["w6", "w7 " * 60, "w8", "w9"]
-    with pytest.raises(
-        ValueError, match="among the lines 6, 8: max_length must be more than the 60 tokens of"
-    ):
-        generate_file(
-            Batches(runtime, {}, batch_size=2), write(tmp_path / "in", lines), tmp_path / "out"
-        )
-    assert len(partial_of(tmp_path / "out")[0].read_text().splitlines()) == 4
-
-
 def test_what_changes_while_it_is_read_is_an_error(runtime, tmp_path, monkeypatch):
-    source, results = write(tmp_path / "in", ["w5", "w6"]), Batches.results
+    source, compute = write(tmp_path / "in", ["w5", "w6"]), run.compute
 
-    def changing(self, *args):
+    def changing(*args):
         write(source, ["w7", "w6", "w5"])
-        return results(self, *args)
+        return compute(*args)
 
-    monkeypatch.setattr(Batches, "results", changing)
-    with pytest.raises(ValueError, match="in or its prefixes changed while they were read"):
-        generate_file(Batches(runtime, BEAMS), source, tmp_path / "out")
+    monkeypatch.setattr(run, "compute", changing)
+    with pytest.raises(ValueError, match="in changed while it was read"):
+        runner(runtime).to_file(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_options_that_cannot_be_are_refused_at_once(runtime, exported, tmp_path):
-    with pytest.raises(
-        UsageError, match="num_return_sequences has no effect on lines: expected n_best"
-    ):
-        Batches(runtime, dict(num_return_sequences=2))
+    for name, value in {"num_return_sequences": 1, "seeds": [1], "target_prefix": ["w5"]}.items():
+        with pytest.raises(UsageError, match=f"{name} has no effect on lines: expected"):
+            runner(runtime, {name: value})
     with pytest.raises(UsageError, match="num_return_sequences must be at most num_beams, 2,"):
-        Batches(runtime, dict(num_beams=2), n_best=3)
+        runner(runtime, dict(num_beams=2), n_best=3)
     with pytest.raises(UsageError, match=r"unknown generation options \['beams'\]"):
-        Batches(runtime, dict(beams=2))
+        runner(runtime, dict(beams=2))
+    with pytest.raises(UsageError, match="n_best is for the task generate, and the task is transl"):
+        Predictions(runtime, "translate", n_best=2)
     reader = TextRuntime(with_words(exported("classification").directory, tmp_path), threads=1)
-    with pytest.raises(ValueError, match="VanillaEncoderForSequenceClassification cannot generate"):
-        Batches(reader, {})
+    with pytest.raises(UsageError, match="generate is not what a VanillaEncoderForSequenceClass"):
+        runner(reader, {})
+    with pytest.raises(UsageError, match="classify has no option 'num_beams', expected some of"):
+        Predictions(reader, None, {"num_beams": 2})
     (tmp_path / "decoder").mkdir()
     decoder = TextRuntime(with_words(exported("causal").directory, tmp_path / "decoder"), threads=1)
     source = write(tmp_path / "in", ["w5"])
-    with pytest.raises(
-        UsageError, match="a target prefix is for seq2seq, and this export is a decoder"
-    ):
-        generate_file(Batches(decoder, {}), source, tmp_path / "out", source)
+    with pytest.raises(UsageError, match="expected an encoder-decoder: a decoder continues its"):
+        runner(decoder, {}, prefix=source)
+    with pytest.raises(UsageError, match="expected the task generate, not translate"):
+        Runner(Predictions(runtime, "translate"), target_prefix=source)
+    other = write(tmp_path / "other", ["w5"])
+    with pytest.raises(UsageError, match="expected one input, got 2"):
+        runner(runtime, prefix=source).to_directory([source, other], tmp_path / "out")
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["w5", "--input", "in"], "--input goes without texts"),
-        (["--output", "out"], "--output needs --input, and goes without --stream"),
-        (
-            ["--input", "in", "--output", "out", "--stream"],
-            "--output needs --input, and goes without --stream",
-        ),
-        (["--input", "in", "--target-prefix", "in"], "--target-prefix needs --input and --output"),
-        (["--input", "in", "--force"], "--force needs --input and --output"),
+        (["w5", "--input", "in"], "--input goes without texts and --stream"),
+        (["--input", "in", "--stream"], "--input goes without texts and --stream"),
+        (["--output", "out"], "--output and --output-dir need --input"),
+        (["--output-dir", "out", "--stream"], "--output and --output-dir need --input"),
+        (["--input", "in", "--output", "a", "--output-dir", "b"], "not allowed with argument"),
+        (["--input", "a", "b", "--output", "out"], "--input has 2 files, expected one, or --outp"),
+        (["--input", "a", "--input", "b"], "--input has 2 files, expected one, or --output-dir"),
+        (["--input", "in", "--force"], "--force needs --output"),
+        (["--input", "in", "--output-dir", "out", "--force"], "--force needs --output"),
+        (["--input", "in", "--output", "out", "--ray", "auto"], "--ray needs --output-dir"),
+        (["--target-prefix", "in"], "--target-prefix needs --input"),
+        (["w5", "--output-field", "de"], "--output-field needs --input"),
+        (["--on-bad-line", "drop"], "no reaction 'drop', expected one of stop, skip"),
         (["w5", "--scores"], "--scores is for lines, expected no texts and no --stream"),
         (["--n-best", "2", "--stream"], "--n-best is for lines, expected no texts and no --stream"),
         (["--n-best", "2", "--scores"], "not allowed with argument"),
@@ -447,7 +505,7 @@ def test_arguments_that_do_not_go_together_are_refused(arguments, message, capsy
 # Not `ru_maxrss`, which begins with what the process that started this one has.
 PEAK = """
 import re, sys
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 main(sys.argv[1:])
 print(re.search(r"VmHWM:\\s*(\\d+) kB", open("/proc/self/status").read())[1])
 """
@@ -463,13 +521,13 @@ def test_ten_times_the_lines_take_no_more_memory(export, tmp_path):
         source = write(tmp_path / f"in-{count}", lines)
         assert source.stat().st_size > 800 * count
         files = ["--input", str(source), "--output", str(tmp_path / f"out-{count}")]
-        options = ["--max-new-tokens", "4", "--threads", "1"]
+        options = ["--max-new-tokens", "4", "--threads", "1", "--shard-lines", "512"]
         done = subprocess.run(
             [sys.executable, "-c", PEAK, "generate", str(export), *files, *options],
             capture_output=True,
             text=True,
             check=True,
         )
-        peaks.append(int(done.stdout) * 1024)
+        peaks.append(int(done.stdout.splitlines()[-1]) * 1024)
         assert len((tmp_path / f"out-{count}").read_text().splitlines()) == count
     assert peaks[1] - peaks[0] < 2_000_000, peaks

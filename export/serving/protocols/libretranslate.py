@@ -117,7 +117,7 @@ async def translate_texts(request: Request) -> JSONResponse:
 
 def check_counts(request: Request, model: ServedModel, body: Translation) -> None:
     """Raises RequestError 400 for more texts than one request may have, and more alternatives than
-    a lane has slots for."""
+    a worker has slots for."""
     assert model.engine is not None  # every model that translates has one
     most = settings_of(request).max_batch
     if isinstance(body.q, list) and len(body.q) > most:

@@ -14,10 +14,11 @@ from tokenizers import Encoding
 
 from ... import __version__
 from ...errors import RequestError, TooLong, UsageError
+from ...heads import HEADS, READS_TOKENS
 from ...inference.inputs import check_contiguous, check_inputs
 from ...scheduler.request import Job
 from ...specs.graph_spec import TensorSpec
-from ...specs.sequences import READS_CHOICES, READS_TARGETS, token_inputs
+from ...specs.sequences import token_inputs
 from ...text.tasks.rows import Row, run, strings
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
@@ -37,7 +38,7 @@ from .tensors import (
     read_request,
     write_answer,
 )
-from .text_embeddings import SimilarityParameters, embeds, encoded, rows_to_embed
+from .text_embeddings import SimilarityParameters, encoded, rows_to_embed
 
 router = APIRouter(tags=["Open Inference Protocol"])
 
@@ -154,16 +155,15 @@ def tensors_for(model: ServedModel) -> tuple[TensorSpec, ...]:
 
 def takes_texts(model: ServedModel) -> bool:
     """Each of which is one row."""
-    return isinstance(model.runtime, TextRuntime) and model.architecture not in (
-        READS_CHOICES,
-        READS_TARGETS,
+    return HEADS[model.architecture].reads == READS_TOKENS and isinstance(
+        model.runtime, TextRuntime
     )
 
 
 def outputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
     if model.reader is None:
         return (GENERATED,)
-    return model.reader.spec.outputs + ((EMBEDDING,) if embeds(model) else ())
+    return model.reader.spec.outputs + ((EMBEDDING,) if model.embeds else ())
 
 
 # ---------------------------------------------------------------------------------------- inference
@@ -326,7 +326,7 @@ def outputs_of_texts(
     how = SimilarityParameters.model_validate({"truncate": truncates})
     rows: Sequence[Encoding | Row]
     prompt_length = 0
-    if embeds(model):
+    if model.embeds:
         rows, prompt_length = rows_to_embed(model, texts, how)
     else:
         rows = encoded(model, texts, how)

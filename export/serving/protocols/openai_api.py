@@ -530,7 +530,9 @@ async def events(
 async def embed(request: Request, body: EmbeddingRequest) -> Any:
     """One vector for each input, as `TextRuntime.embed` gives it. Token ids are embedded as they
     are."""
-    model = models_of(request).choose(embeds, "embed texts", name_in_path(request), body.model)
+    model = models_of(request).choose(
+        lambda model: model.embeds, "embed texts", name_in_path(request), body.model
+    )
     inputs = inputs_of("input", body.input, settings_of(request).max_batch, model.runtime)
     about = {"object": "list", "model": model.name}
     assert model.reader is not None  # every model that embeds has one
@@ -541,10 +543,6 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
     except TooLong as error:
         raise too_long(str(error)) from None
     return Response(content, media_type="application/json")
-
-
-def embeds(model: ServedModel) -> bool:
-    return model.architecture.endswith(embedding.HEADS)
 
 
 def embeddings_of(

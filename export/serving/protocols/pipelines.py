@@ -9,21 +9,21 @@ import inspect
 import io
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ...errors import RequestError, TooLong, UsageError, did_you_mean
-from ...files.predictions import GENERATORS, IMAGES_LABELLED, LABELLED
+from ...heads import IMAGE, PAIR, PIPELINES, TEXT, Task
 from ...scheduler.request import Job
 from ...text.tasks.classification import checked_candidates
-from ...text.tasks.embedding import HEADS as STATES
 from ...text.tasks.rows import rows_of, run, single_texts, softmax, strings
 from ...text.tasks.translation import Splitting
-from ...text_runtime import TextRuntime
+from ...text_runtime import TextRuntime, task_function
 from ..models import ServedModel
 from ..translation.translator import offloaded, translate
 from .protocol import Protocol, checked_options, models_of, name_in_path, settings_of, validated
@@ -47,7 +47,6 @@ LEFT_OUT: tuple[str, ...] = (
     "truncate",
 )
 LEFT_OUT += ("typical_p", "watermark", "clean_up_tokenization_spaces", "truncation")
-IMAGES = ("VisionModel", IMAGES_LABELLED)
 
 
 class PipelineRequest(BaseModel):
@@ -95,26 +94,37 @@ BODY = {
 @router.post("/predict/{task}", openapi_extra=BODY)
 async def predict(request: Request, task: str) -> Response:
     """What the pipeline `task` of transformers gives for `inputs`."""
-    if task not in TASKS:
-        known = f"expected one of {', '.join(TASKS)}{did_you_mean(task, TASKS)}"
+    if task not in PIPELINES:
+        known = f"expected one of {', '.join(PIPELINES)}{did_you_mean(task, PIPELINES)}"
         raise RequestError(404, f"no task {task!r:.100}, {known}")
-    kind = TASKS[task]
-    body = body_of(await request.body(), request.headers.get("content-type", ""), kind)
-    model = models_of(request).choose(kind.fits, f"do {task}", name_in_path(request), body.model)
+    reads_images = PIPELINES[task].forms == (IMAGE,)
+    body = body_of(await request.body(), request.headers.get("content-type", ""), reads_images)
+    model = models_of(request).choose(
+        lambda model: model.has_task(PIPELINES[task]),
+        f"do {task}",
+        name_in_path(request),
+        body.model,
+    )
     given = {**(body.model_extra or {}), **(body.parameters or {})}
     parameters = {name: value for name, value in given.items() if value is not None}
     if body.stream:
         raise UsageError("stream is true, expected false: /v1/completions streams")
-    if kind.generates:
+    if task in GENERATION_OPTIONS:
         return await generated(model, task, body, parameters, settings_of(request).max_batch)
-    inputs = kind.inputs(body.inputs, settings_of(request).max_batch)
-    options = options_of(kind, model, parameters)
-    kind.check(model, inputs, options)
-    return in_json(await model.read(len(inputs.rows), answer, kind, model, inputs, options))
+    form = FORMATS.get(task, Format())
+    inputs = (form.inputs or reader_of(PIPELINES[task]))(
+        body.inputs, settings_of(request).max_batch
+    )
+    options = options_of(form, PIPELINES[task], parameters)
+    form.check(model, inputs, options)
+    answers = form.answers or functools.partial(plain, PIPELINES[task])
+    return in_json(await model.read(len(inputs.rows), answer, answers, model, inputs, options))
 
 
-def answer(kind: "Kind", model: ServedModel, inputs: "Inputs", options: dict[str, Any]) -> bytes:
-    found = kind.answers(model.runtime, inputs.rows, options)
+def answer(
+    answers: "Answers", model: ServedModel, inputs: "Inputs", options: dict[str, Any]
+) -> bytes:
+    found = answers(model.runtime, inputs.rows, options)
     return (
         listed(iter(found))
         if inputs.is_list
@@ -122,7 +132,7 @@ def answer(kind: "Kind", model: ServedModel, inputs: "Inputs", options: dict[str
     )
 
 
-def body_of(content: bytes, media_type: str, kind: "Kind") -> PipelineRequest:
+def body_of(content: bytes, media_type: str, reads_images: bool) -> PipelineRequest:
     """Bytes are an image, where the task reads those.
 
     Raises:
@@ -130,7 +140,7 @@ def body_of(content: bytes, media_type: str, kind: "Kind") -> PipelineRequest:
         RequestValidationError: for fields of another type.
     """
     is_json = media_type.split(";")[0].strip() == "application/json" or begins_an_object(content)
-    if kind.inputs is images and not is_json:
+    if reads_images and not is_json:
         return PipelineRequest.model_validate({"inputs": content})
     try:
         found = json.loads(content)
@@ -259,33 +269,48 @@ def image_of(given: Any) -> Any:
 Answers = Callable[[Any, list[Any], dict[str, Any]], Sequence[Any]]
 
 
-@dataclass
-class Kind:
-    """A task: the `heads` that do it, how its inputs are read, the method of the runtime that has
-    its options, and the answer to each input. `method` is `None` where a function here has them."""
+@dataclass(frozen=True)
+class Format:
+    """How a pipeline differs from the function of its task.
 
-    heads: tuple[str, ...]
-    inputs: Callable[[Any, int], Inputs]
-    answers: Answers
-    method: str | None = None
-    # options of a task without a method, each with its type and default
-    own: dict[str, Any] | None = None
-    defaults: dict[str, Any] | None = None  # that differ from the method's
+    Args:
+        inputs: reads `inputs`, see `reader_of`.
+        answers: returns the answer to each input, see `plain`.
+        has_options: false if the pipeline has none.
+        defaults: of options that have another default.
+        check: raises TooLong for inputs that take too long.
+    """
+
+    inputs: Callable[[Any, int], Inputs] | None = None
+    answers: Answers | None = None
+    has_options: bool = True
+    defaults: dict[str, Any] = field(default_factory=dict)
     check: Callable[[ServedModel, Inputs, dict[str, Any]], None] = lambda model, inputs, options: (
         None
     )
-    generates: bool = False
-
-    def fits(self, model: ServedModel) -> bool:
-        return model.architecture.endswith(self.heads)
 
 
-def options_of(kind: Kind, model: ServedModel, given: dict[str, Any]) -> dict[str, Any]:
-    """Those of the task, checked: their names and types by the method's signature, their values by
-    the method."""
-    fields = kind.own or {}
-    if kind.method is not None:
-        fields = fields_of(getattr(type(model.runtime), kind.method))
+def reader_of(task: Task) -> Callable[[Any, int], Inputs]:
+    """Return how `inputs` of a task are read."""
+    ours = {TEXT: texts, PAIR: pairs, IMAGE: images}
+    return ours.get(task.forms[0]) or objects(*task.forms[0])
+
+
+def plain(task: Task, runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
+    """What the function of a task returns."""
+    keys = task.forms[0]
+    if keys == IMAGE:
+        columns = [[image_of(row) for row in rows]]
+    else:
+        columns = [rows] if keys in (TEXT, PAIR) else [[row[key] for row in rows] for key in keys]
+    found = task_function(task)(runtime, *columns, **options)
+    return [each.tolist() if isinstance(each, np.ndarray) else each for each in found]
+
+
+def options_of(form: Format, task: Task, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a task. Their names and types are checked by the signature of its
+    function, their values by the function."""
+    fields = fields_of(task_function(task)) if form.has_options else {}
     if unknown := sorted(given.keys() - fields.keys()):
         expected = f"expected some of {', '.join(fields)}" if fields else "this task has none"
         raise UsageError(
@@ -293,7 +318,7 @@ def options_of(kind: Kind, model: ServedModel, given: dict[str, Any]) -> dict[st
         )
     with validated(given, "body", "parameters"):
         model_of(tuple(fields.items())).model_validate(given)
-    return {**(kind.defaults or {}), **given}
+    return {**form.defaults, **given}
 
 
 @functools.cache
@@ -312,10 +337,6 @@ def model_of(fields: tuple[tuple[str, Any], ...]) -> type[BaseModel]:
     return create_model("Parameters", __config__=config, **dict(fields))
 
 
-def classified(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    return runtime.classify(rows, **options)
-
-
 def zero_shot(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
     found = runtime.zero_shot(rows, **options)
     return [
@@ -330,10 +351,6 @@ def check_candidates(model: ServedModel, inputs: Inputs, options: dict[str, Any]
         raise TooLong(
             f"inputs and candidate_labels are {count} pairs, expected at most {MOST_WINDOWS}"
         )
-
-
-def tagged(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    return runtime.tag(rows, **options)
 
 
 def check_tag_windows(model: ServedModel, inputs: Inputs, options: dict[str, Any]) -> None:
@@ -384,10 +401,6 @@ def check_question(model: ServedModel, inputs: Inputs, options: dict[str, Any]) 
             )
 
 
-def filled(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    return runtime.fill_mask(rows, **options)
-
-
 def features(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
     """The states of the tokens of each text, with the axis of a batch of one, as in the
     pipeline."""
@@ -435,53 +448,23 @@ def labelled(labels: Sequence[str], scores: Sequence[float]) -> list[dict[str, A
     )
 
 
-def images_classified(runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    return runtime.classify([image_of(row) for row in rows], **options)
-
-
 def image_features(runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
     """States (1, S, D) of each, as in the pipeline; with `pool` (D,)."""
     found = [runtime.embed([image_of(row)], **options)[0].tolist() for row in rows]
     return found if options.get("pool") else [[states] for states in found]
 
 
-def generator(heads: tuple[str, ...]) -> Kind:
-    return Kind(heads, texts, lambda runtime, rows, options: (), generates=True)
-
-
-# By the names that transformers has for them; the last two are ours.
-TASKS = {
-    "text-classification": Kind(
-        (LABELLED,), classified_texts, classified, "classify", defaults={"top_k": None}
-    ),
-    "zero-shot-classification": Kind(
-        (LABELLED,), texts, zero_shot, "zero_shot", check=check_candidates
-    ),
-    "token-classification": Kind(
-        ("ForTokenClassification",), texts, tagged, "tag", check=check_tag_windows
-    ),
-    "question-answering": Kind(
-        ("ForQuestionAnswering",),
-        objects("question", "context"),
-        answered,
-        "answer",
-        check=check_question,
-    ),
-    "fill-mask": Kind(("ForMaskedLM", "ForPreTraining"), texts, filled, "fill_mask"),
-    "feature-extraction": Kind(STATES, texts, features),
-    "sentence-similarity": Kind(
-        STATES, objects("source_sentence", "sentences"), similarities, "embed"
-    ),
-    "translation": generator(GENERATORS[1:]),
-    "summarization": generator(GENERATORS[1:]),
-    "text2text-generation": generator(GENERATORS[1:]),
-    "text-generation": generator(GENERATORS[:1]),
-    "image-classification": Kind((IMAGES_LABELLED,), images, images_classified, "classify"),
-    "image-feature-extraction": Kind(
-        ("VisionModel",), images, image_features, own={"pool": (bool, False)}
-    ),
-    "next-sentence": Kind(("ForNextSentencePrediction", "ForPreTraining"), pairs, followed),
-    "multiple-choice": Kind(("ForMultipleChoice",), objects("text", "choices"), chosen),
+# By the names of pipelines.
+FORMATS = {
+    "text-classification": Format(classified_texts, defaults={"top_k": None}),
+    "zero-shot-classification": Format(answers=zero_shot, check=check_candidates),
+    "token-classification": Format(check=check_tag_windows),
+    "question-answering": Format(answers=answered, check=check_question),
+    "feature-extraction": Format(answers=features, has_options=False),
+    "sentence-similarity": Format(objects("source_sentence", "sentences"), similarities),
+    "image-feature-extraction": Format(answers=image_features),
+    "next-sentence": Format(answers=followed),
+    "multiple-choice": Format(answers=chosen),
 }
 NAMES = {"translation": "translation_text", "summarization": "summary_text"}
 
@@ -511,7 +494,8 @@ async def generated(
     return JSONResponse(answers if inputs.is_list else answers[0])
 
 
-OWN: dict[str, dict[str, Any]] = {
+# Of the pipelines that generate, beside those of `Runtime.generate`, with their defaults.
+GENERATION_OPTIONS: dict[str, dict[str, Any]] = {
     "text-generation": {"return_full_text": True},
     "translation": {"src_lang": None, "tgt_lang": None, "copy_letterless": True},
     **dict.fromkeys(
@@ -531,7 +515,7 @@ def generation_options(task: str, given: dict[str, Any]) -> tuple[dict[str, Any]
     if not isinstance(more, dict):
         raise UsageError(f"generate_parameters is {more!r:.80}, expected an object")
     given |= {name: value for name, value in more.items() if value is not None}
-    own = {name: given.pop(name, default) for name, default in OWN[task].items()}
+    own = {name: given.pop(name, default) for name, default in GENERATION_OPTIONS[task].items()}
     if unused := [name for name in given if name in LEFT_OUT]:
         # What huggingface_hub's client knows as "leave these out": it warns, and asks again without
         # them.

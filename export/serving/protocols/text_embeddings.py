@@ -15,9 +15,10 @@ from tokenizers import Encoding, normalizers
 
 from ... import __version__
 from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
+from ...heads import CLASSIFY
 from ...runtime import MAX_TOKENS
 from ...text.tasks import embedding
-from ...text.tasks.classification import FUNCTIONS, HEAD, sentence_config
+from ...text.tasks.classification import FUNCTIONS, sentence_config
 from ...text.tasks.rows import (
     Cut,
     Pair,
@@ -31,7 +32,7 @@ from ...text.tasks.rows import (
 )
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
-from ..reading import WORKERS
+from ..reading import MAX_CALLS
 from .protocol import Protocol, models_of, name_in_path, settings_of, validated
 
 router = APIRouter(tags=["text-embeddings-inference"])
@@ -181,7 +182,7 @@ async def answer(request: Request, body: dict[str, Any]) -> Response:
 async def embed(request: Request, body: EmbedRequest) -> Response:
     """One vector for each input: the pooling and the linear maps of the export, and its
     normalisation if asked for."""
-    model = chosen(request, embeds, "embed texts", body.model)
+    model = chosen(request, lambda model: model.embeds, "embed texts", body.model)
     inputs = inputs_of("inputs", body.inputs, settings_of(request).max_batch, model.runtime)
     return in_json(await model.read(len(inputs), vectors_in_json, model, inputs, body))
 
@@ -189,7 +190,7 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
 @router.post("/embed_all")
 async def embed_all(request: Request, body: Embedded) -> Response:
     """The state of each token of each input."""
-    model = chosen(request, embeds, "embed texts", body.model)
+    model = chosen(request, lambda model: model.embeds, "embed texts", body.model)
     inputs = inputs_of("inputs", body.inputs, settings_of(request).max_batch, model.runtime)
     return in_json(await model.read(len(inputs), states_in_json, model, inputs, body))
 
@@ -197,7 +198,7 @@ async def embed_all(request: Request, body: Embedded) -> Response:
 @router.post("/similarity")
 async def similarity(request: Request, body: SimilarityRequest) -> Response:
     """The cosine of the vectors of a sentence and of each of several others."""
-    model = chosen(request, embeds, "embed texts", body.model)
+    model = chosen(request, lambda model: model.embeds, "embed texts", body.model)
     if not body.inputs.sentences:
         raise empty("inputs.sentences")
     sentences = [body.inputs.source_sentence, *body.inputs.sentences]
@@ -285,7 +286,7 @@ async def info(request: Request, model: str | None = None) -> Response:
         "max_batch_requests": None,
         "max_client_batch_size": settings.max_batch,
         "auto_truncate": False,
-        "tokenization_workers": WORKERS,
+        "tokenization_workers": MAX_CALLS,
         "version": __version__,
         "sha": None,
         "docker_label": None,
@@ -295,7 +296,7 @@ async def info(request: Request, model: str | None = None) -> Response:
 
 # What POST / does with a model, of the first line that fits.
 ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[Fields]], ...] = (
-    (lambda model: embeds(model), embed, EmbedRequest),
+    (lambda model: model.embeds, embed, EmbedRequest),
     (lambda model: reranks(model), rerank, RerankRequest),
     (lambda model: classifies(model), predict, PredictRequest),
 )
@@ -315,12 +316,8 @@ def chosen(
         raise RequestError(424 if refusal.status == 400 else 422, refusal.message) from None
 
 
-def embeds(model: ServedModel) -> bool:
-    return model.architecture.endswith(embedding.HEADS)
-
-
 def classifies(model: ServedModel) -> bool:
-    return model.architecture.endswith(HEAD)
+    return model.has_task(CLASSIFY)
 
 
 def reranks(model: ServedModel) -> bool:
@@ -328,7 +325,7 @@ def reranks(model: ServedModel) -> bool:
 
 
 def reads(model: ServedModel) -> bool:
-    return embeds(model) or classifies(model)
+    return model.embeds or classifies(model)
 
 
 def has_tokenizer(model: ServedModel) -> bool:
@@ -342,11 +339,11 @@ def longest(model: ServedModel) -> int:
         if model.reader is None
         else model.reader.longest
     )
-    return min(limit, embedding.length_and_case(model.runtime)[0]) if embeds(model) else limit
+    return min(limit, embedding.length_and_case(model.runtime)[0]) if model.embeds else limit
 
 
 def model_type(model: ServedModel) -> dict[str, Any]:
-    if embeds(model):
+    if model.embeds:
         return {"embedding": {"pooling": "+".join(model.runtime.sentence_modules.poolings)}}
     config = model.runtime.runtime.config
     names = {"id2label": config["id2label"], "label2id": config.get("label2id") or {}}

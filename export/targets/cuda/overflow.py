@@ -6,8 +6,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from vanilla_transformer.layers_vanilla_transformer import eager_attention_forward
 
+from ...heads import HEADS, READS_CHOICES, READS_IMAGES
 from ...inference.options import as_list
-from ...specs.sequences import READS_AT_END, READS_CHOICES, READS_IMAGES, pair
+from ...specs.sequences import pair
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 
@@ -47,8 +48,8 @@ def overflow(model: PreTrainedModel) -> str | None:
 
 def random_inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    name, config = type(model).__name__, model.config
-    if name in READS_IMAGES:
+    head, config = HEADS[type(model).__name__], model.config
+    if head.reads == READS_IMAGES:
         return {
             "pixel_values": torch.randn(
                 4, config.num_channels, *pair(config.image_size), generator=generator
@@ -57,7 +58,7 @@ def random_inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     ids = torch.randint(
         config.vocab_size, (4, min(64, config.max_position_embeddings)), generator=generator
     )
-    ids = ids[:, None].expand(-1, 2, -1) if name == READS_CHOICES else ids
-    if name == READS_AT_END:  # which reads the state at an end token
+    ids = ids[:, None].expand(-1, 2, -1) if head.reads == READS_CHOICES else ids
+    if head.needs_end_token:
         ids[:, -1] = as_list(config.eos_token_id)[0]
     return {"input_ids": ids, **({"decoder_input_ids": ids} if config.is_encoder_decoder else {})}

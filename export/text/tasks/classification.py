@@ -9,6 +9,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from ...errors import UsageError
+from ...heads import CLASSIFY, ZERO_SHOT
 from ...inference.export_info import json_object
 from .rows import (
     Cut,
@@ -28,7 +29,6 @@ from .rows import (
 if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
 
-HEAD = "ForSequenceClassification"
 SENTENCE_CONFIG = "config_sentence_transformers.json"
 Scoring = Callable[[np.ndarray], np.ndarray]  # of logits
 FUNCTIONS: dict[str, Scoring] = {
@@ -70,7 +70,7 @@ def classify(
             no tokens or more tokens than the model has positions, a label without a name in the
             config, and a recorded activation that is not known.
     """
-    require(runtime, "classify", HEAD)
+    require(runtime, CLASSIFY)
     if top_k is not None:
         check_count("top_k", top_k)
     function = scoring(runtime, function_to_apply)
@@ -155,7 +155,7 @@ def zero_shot(
         UsageError: for no labels, and a template without `{}`.
         ValueError: as `classify`, and for a model whose labels have none that begins with "entail".
     """
-    require(runtime, "zero_shot", HEAD)
+    require(runtime, ZERO_SHOT)
     texts = single_texts(texts)
     candidates = checked_candidates(candidate_labels)
     hypotheses = [hypothesis_of(hypothesis_template, label) for label in candidates]

@@ -12,6 +12,7 @@ import numpy as np
 from tokenizers import Encoding, normalizers
 
 from ...errors import UsageError, did_you_mean
+from ...heads import EMBED
 from ...inference.export_info import json_object
 from ...inference.options import as_list
 from .classification import activation, sentence_config
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from ...inference.export_info import Artifact
     from ...text_runtime import TextRuntime
 
-HEADS = ("EncoderModel", "DecoderModel")
 # of which `max_seq_length` and `do_lower_case` are read
 LENGTH_CONFIG = re.compile(r"sentence_[\w-]+_config\.json")
 SMALLEST_NORM = 1e-12
@@ -86,7 +86,7 @@ def embed(
         ValueError: for an export that gives no states, a text that is a pair or has no tokens, and
             a module that this runtime cannot apply.
     """
-    require(runtime, "embed", *HEADS)
+    require(runtime, EMBED)
     prompt = chosen_prompt(sentence_config(runtime), prompt_name, prompt)
     return vectors(runtime, *rows_to_embed(runtime, strings(texts), prompt), truncate_dim)
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import UsageError
+from ...heads import FILL_MASK
 from .rows import check_count, decode, named, require, rows_of, run, single_texts, softmax
 
 if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
-
-HEADS = ("ForMaskedLM", "ForPreTraining")
 
 
 def fill_mask(
@@ -40,7 +39,7 @@ def fill_mask(
             has no mask or more tokens than the model has positions, and a tokenizer without a mask
             token.
     """
-    require(runtime, "fill_mask", *HEADS)
+    require(runtime, FILL_MASK)
     check_count("top_k", top_k, most=runtime.runtime.config["vocab_size"])
     mask = mask_token(runtime)
     chosen = None if targets is None else target_ids(runtime, targets)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...heads import CHOOSE, NEXT_SENTENCE
 from .rows import Pair, check_text, listed, named, pairs_only, require, rows_of, run
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def next_sentence(runtime: "TextRuntime", pairs: Sequence[Pair | dict[str, str]]
         ValueError: for an export without a next sentence head, a single text, and one that is empty
             or has more tokens than the model has positions.
     """
-    require(runtime, "next_sentence", "ForNextSentencePrediction", "ForPreTraining")
+    require(runtime, NEXT_SENTENCE)
     rows = rows_of(runtime, pairs_only(pairs))
     scores = np.zeros((len(rows), 2), np.float32)
     for index, outputs in run(runtime, rows):
@@ -45,7 +46,7 @@ def choose(
         ValueError: for an export without a multiple choice head, choices that do not fit the texts,
             and a text that is empty or has more tokens than the model has positions.
     """
-    require(runtime, "choose", "ForMultipleChoice")
+    require(runtime, CHOOSE)
     pairs = checked_choices(texts, choices)
     rows = rows_of(runtime, [pair for each in pairs for pair in each])
     found = np.zeros(len(rows), np.float32)

@@ -8,12 +8,12 @@ import numpy as np
 from tokenizers import Encoding
 
 from ...errors import UsageError
+from ...heads import ANSWER
 from .rows import Cut, check_count, check_text, listed, require, rows_of, run, softmax
 
 if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
 
-HEAD = "ForQuestionAnswering"
 MAX_SEQ_LEN, DOC_STRIDE = 384, 128
 
 
@@ -54,7 +54,7 @@ def answer(
             contexts, one that is empty, and windows without room for more of the context than they
             share.
     """
-    require(runtime, "answer", HEAD)
+    require(runtime, ANSWER)
     for name, value in (("top_k", top_k), ("max_answer_len", max_answer_len)):
         check_count(name, value)
     for name, length in (("max_seq_len", max_seq_len), ("max_question_len", max_question_len)):

@@ -12,10 +12,10 @@ import numpy as np
 from tokenizers import Encoding
 
 from ...errors import TokenizerError, UsageError, did_you_mean
+from ...heads import HEADS, READS_CHOICES, Task, architectures_for, has_task
 from ...inference.export_info import json_object
 from ...inference.inputs import bucket_by_length, check_positions, num_positions, pad_sequences
 from ...runtime import MAX_TOKENS
-from ...specs.sequences import READS_CHOICES
 from ..tokenization_spaces import clean_up, cleans_up
 
 if TYPE_CHECKING:
@@ -124,11 +124,11 @@ def join(runtime: "TextRuntime", tokens: Sequence[str]) -> str:
 # ---------------------------------------------------------------------------------------- the texts
 
 
-def require(runtime: "TextRuntime", task: str, *heads: str) -> None:
-    """Raises ValueError for an export whose architecture ends with none of `heads`."""
-    if not runtime.runtime.architecture.endswith(heads):
-        found = f"this export is a {runtime.runtime.architecture}, which {task} is not for"
-        raise ValueError(f"{found}, expected one of a class that ends with {' or '.join(heads)}")
+def require(runtime: "TextRuntime", task: Task) -> None:
+    """Raises ValueError for an export whose head is not for `task`."""
+    if not has_task(runtime.runtime.architecture, task):
+        found = f"this export is a {runtime.runtime.architecture}, which {task.method} is not for"
+        raise ValueError(f"{found}, expected one of {', '.join(architectures_for(task))}")
 
 
 def listed(texts: object, expected: str) -> Sequence[Any]:
@@ -296,7 +296,7 @@ def run(
     per_token = {tensor.name for tensor in spec.outputs if tensor.shape[1:2] == ("source_length",)}
     for chosen, length in bucket_by_length(mask, MAX_TOKENS * model.threads):
         given = [None if array is None else array[chosen, :length] for array in (ids, mask, types)]
-        if model.architecture == READS_CHOICES:
+        if HEADS[model.architecture].reads == READS_CHOICES:
             given = [None if array is None else array[:, None] for array in given]
         outputs = model.outputs(*given)
         for place, index in enumerate(chosen.tolist()):

@@ -7,6 +7,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from ...errors import UsageError
+from ...heads import TAG
 from .rows import (
     Cut,
     check_count,
@@ -23,7 +24,6 @@ from .rows import (
 if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
 
-HEAD = "ForTokenClassification"
 # How the tokens of a word come to one label: (tokens of the word, labels) -> the scores of all
 # labels.
 WORD_SCORES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -64,7 +64,7 @@ def tag(
             tokens or more tokens than the model has positions, and a label without a name in the
             config.
     """
-    require(runtime, "tag", HEAD)
+    require(runtime, TAG)
     check_one_of("aggregation_strategy", aggregation_strategy, STRATEGIES)
     labels = labels_of(runtime)
     texts = strings(texts)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import UsageError
+from ...heads import TRANSLATE
 from ...inference import options as option_fields
 from ...inference.inputs import batches
+from ...inference.logits import derived_seed
 from ...inference.options import as_list, special_token
 from ..languages import LANGUAGE_WORD, Choice
 from .rows import check_row, require, single_texts
@@ -28,6 +30,7 @@ def translate(
     src_lang: Choice = None,
     tgt_lang: Choice = None,
     copy_letterless: bool = True,
+    seeds: Sequence[int] | None = None,
     **options: Any,
 ) -> list[str]:
     """The translation of each text, which may be as long as you like: its sentences are translated
@@ -46,16 +49,19 @@ def translate(
         src_lang, tgt_lang: as `generate`: one for all, or a list of one for each of `texts`.
         copy_letterless: copy sentences without a letter, such as `12:30`, `***` or an emoji,
             instead of translating them.
+        seeds: of sampling, one for each of `texts` in place of the option `seed`. Each sentence has
+            its own, derived from that of its text.
         options: as `Runtime.generate`, but one translation for each text.
 
     Raises:
-        UsageError: for options that do not go with one translation of each text, and as `generate`.
+        UsageError: for options that do not go with one translation of each text, for another number
+            of `seeds` than of texts, and as `generate`.
         ValueError: for an export that is no encoder-decoder, a text that is empty, a sentence of
             more tokens than the model has positions, and as `generate`.
     """
     options = one_for_each(option_fields.check(options))
     plan = plan_of(runtime, texts, Splitting(split, copy_letterless), src_lang, tgt_lang, options)
-    return plan.join(translations(runtime, plan, options))
+    return plan.join(translations(runtime, plan, options, sentence_seeds(plan, seeds)))
 
 
 class Splitting(NamedTuple):
@@ -124,7 +130,7 @@ def plan_of(
     options: dict[str, Any],
 ) -> Plan:
     """How `texts` are translated with `options`, which have been checked. Raises as `translate`."""
-    require(runtime, "translate", "Seq2SeqForConditionalGeneration")
+    require(runtime, TRANSLATE)
     splitting.check()
     texts = single_texts(texts)
     targets = check_arguments(runtime, texts, src_lang, tgt_lang, options)
@@ -209,8 +215,25 @@ def has_letters(text: str) -> bool:
     return any(map(str.isalpha, text))
 
 
-def translations(runtime: "TextRuntime", plan: Plan, options: dict[str, Any]) -> list[str]:
-    """Of each sentence; those of similar length run together."""
+def sentence_seeds(plan: Plan, seeds: Sequence[int] | None) -> list[int] | None:
+    """Return the seed of each sentence, derived from that of its text and its number there."""
+    if seeds is None:
+        return None
+    option_fields.check_seeds(seeds, len(plan.parts))
+    return [
+        derived_seed(seed, number)
+        for seed, parts in zip(seeds, plan.parts)
+        for number in range(sum(part.is_translated for part in parts))
+    ]
+
+
+def translations(
+    runtime: "TextRuntime",
+    plan: Plan,
+    options: dict[str, Any],
+    seeds: Sequence[int] | None = None,
+) -> list[str]:
+    """Return the translation of each sentence. Sentences of similar length run together."""
     limit = plan.limit
     found = [""] * len(plan.rows)
     size = runtime.runtime.rows_together(
@@ -219,9 +242,10 @@ def translations(runtime: "TextRuntime", plan: Plan, options: dict[str, Any]) ->
     for chosen in batches(plan.rows, size):
         own = [plan.rows[place] for place in chosen]
         languages = [plan.targets[place] for place in chosen]
-        tokens, _ = runtime.generate_tokens(
-            own, [[]] * len(own), languages, **{**options, "max_new_tokens": limit}
-        )
+        given = {**options, "max_new_tokens": limit}
+        if seeds is not None:
+            given["seeds"] = [seeds[place] for place in chosen]
+        tokens, _ = runtime.generate_tokens(own, [[]] * len(own), languages, **given)
         for place, text, row in zip(chosen, runtime.decode(tokens), tokens, strict=True):
             found[place] = text
             if is_cut(runtime, row, limit, options):

@@ -22,14 +22,15 @@ import ray
 from ray.cluster_utils import Cluster
 
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.files.predictions import Predictions, open_runtime
+from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.ray import resources
-from vanilla_transformer_export.files.run import Bulk
+from vanilla_transformer_export.files.run import Runner
+from vanilla_transformer_export.text_runtime import open_runtime
 
 SIZES = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 OPTIONS = {"max_new_tokens": 4}
 PATIENCE = 240
-COMMAND = [sys.executable, "-m", "vanilla_transformer_export.cli.main", "translate-files"]
+COMMAND = [sys.executable, "-m", "vanilla_transformer_export.cli.main", "predict"]
 FLAGS = ["--threads", "1", "--shard-lines", "16", "--max-new-tokens", "4"]
 
 
@@ -56,9 +57,11 @@ def address():
 
 @pytest.fixture
 def bulk(export):
-    return Bulk(
-        Predictions(open_runtime(export, 1), "translate", OPTIONS), "translation", shard_lines=16
-    )
+    return runner(export, 1, shard_lines=16)
+
+
+def runner(export, threads, **settings):
+    return Runner(Predictions(open_runtime(export, threads), "translate", OPTIONS), **settings)
 
 
 def texts(count):
@@ -79,8 +82,11 @@ def started(export, source, out, address):
     call = [
         *COMMAND,
         export,
+        "--task",
+        "translate",
+        "--input",
         source,
-        "--output",
+        "--output-dir",
         out,
         *FLAGS,
         *(["--ray", address] if address else []),
@@ -145,8 +151,8 @@ def test_every_format_gives_the_same_bytes_as_without_a_cluster(bulk, address, t
         inputs[2],
         row_group_size=30,
     )
-    expected = bulk.run(inputs, tmp_path / "here")
-    found = bulk.run(inputs, tmp_path / "there", ray=address)
+    expected = bulk.to_directory(inputs, tmp_path / "here")
+    found = bulk.to_directory(inputs, tmp_path / "there", ray=address)
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
     assert [*found["files"].values()] == [*expected["files"].values()] and found["bad"] == expected[
         "bad"
@@ -210,33 +216,33 @@ def test_an_input_that_is_damaged_leaves_the_shards_before(bulk, address, tmp_pa
     with pytest.raises(
         ValueError, match="a.gz is not a whole gzip file: .* the shards that are whole stay in"
     ):
-        bulk.run([source], tmp_path / "out", ray=address)
+        bulk.to_directory([source], tmp_path / "out", ray=address)
     assert shards(tmp_path / "out") > 10
 
 
 def test_an_export_that_a_node_lacks_is_named(export, address, tmp_path):
     copy = shutil.copytree(export, tmp_path / "export")
-    bulk = Bulk(Predictions(open_runtime(copy, 1), "translate", OPTIONS), "translation")
+    bulk = runner(copy, 1)
     copy.rename(tmp_path / "elsewhere")
     source = write(tmp_path / "a", texts(1))
     with pytest.raises(
         OSError, match=f"{copy} is not on the node .*, expected the export on every node"
     ):
-        bulk.run([source], tmp_path / "out", ray=address)
+        bulk.to_directory([source], tmp_path / "out", ray=address)
     (tmp_path / "elsewhere").rename(copy)
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps({**manifest, "comment": "another"}))
     with pytest.raises(
         ValueError, match=f"{copy} on the node .* has export '.*', expected '.*' as here"
     ):
-        bulk.run([source], tmp_path / "out", ray=address)
+        bulk.to_directory([source], tmp_path / "out", ray=address)
 
 
 def test_what_the_cluster_cannot_do_is_refused_before_anything_is_written(
     export, bulk, address, tmp_path
 ):
     source = write(tmp_path / "a", texts(1))
-    two = Bulk(Predictions(open_runtime(export, 2), "translate", OPTIONS), "translation")
+    two = runner(export, 2)
     for run, where, kind, message in (
         (
             bulk,
@@ -254,7 +260,7 @@ def test_what_the_cluster_cannot_do_is_refused_before_anything_is_written(
         ),
     ):
         with pytest.raises(kind, match=message):
-            run.run([source], tmp_path / "out", ray=where)
+            run.to_directory([source], tmp_path / "out", ray=where)
         assert not ray.is_initialized()
     assert not (tmp_path / "out").exists()
 

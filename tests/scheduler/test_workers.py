@@ -1,4 +1,4 @@
-"""Many rows of one request run in lanes: the same tokens as those of transformers, in fewer steps
+"""Many rows of one request run in workers: the same tokens as those of transformers, in fewer steps
 than whole batches take."""
 
 import json
@@ -15,7 +15,8 @@ from targets import SIZES
 from vanilla_transformer_export import Runtime, TextRuntime, evaluate
 from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.files.text_lines import Batches, generate_file
+from vanilla_transformer_export.files.predictions import Predictions
+from vanilla_transformer_export.files.run import Runner
 from vanilla_transformer_export.inference.inputs import move_padding, pad_sequences
 from vanilla_transformer_export.scheduler import many_rows
 from vanilla_transformer_export.scheduler.capacity import LEAST_ROWS
@@ -54,7 +55,7 @@ def by_transformers(model, ids, mask, prefixes=None, **options):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """The threads of all steps that lanes take, in order."""
+    """The threads of all steps that workers take, in order."""
     found = []
     step = SlotBatch.step
     monkeypatch.setattr(
@@ -67,26 +68,26 @@ def steps(monkeypatch):
 def test_many_rows_have_the_tokens_of_transformers(exported_for, steps, name):
     model, directory = exported_for(name, "cpu")
     ids, mask = inputs(name)
-    for threads, lanes in ((2, 2), (2, 1), (1, None)):
-        runtime = Runtime(directory, threads=threads, lanes=lanes)
+    for threads, workers in ((2, 2), (2, 1), (1, None)):
+        runtime = Runtime(directory, threads=threads, workers=workers)
         for options in OPTIONS:
             steps.clear()
             found = runtime.generate(ids, mask, max_new_tokens=9, **options)
             np.testing.assert_array_equal(
                 found, by_transformers(model, ids, mask, max_new_tokens=9, **options)
             )
-            assert len(set(steps)) == (lanes or 1)
+            assert len(set(steps)) == (workers or 1)
             steps.clear()
-            few = LEAST_ROWS * (lanes or 1) - 1
+            few = LEAST_ROWS * (workers or 1) - 1
             runtime.generate(ids[:few], mask[:few], max_new_tokens=9, **options)
             assert not steps
 
 
-def test_targets_that_begin_with_something_run_in_lanes_too(exported_for, steps):
+def test_targets_that_begin_with_something_run_in_workers_too(exported_for, steps):
     model, directory = exported_for(SEQ2SEQ, "cpu")
     ids, mask = inputs(SEQ2SEQ)
     prefixes = np.random.default_rng(1).integers(4, 40, (COUNT, 3))
-    found = Runtime(directory, threads=2, lanes=2).generate(ids, mask, prefixes, max_new_tokens=6)
+    found = Runtime(directory, threads=2, workers=2).generate(ids, mask, prefixes, max_new_tokens=6)
     starts = np.concatenate([np.full((COUNT, 1), START), prefixes], axis=1)
     np.testing.assert_array_equal(
         found, by_transformers(model, ids, mask, starts, max_new_tokens=6)
@@ -103,7 +104,7 @@ def test_a_step_is_of_what_still_runs(exported_for, monkeypatch):
     monkeypatch.setattr(
         SlotBatch, "step", lambda batch: (stepped.append(len(batch.running)), step(batch))[1]
     )
-    Runtime(directory, threads=2, lanes=1).generate(ids, mask, max_new_tokens=20)
+    Runtime(directory, threads=2, workers=1).generate(ids, mask, max_new_tokens=20)
     new = by_transformers(model, ids, mask, max_new_tokens=20)[:, 1:]
     lengths = [row.index(EOS) + 1 if EOS in row else len(row) for row in new.tolist()]
     assert len(set(lengths)) > 2 and sum(stepped) == sum(lengths)
@@ -149,18 +150,18 @@ def test_what_onnxruntime_cannot_do_is_an_error_of_the_files(exported_for, monke
     assert threading.active_count() == before
 
 
-def test_lanes_that_cannot_be_are_wrong_usage(exported_for):
+def test_workers_that_cannot_be_are_wrong_usage(exported_for):
     _, directory = exported_for(DECODER, "cpu")
-    for lanes in (0, 3, True, "2"):
+    for workers in (0, 3, True, "2"):
         with pytest.raises(
-            UsageError, match="lanes must be a whole number from 1 to 2, the threads, got"
+            UsageError, match="workers must be a whole number from 1 to 2, the threads, got"
         ):
-            Runtime(directory, threads=2, lanes=lanes)
+            Runtime(directory, threads=2, workers=workers)
     with pytest.raises(
         UsageError,
-        match="lanes is 1, expected None: rows of this export, VanillaDecoder.*'portable', cannot",
+        match="workers is 1, expected None: rows of this export, VanillaDecoder.*'portable', can",
     ):
-        Runtime(exported_for(DECODER, "portable")[1], lanes=1)
+        Runtime(exported_for(DECODER, "portable")[1], workers=1)
 
 
 # -------------------------------------------------------------------------------------------- texts
@@ -180,16 +181,16 @@ def translator(exported_for, tmp_path_factory):
     wanted = [
         " ".join(f"w{token}" for token in row if token not in (PAD, START, EOS)) for row in rows
     ]
-    return with_words(directory, tmp_path_factory.mktemp("lanes")), texts, wanted
+    return with_words(directory, tmp_path_factory.mktemp("workers")), texts, wanted
 
 
-def test_files_of_lines_texts_and_evaluations_run_in_lanes(translator, steps, tmp_path, capsys):
+def test_files_of_lines_texts_and_evaluations_run_in_workers(translator, steps, tmp_path, capsys):
     export, texts, wanted = translator
     options = dict(max_new_tokens=9, no_repeat_ngram_size=0)
     source, references = tmp_path / "in", tmp_path / "references"
     source.write_text("\n".join(["", *texts]) + "\n")
-    runtime = TextRuntime(export, threads=2, lanes=2)
-    generate_file(Batches(runtime, options, batch_size=8), source, tmp_path / "out")
+    runtime = TextRuntime(export, threads=2, workers=2)
+    Runner(Predictions(runtime, "generate", options, 8)).to_file(source, tmp_path / "out")
     assert (tmp_path / "out").read_text().split("\n") == ["", *wanted, ""]
     assert len(set(steps)) == 2
     steps.clear()
@@ -202,7 +203,7 @@ def test_files_of_lines_texts_and_evaluations_run_in_lanes(translator, steps, tm
         str(export),
         "--threads",
         "2",
-        "--lanes",
+        "--workers",
         "1",
         "--input",
         str(source),
@@ -216,14 +217,14 @@ def test_files_of_lines_texts_and_evaluations_run_in_lanes(translator, steps, tm
     source.write_text("\n".join(texts) + "\n")
     references.write_text("\n".join(text[::-1] for text in wanted[:-1]) + "\nw5 w6 w7 w8\n")
     expected = sacrebleu.corpus_bleu(wanted, [references.read_text().split("\n")[:-1]]).score
-    found = evaluate(export, source, references, batch_size=8, lanes=1, **options)
+    found = evaluate(export, source, references, batch_size=8, workers=1, **options)
     assert found["bleu"] == round(expected, 2) and len(set(steps)) == 1
     flags = [
         "--source",
         str(source),
         "--references",
         str(references),
-        "--lanes",
+        "--workers",
         "1",
         "--max-new-tokens",
         "9",
@@ -232,6 +233,6 @@ def test_files_of_lines_texts_and_evaluations_run_in_lanes(translator, steps, tm
     assert json.loads(capsys.readouterr().out) == found
 
 
-def test_lanes_are_for_exports(tmp_path):
-    with pytest.raises(UsageError, match="lanes 2 is for an export, and .* is none"):
-        evaluate(tmp_path, tmp_path, tmp_path, lanes=2)
+def test_workers_are_for_exports(tmp_path):
+    with pytest.raises(UsageError, match="workers 2 is for an export, and .* is none"):
+        evaluate(tmp_path, tmp_path, tmp_path, workers=2)

@@ -1,0 +1,155 @@
+"""Verbs that read checkpoints: their families, their sizes and their attention."""
+
+import argparse
+import json
+from pathlib import Path
+
+from ..arguments import (
+    Parser,
+    add_output,
+    add_set,
+    natural,
+    one_of,
+    output_of,
+    path,
+    source,
+    unicode,
+)
+from ..errors import UsageError
+from ..terminal import say
+from .verbs import CHECKPOINT, add_leave_out, add_variant, verb
+
+ATTENTION_KINDS = ("encoder", "decoder", "cross")
+
+
+def convert_arguments(parser: Parser) -> None:
+    families = converters()
+    known = ", ".join(family.name for family in families)
+    source_help = f"{CHECKPOINT} ({known}), or the file of a torch.nn.Transformer's state dict"
+    parser.add_argument("source", type=source, metavar="SOURCE", help=source_help)
+    add_output(parser, "checkpoint to write; none is needed with --dry-run")
+    back = [family.model_type for family in families if family.converts_back]
+    to_help = f"convert one of our checkpoints to this family: {', '.join(back)}"
+    parser.add_argument("--to", type=one_of("family", back), metavar="FAMILY", help=to_help)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print which tensor becomes which; write nothing"
+    )
+    parser.add_argument(
+        "--embeddings",
+        type=path,
+        metavar="FILE",
+        help="has embed_tokens; a state dict of torch needs it",
+    )
+    set_help = (
+        "field of SOURCE's config.json: model_type=bert, architectures=BertModel ...; of a state "
+        "dict num_attention_heads"
+    )
+    add_set(parser, set_help)
+    add_leave_out(parser)
+    add_variant(parser)
+    parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
+
+
+def converters() -> tuple:
+    """The registered families. Their file is run by its path: to import the package that it is in
+    would import torch."""
+    from importlib.util import find_spec
+    from runpy import run_path
+
+    package = find_spec("vanilla_transformer")
+    # it is installed with this one
+    assert package is not None and package.submodule_search_locations is not None
+    return run_path(f"{package.submodule_search_locations[0]}/conversion/registry.py")["REGISTERED"]
+
+
+@verb("convert another project's checkpoint to ours, or back", convert_arguments, extras="torch")
+def convert(args: argparse.Namespace) -> None:
+    from vanilla_transformer import conversion
+
+    is_file = Path(args.source).is_file()
+    if is_file:
+        conversion.check_state_dict(Path(args.source))
+    check_convert_flags(args, is_file)
+    # one is of no use, two are wrong
+    if args.dry_run and (args.positional_output is None or args.output is None):
+        say(
+            conversion.plan_conversion(
+                args.source, args.to, dict(args.set), args.leave_out, args.variant
+            )
+        )
+        return
+    output = output_of(args)
+    if is_file:
+        fields = dict(args.set)
+        conversion.check_fields(fields)
+        facts = conversion.convert_torch(args.source, output, args.embeddings, args.force, **fields)
+    else:
+        facts = conversion.convert(
+            args.source, output, args.to, args.force, dict(args.set), args.leave_out, args.variant
+        )
+    say(json.dumps(facts))
+
+
+def check_convert_flags(args: argparse.Namespace, is_file: bool) -> None:
+    """Raise UsageError for a flag that a checkpoint directory has no use for, or the file of a
+    state dict."""
+    names = ("to", "dry_run", "leave_out", "variant") if is_file else ("embeddings",)
+    expected, found = ("a checkpoint directory or Hub id", "the file of a state dict")
+    for name in names:
+        if getattr(args, name):
+            flag = f"--{name.replace('_', '-')}"
+            if is_file:
+                raise UsageError(f"{flag} is for {expected}, and {args.source} is {found}")
+            raise UsageError(f"{flag} is for {found}, and {args.source} is none")
+
+
+def info_arguments(parser: Parser) -> None:
+    parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
+    add_variant(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+@verb("show shape, parameters, memory and FLOPs of a checkpoint", info_arguments, extras="torch")
+def info(args: argparse.Namespace) -> None:
+    from vanilla_transformer.info import info, report
+
+    facts = info(args.checkpoint, args.variant)
+    say(json.dumps(facts) if args.json else report(facts))
+
+
+def attention_arguments(parser: Parser) -> None:
+    parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
+    parser.add_argument(
+        "source", type=unicode, metavar="SOURCE", help="a text, or the file of an image"
+    )
+    target_help = "its translation; that of the model if not given"
+    parser.add_argument("target", type=unicode, nargs="?", metavar="TARGET", help=target_help)
+    kind_help = "of models that have all three: encoder, decoder or cross (if not given)"
+    parser.add_argument("--kind", type=one_of("kind of attention", ATTENTION_KINDS), help=kind_help)
+    parser.add_argument("--layer", type=natural, metavar="N", help="from 0 on; all if not given")
+    parser.add_argument(
+        "--head",
+        type=natural,
+        metavar="N",
+        help="from 0 on; all if not given; with a layer, one map with its tokens",
+    )
+    add_variant(parser)
+    parser.add_argument(
+        "--output",
+        type=path,
+        required=True,
+        metavar="FILE",
+        help="figure to write: .png, .svg, .pdf ...",
+    )
+    parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
+
+
+@verb("draw the attention weights of each head", attention_arguments, extras="train")
+def attention(args: argparse.Namespace) -> None:
+    from vanilla_transformer.attention_maps import save_attention_maps
+
+    texts = [args.source] if args.target is None else [args.source, args.target]
+    selected = {"layer": args.layer, "head": args.head, "kind": args.kind}
+    save_attention_maps(
+        args.checkpoint, args.output, *texts, **selected, force=args.force, variant=args.variant
+    )

@@ -1,0 +1,169 @@
+"""Verbs that write exports, compare them with their checkpoints, and measure both."""
+
+import argparse
+import json
+import sys
+
+from ..arguments import (
+    Parser,
+    add_output,
+    natural,
+    output_of,
+    path,
+    positive,
+    source,
+)
+from ..terminal import say
+from .verbs import (
+    CHECKPOINT,
+    add_generation_options,
+    add_language_arguments,
+    add_variant,
+    add_workers,
+    generation_options,
+    language_settings,
+    verb,
+)
+
+
+def export_arguments(parser: Parser) -> None:
+    from ..exporting.options import add_options
+
+    parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
+    add_output(parser, "export directory to write")
+    add_options(parser)
+
+
+@verb("write a checkpoint as ONNX graphs", export_arguments, extras="export,cpu")
+def export(args: argparse.Namespace) -> None:
+    output = output_of(args)
+
+    from vanilla_transformer.files import output_path
+
+    from ..exporting.export import export
+    from ..exporting.options import options_of
+
+    for each in [output] if args.triton is None else [output, args.triton]:
+        output_path(each, [text for text in (args.shortlist, args.calibrate) if text is not None])
+    manifest = export(args.checkpoint, output, **options_of(args))
+    files = {
+        name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")
+    }
+    parity = {dtype: facts["parity"] for dtype, facts in manifest["variants"].items()}
+    first = parity.pop(manifest["default_dtype"])
+    others = {f"parity of {dtype}": report for dtype, report in parity.items()}
+    if "parity_reason" in manifest:
+        others["parity_reason"] = manifest["parity_reason"]
+    if "calibration" in manifest:
+        others["calibration"] = {
+            name: fact for name, fact in manifest["calibration"].items() if name != "left_out"
+        }
+    say(json.dumps({"out": str(output), "files": files, "parity": first, **others}))
+
+
+def verify_arguments(parser: Parser) -> None:
+    parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
+    parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
+    parser.add_argument(
+        "--cases",
+        type=positive,
+        default=60,
+        metavar="N",
+        help="random batches to compare; default: %(default)s",
+    )
+    parser.add_argument(
+        "--seed", type=natural, default=0, metavar="N", help="of the batches; default: %(default)s"
+    )
+    add_variant(parser)
+    add_metric_arguments(parser)
+
+
+@verb(
+    "compare an export with its checkpoint, also by metrics",
+    verify_arguments,
+    extras="torch,cpu",
+)
+def verify(args: argparse.Namespace) -> None:
+    from ..exporting.loading import load_checkpoint
+    from ..exporting.parity import verify
+    from ..inference.export_info import read_artifact
+
+    model = load_checkpoint(args.checkpoint, args.variant)
+    dtypes = read_artifact(args.export).dtypes
+    reports = {
+        dtype: verify(args.export, model, args.cases, args.seed, dtype=dtype) for dtype in dtypes
+    }
+    for dtype, report in reports.items():
+        say(f"{dtype}: {report}" if len(dtypes) > 1 else report)
+        if settings := metric_settings(args):
+            from ..exporting.evaluation import compare
+
+            settings |= {"batch_size": args.batch_size, "variant": args.variant}
+            say(json.dumps(compare(args.export, args.checkpoint, dtype, **settings)))
+    if failures := [failure for report in reports.values() for failure in report.failures]:
+        sys.exit("\n".join(failures))
+
+
+def evaluate_arguments(parser: Parser) -> None:
+    model_help = (
+        "checkpoint directory or Hub id (run by torch), or export directory (run by onnxruntime)"
+    )
+    parser.add_argument("model", type=source, metavar="MODEL", help=model_help)
+    parser.add_argument(
+        "--dtype", help="which of an export's, if it has several; the first if not given"
+    )
+    add_variant(parser)
+    add_workers(parser)
+    add_language_arguments(parser)
+    add_metric_arguments(parser)
+    add_generation_options(parser, excluded=["num_return_sequences"])  # a text has one translation
+
+
+@verb(
+    "measure BLEU, perplexity or accuracy on text",
+    evaluate_arguments,
+    extras="train,cpu",
+)
+def evaluate(args: argparse.Namespace) -> None:
+    from ..exporting.evaluation import evaluate
+
+    options = {
+        "batch_size": args.batch_size,
+        "dtype": args.dtype,
+        "workers": args.workers,
+        **metric_settings(args),
+    }
+    options |= generation_options(args) | language_settings(args) | {"variant": args.variant}
+    say(json.dumps(evaluate(args.model, **options)))
+
+
+def add_metric_arguments(parser: Parser) -> None:
+    files = parser.add_argument_group("text to measure on")
+    files.add_argument(
+        "--source",
+        type=path,
+        metavar="FILE",
+        help="for BLEU: one sentence a line, plain, .gz, .bz2 or .xz",
+    )
+    files.add_argument(
+        "--references", type=path, metavar="FILE", help="for BLEU: their translations, line by line"
+    )
+    tokenize_help = "of sacreBLEU: 13a (if not given), or none for text that is in tokens already"
+    files.add_argument("--bleu-tokenize", metavar="NAME", help=tokenize_help)
+    text_help = "for (pseudo-)perplexity: any text; for accuracy: one text a line"
+    files.add_argument("--text", type=path, metavar="FILE", help=text_help)
+    labels_help = "for accuracy: the name or id of each text's label, line by line"
+    files.add_argument("--labels", type=path, metavar="FILE", help=labels_help)
+    files.add_argument(
+        "--batch-size",
+        type=positive,
+        default=32,
+        metavar="N",
+        help="sentences run together; default: %(default)s",
+    )
+
+
+def metric_settings(args: argparse.Namespace) -> dict:
+    """The arguments of `evaluate` that `add_metric_arguments` added and that were given."""
+    names = ("source", "references", "text", "labels", "bleu_tokenize")
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}

@@ -1,0 +1,252 @@
+"""Verbs that run exports on texts, on standard input, and on files."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ..arguments import Parser, add_set, one_of, path, positive, unicode
+from ..errors import UsageError
+from ..terminal import say
+from .verbs import (
+    add_generation_options,
+    add_language_arguments,
+    add_runtime,
+    add_workers,
+    generation_options,
+    language_settings,
+    verb,
+)
+
+if TYPE_CHECKING:
+    from ..files.predictions import Predictions
+    from ..files.run import Runner
+
+STREAM_LINES = 512  # lines of standard input that run together, unless --shard-lines is given
+
+
+# ------------------------------------------------------------------------------------------- flags
+
+
+def add_files(parser: Parser) -> None:
+    """Add the flags of what is read and where results go."""
+    group = parser.add_argument_group("files", "Instead of texts and standard input.")
+    input_help = (
+        "files of lines, .jsonl or .parquet; the first two also .gz, .bz2 or .xz; without an "
+        "output the results of one file are printed"
+    )
+    group.add_argument(
+        "--input", type=path, nargs="+", action="extend", metavar="FILE", help=input_help
+    )
+    output_help = "file for the results of one input; the same call resumes a run that was stopped"
+    outputs = group.add_mutually_exclusive_group()
+    outputs.add_argument("--output", type=path, metavar="FILE", help=output_help)
+    directory_help = "directory for the results of all inputs; resumes as --output"
+    outputs.add_argument("--output-dir", type=path, metavar="DIR", help=directory_help)
+    group.add_argument("--force", action="store_true", help="replace the --output FILE")
+    bad_help = (
+        "stop, or skip: count bad lines, and list them in OUTPUT.bad.jsonl; default: skip with an "
+        "output, else stop"
+    )
+    group.add_argument(
+        "--on-bad-line",
+        type=one_of("reaction", ("stop", "skip")),
+        metavar="stop|skip",
+        help=bad_help,
+    )
+    batch_help = "lines run together, those of similar length; default: %(default)s"
+    group.add_argument("--batch-size", type=positive, default=32, metavar="N", help=batch_help)
+    shard_help = (
+        "lines read, run and written together, of which a run that is stopped loses at most so "
+        f"many; default: 4096 with an output, else {STREAM_LINES}"
+    )
+    group.add_argument("--shard-lines", type=positive, metavar="N", help=shard_help)
+    field_help = (
+        "of .jsonl and .parquet: where the text is, also nested as doc.text; text, or what else "
+        "the task reads, if not given"
+    )
+    group.add_argument("--field", type=unicode, metavar="NAME", help=field_help)
+    output_field_help = (
+        "of .jsonl and .parquet: where the results go; translation, prediction or embedding if not "
+        "given"
+    )
+    group.add_argument("--output-field", type=unicode, metavar="NAME", help=output_field_help)
+    ray_help = (
+        "run on the Ray cluster of this address: auto, local or HOST:PORT; needs --output-dir"
+    )
+    group.add_argument("--ray", type=unicode, metavar="ADDRESS", help=ray_help)
+
+
+def add_generation(parser: Parser) -> None:
+    """Add the flags of tasks that generate."""
+    add_workers(parser)
+    add_language_arguments(parser)
+    prefix_help = "file with the beginning of each line's translation; for one input of seq2seq"
+    parser.add_argument("--target-prefix", type=path, metavar="FILE", help=prefix_help)
+    shape = parser.add_mutually_exclusive_group()
+    best_help = "N results of each line, best first, as `line ||| text ||| score`"
+    shape.add_argument("--n-best", type=positive, metavar="N", help=best_help)
+    shape.add_argument(
+        "--scores",
+        action="store_true",
+        help="after each result a tab and its score, of log probabilities",
+    )
+    add_generation_options(parser)
+
+
+def generate_arguments(parser: Parser) -> None:
+    parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
+    text_help = "texts; without any, the lines of standard input"
+    parser.add_argument("text", type=unicode, nargs="*", metavar="TEXT", help=text_help)
+    add_runtime(parser)
+    stream_help = "one text after the other, each as it is generated; without beams"
+    parser.add_argument("--stream", action="store_true", help=stream_help)
+    add_files(parser)
+    add_generation(parser)
+    add_set(
+        parser,
+        "a generation option by its name, the value in JSON: top_p=0.9, eos_token_id=null ...",
+    )
+
+
+def predict_arguments(parser: Parser) -> None:
+    parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
+    text_help = (
+        "texts, JSON objects of what has several parts, or paths of images; without any, the lines "
+        "of standard input"
+    )
+    parser.add_argument("text", type=unicode, nargs="*", metavar="TEXT", help=text_help)
+    parser.add_argument(
+        "--task",
+        metavar="NAME",
+        help="what the head is for if not given; a wrong one lists those that fit",
+    )
+    add_set(
+        parser,
+        "an option of the task by its name, the value in JSON: top_k=3, split=false, "
+        "aggregation_strategy=simple ...",
+    )
+    add_runtime(parser)
+    add_files(parser)
+    add_generation(parser)
+
+
+# ------------------------------------------------------------------------------------------- verbs
+
+
+@verb("translate or continue text with an export", generate_arguments, extras="cpu")
+def generate(args: argparse.Namespace) -> None:
+    check_sources(args)
+    from ..inference.options import check
+
+    check(generation_options(args) | dict(args.set))
+    if args.stream:
+        stream(args)
+    else:
+        run_task(args, "generate")
+
+
+@verb("do what an export's head is for, with texts or with files", predict_arguments, extras="cpu")
+def predict(args: argparse.Namespace) -> None:
+    check_sources(args)
+    run_task(args, args.task)
+
+
+def check_sources(args: argparse.Namespace) -> None:
+    """Raise UsageError for flags that do not go together. Texts, standard input and files exclude
+    each other."""
+    given = {name for name, value in vars(args).items() if value}
+    has_output = bool(given & {"output", "output_dir"})
+    if "input" in given and given & {"text", "stream"}:
+        raise UsageError("--input goes without texts and --stream, expected one of them")
+    if has_output and "input" not in given:
+        raise UsageError("--output and --output-dir need --input, and go without --stream")
+    if "output_dir" not in given and len(args.input or ()) > 1:
+        raise UsageError(f"--input has {len(args.input)} files, expected one, or --output-dir DIR")
+    needs = {"force": "output", "ray": "output_dir"}
+    needs |= dict.fromkeys(("target_prefix", "field", "output_field"), "input")
+    for name, other in needs.items():
+        if name in given and other not in given:
+            raise UsageError(f"{flag(name)} needs {flag(other)}")
+    for name in ("n_best", "scores"):
+        if name in given and given & {"text", "stream"}:
+            raise UsageError(f"{flag(name)} is for lines, expected no texts and no --stream")
+
+
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def stream(args: argparse.Namespace) -> None:
+    """Print each text as it is generated."""
+    from ..files.text_lines import lines_of
+    from ..text_runtime import TextRuntime
+
+    options = generation_options(args) | dict(args.set) | language_settings(args)
+    runtime = TextRuntime(args.export, args.threads, **runtime_settings(args), workers=args.workers)
+    for text in args.text or lines_of(standard_input(), "standard input"):
+        for piece in runtime.stream(text, **options) if text.strip() or args.text else ():
+            say(piece, end="")
+        say("")
+
+
+def run_task(args: argparse.Namespace, task: str | None) -> None:
+    """Run a task on what `args` name, and print the results or a report."""
+    from ..files.run import SHARD_LINES, Runner
+
+    predictions = opened(args, task)
+    if args.text and predictions.generates:
+        say("\n".join(predictions.function(predictions.runtime, args.text, **predictions.options)))
+        return
+    has_output = bool(args.output or args.output_dir)
+    runner = Runner(
+        predictions,
+        args.field,
+        args.output_field,
+        args.target_prefix,
+        args.shard_lines or (SHARD_LINES if has_output else STREAM_LINES),
+        (args.on_bad_line or ("skip" if has_output else "stop")) == "skip",
+    )
+    if args.output_dir is not None:
+        say(json.dumps(runner.to_directory(args.input, args.output_dir, args.ray)))
+    elif args.output is not None:
+        say(json.dumps(runner.to_file(args.input[0], args.output, args.force)))
+    else:
+        for results in printed(args, runner):
+            say(results, end="")
+
+
+def printed(args: argparse.Namespace, runner: "Runner") -> Iterator[str]:
+    """Yield the results of a file, of arguments or of standard input."""
+    from ..files.text_lines import raw_lines
+
+    if args.input is not None:
+        return runner.file(args.input[0])
+    if args.text:
+        return runner.lines((text.encode() for text in args.text), "argument {}")
+    lines = raw_lines(standard_input(), "standard input")
+    return runner.lines(lines, "line {} of standard input")
+
+
+def opened(args: argparse.Namespace, task: str | None) -> "Predictions":
+    """Open the export for a task."""
+    from ..files.predictions import Predictions
+    from ..text_runtime import open_runtime
+
+    options = generation_options(args) | language_settings(args) | dict(args.set)
+    settings = runtime_settings(args) | ({} if args.workers is None else {"workers": args.workers})
+    runtime = open_runtime(args.export, args.threads, **settings)
+    return Predictions(runtime, task, options, args.batch_size, args.n_best, args.scores)
+
+
+def runtime_settings(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in ("device", "dtype", "engine_cache")}
+
+
+def standard_input() -> BinaryIO:
+    if sys.stdin is None or sys.stdin.closed:
+        raise ValueError(
+            "standard input is closed, expected a text on each line, or texts as arguments"
+        )
+    return sys.stdin.buffer

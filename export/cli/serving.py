@@ -1,0 +1,39 @@
+"""The verb that answers HTTP requests."""
+
+import argparse
+import contextlib
+import os
+
+from ..arguments import Parser, source
+from ..terminal import say
+from .verbs import verb
+
+
+def serve_arguments(parser: Parser) -> None:
+    from ..serving.settings import add_settings
+
+    exports_help = (
+        "export directories; NAME=PATH gives the model another name than that of its directory"
+    )
+    parser.add_argument("exports", nargs="+", type=source, metavar="EXPORT", help=exports_help)
+    add_settings(parser)
+
+
+@verb("answer HTTP requests with exports", serve_arguments, extras="serve")
+def serve(args: argparse.Namespace) -> None:
+    from ..scheduler.process import engine_process
+    from ..serving.settings import settings_of, token_of
+    from ..serving.sources import sources
+
+    settings = settings_of(args, os.environ)
+    token = token_of(settings, os.environ)
+    found = sources(args.exports, settings.languages)
+
+    def tell(line: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk does not stop a server
+            say(line)
+
+    with engine_process(any(source.generates for source in found)) as process:
+        from ..serving.server import serve  # of which the other process would have a copy
+
+        serve(found, settings, token, tell, process)

@@ -1,0 +1,153 @@
+"""The checkpoint of an export: its files, config, settings and weights, opened and checked once."""
+
+import json
+import os
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vanilla_transformer import HAS_TORCH
+from vanilla_transformer.checkpoint_config import read_config
+from vanilla_transformer.checkpoint_files import (
+    check_tokenizer_files,
+    checkpoint_directory,
+    has_tokenizer,
+)
+from vanilla_transformer.companions import Companions, companions
+from vanilla_transformer.errors import torch_missing
+from vanilla_transformer.files import CONFIG
+from vanilla_transformer.generation_settings import read_generation_settings
+
+from ..errors import UsageError
+from ..graphs.config import Config
+from ..graphs.expected_weights import checked_weights
+from ..graphs.weights import CheckpointWeights
+from ..heads import HEADS, READS_IMAGES
+from ..inference.export_info import CARD
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from vanilla_transformer.conversion.tokenizers import FoundTokenizer
+
+LEFT_OUT = ("auto_map", "custom_pipelines", "_name_or_path")  # of config.json, in an export
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that is exported.
+
+    Args:
+        name: the directory or Hub id that the user gave.
+        directory: its files; those of the converted checkpoint if it is of another family.
+        generation: the content of generation_config.json; nothing for a model that does not
+            generate.
+        model: in torch, to compare with; `None` where torch is not installed.
+        tokenizer: the tokenizer, if the checkpoint has no tokenizer.json.
+        companions: the files of image processors and sentence-transformers.
+    """
+
+    name: str | os.PathLike
+    directory: Path
+    config: Config
+    weights: CheckpointWeights
+    generation: dict[str, Any]
+    model: "PreTrainedModel | None" = None
+    tokenizer: "FoundTokenizer | None" = None
+    companions: Companions = field(default_factory=Companions)
+
+    @classmethod
+    def open(
+        cls, name: str | os.PathLike, directory: Path, image_size: str | None = None
+    ) -> "Checkpoint":
+        """Open the files in `directory`, which the user knows as `name`.
+
+        Raises:
+            FileNotFoundError, ImportError, OSError, UsageError, ValueError: as `export`.
+        """
+        tokenizer = tokenizer_to_write(directory)
+        found, architecture = read_config(directory)
+        check_exportable(name, found, architecture)
+        config = Config(found, architecture)
+        if image_size is not None:
+            set_image_size(name, config, image_size)
+        model = load_model(directory) if HAS_TORCH else None
+        weights = (checked_weights if model is None else CheckpointWeights)(directory, config)
+        generation = generation_settings(directory, config, model)
+        beside = companions(directory)
+        return cls(name, directory, config, weights, generation, model, tokenizer, beside)
+
+    @property
+    def architecture(self) -> str:
+        return self.config.architecture
+
+    @property
+    def generates(self) -> bool:
+        return HEADS[self.architecture].generates
+
+    @property
+    def card(self) -> Path:
+        """The card of what the user named, if there is one."""
+        return checkpoint_directory(self.name, (CONFIG,)) / CARD
+
+    @property
+    def config_json(self) -> dict[str, Any]:
+        """The config.json of an export: there is no code beside it, and where its checkpoint is
+        means nothing elsewhere."""
+        content = self.config.to_dict() | {"dtype": "float32"}
+        return {name: value for name, value in content.items() if name not in LEFT_OUT}
+
+
+def check_exportable(name: str | os.PathLike, config: Any, architecture: str) -> None:
+    """Raise ValueError for a model that no graph here can hold."""
+    if architecture not in HEADS:
+        raise ValueError(f"{name} is a {architecture}, expected one of {', '.join(HEADS)}")
+    if getattr(config, "add_cross_attention", False):
+        raise ValueError(
+            f"{name} has add_cross_attention=True, which no graph here can hold: expected False"
+        )
+
+
+def set_image_size(name: str | os.PathLike, config: Config, image_size: str) -> None:
+    """Raise UsageError for a model that does not read images."""
+    if HEADS[config.architecture].reads != READS_IMAGES:
+        raise UsageError(
+            f"image size {image_size!r} is for models of images, and {name} has a "
+            f"{config.architecture}"
+        )
+    config.values.interpolate_pos_encoding = image_size == "free"
+
+
+def load_model(directory: Path) -> "PreTrainedModel":
+    from vanilla_transformer.checkpoint import load_checkpoint
+
+    return load_checkpoint(directory)
+
+
+def tokenizer_to_write(directory: Path) -> "FoundTokenizer | None":
+    """Return the tokenizer if a tokenizer.json has to be made from it."""
+    if (directory / "tokenizer.json").is_file():
+        return None
+    check_tokenizer_files(directory)
+    if not has_tokenizer(directory):
+        return None
+    if not HAS_TORCH:
+        raise torch_missing(f"{directory} has no tokenizer.json, and making it of the other files")
+    from vanilla_transformer.conversion.tokenizers import find_tokenizer
+
+    return find_tokenizer(directory)
+
+
+def generation_settings(
+    directory: Path, config: Config, model: "PreTrainedModel | None"
+) -> dict[str, Any]:
+    """Return the content of generation_config.json without settings that have no effect."""
+    if not HEADS[config.architecture].generates:
+        return {}
+    if model is not None:  # its settings were checked when it was loaded
+        return json.loads(model.generation_config.to_json_string())
+    settings, notes = read_generation_settings(directory, config.to_dict())
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return settings

@@ -1,0 +1,84 @@
+"""What stands beside the graphs of an export: configs, tokenizer, sentence modules, the card, and
+what other programs read."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from vanilla_transformer.checkpoint_files import GENERATION_CONFIG, for_every_version
+
+from ..inference.export_info import TOKENIZER_FILES
+from .checkpoint import Checkpoint
+from .languages import languages_of
+from .plan import Graphs
+from .repository_files import (
+    base_name,
+    client_config,
+    give_first_token,
+    give_token_types,
+    write_card,
+    write_genai_config,
+    write_json,
+)
+
+
+def write_companions(checkpoint: Checkpoint, graphs: Graphs, directory: Path) -> dict[str, Any]:
+    """Write the files, and return what the manifest says of them."""
+    if checkpoint.generates:
+        # as transformers writes it
+        content = json.dumps(checkpoint.generation, indent=2, sort_keys=True)
+        (directory / GENERATION_CONFIG).write_text(f"{content}\n", encoding="utf-8")
+    write_tokenizer(checkpoint, directory)
+    checkpoint.companions.copy_without_pickles(directory)
+    clients = write_for_clients(checkpoint, graphs, directory)
+    write_card(
+        directory,
+        base_name(checkpoint.name),
+        checkpoint.card,
+        checkpoint.architecture,
+        graphs.target,
+        graphs.dtypes,
+    )
+    modules = {"sentence_modules": checkpoint.companions.facts()}
+    return modules | language_facts(checkpoint, directory) | clients
+
+
+def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
+    """Its files, of which one is made where the checkpoint has only others."""
+    with tempfile.TemporaryDirectory() as made:
+        if checkpoint.tokenizer is not None:
+            checkpoint.tokenizer.save(Path(made))
+        found = checkpoint.directory if checkpoint.tokenizer is None else Path(made)
+        for name in TOKENIZER_FILES:
+            if (found / name).is_file():
+                shutil.copyfile(found / name, directory / name)
+    for_every_version(directory)
+
+
+def language_facts(checkpoint: Checkpoint, directory: Path) -> dict[str, Any]:
+    """Of a model that generates text in languages that can be chosen."""
+    if not checkpoint.generates:
+        return {}
+    languages = languages_of(directory, checkpoint.generation.get("decoder_start_token_id"))
+    return {} if languages is None else {"languages": languages}
+
+
+def write_for_clients(checkpoint: Checkpoint, graphs: Graphs, directory: Path) -> dict[str, Any]:
+    """Write config.json, and what other programs need beside it. Return what the manifest says of
+    that."""
+    config = checkpoint.config_json
+    external = sorted(path.name.removesuffix("_data") for path in directory.glob("onnx/*_data"))
+    loaded = graphs.dtypes if graphs.target.is_standard else ()
+    write_json(directory / "config.json", client_config(config, graphs.files, loaded, external))
+    tokenizer_config = directory / "tokenizer_config.json"
+    is_decoder = graphs.files.keys() - {"lookup"} == {"decoder"}
+    if config.get("type_vocab_size") and tokenizer_config.is_file():
+        give_token_types(tokenizer_config)
+    if is_decoder and (directory / "tokenizer.json").is_file() and tokenizer_config.is_file():
+        give_first_token(directory)
+    if not graphs.target.is_standard or not is_decoder:
+        return {}
+    genai = write_genai_config(directory, config, checkpoint.generation, graphs.files["decoder"])
+    return {"genai": genai}

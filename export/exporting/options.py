@@ -1,0 +1,334 @@
+"""What `export` takes beside the checkpoint and the directory to write. An option is one field of
+`ExportOptions`: its default, how its flag is read, its help, and its check. The flags of the
+command, the docstring of `export` and the table of the documentation are made from the fields."""
+
+import argparse
+import dataclasses
+import os
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..arguments import (
+    LEAVE_OUT_HELP,
+    VARIANT_HELP,
+    Parser,
+    key_value,
+    one_of,
+    one_or_more_of,
+    path,
+    positive,
+    source,
+    unicode,
+)
+from ..errors import UsageError, did_you_mean
+from ..one_graph import MODES
+from ..specs.sequences import IMAGE_SIZES
+from ..targets.registry import default_target, get_target, known_targets, targets
+
+File = str | os.PathLike | None
+
+
+# ------------------------------------------------------------------- help, of registered targets
+
+
+def target_help() -> str:
+    return ", ".join(f"{target.name} ({target.help})" for target in targets())
+
+
+def dtype_help() -> str:
+    several = " and ".join(target.name for target in targets() if target.is_standard)
+    return (
+        f"of the weights: {known_targets()}; if not given fp32, on GPUs fp16, or bf16 where "
+        f"float16 overflows; {several}: also several in one directory, as fp32,int8"
+    )
+
+
+def opset_help() -> str:
+    opsets = [
+        f"{target.name} {min(target.opsets)} to {max(target.opsets)}"
+        for target in targets()
+        if len(target.opsets) > 1
+    ]
+    return f"of the graphs: {', '.join(opsets)}; the lowest if not given"
+
+
+# -------------------------------------------------------------------------------- types of flags
+
+
+def target_name(text: str) -> str:
+    return one_of("target", [target.name for target in targets()])(text)
+
+
+def dtype_names(text: str) -> str | list[str]:
+    known = dict.fromkeys(dtype for target in targets() for dtype in target.dtypes)
+    return one_or_more_of("dtype", known)(text)
+
+
+# ---------------------------------------------------------------------------------------- checks
+
+
+def check_target(options: "ExportOptions") -> None:
+    try:
+        get_target(options.target)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def check_dtypes(options: "ExportOptions") -> None:
+    target, dtypes = get_target(options.target), options.dtypes
+    for each in dtypes or [""]:
+        if ("fp32" if each is None else each) not in target.dtypes:
+            raise UsageError(
+                f"no target {target.name!r} with dtype {each!r}, expected one of: {known_targets()}"
+            )
+    if len(dtypes) > 1 and not target.is_standard:
+        raise UsageError(
+            f"several dtypes, {dtypes}, are for the target {default_target()!r}, expected one for "
+            f"{target.name!r}"
+        )
+    if len(set(dtypes)) < len(dtypes):
+        raise UsageError(f"dtypes are {dtypes}, expected each once")
+
+
+def check_opset(options: "ExportOptions") -> None:
+    target = get_target(options.target)
+    if options.opset not in (None, *target.opsets):
+        expected = " to ".join(dict.fromkeys(map(str, (target.opsets[0], target.opsets[-1]))))
+        raise UsageError(
+            f"no opset {options.opset} for the target {target.name!r}, expected {expected}"
+        )
+
+
+def check_image_size(options: "ExportOptions") -> None:
+    if options.image_size not in (None, *IMAGE_SIZES):
+        raise UsageError(
+            f"no image size {options.image_size!r}, expected one of {', '.join(IMAGE_SIZES)}"
+        )
+
+
+def check_calibrate(options: "ExportOptions") -> None:
+    """Raise UsageError if there are no matrix multiplications in integers, and ImportError without
+    torch."""
+    if options.calibrate is None:
+        return
+    from vanilla_transformer import HAS_TORCH
+    from vanilla_transformer.errors import torch_missing
+
+    dtype = options.dtypes[0]
+    if len(options.dtypes) == 1 and dtype in get_target(options.target).integer_dtypes:
+        if not HAS_TORCH:
+            raise torch_missing("calibrate runs the model, which")
+        return
+    found = (
+        f"calibrate is {os.fspath(options.calibrate)!r} for the target {options.target!r} with "
+        f"dtype {dtype!r}"
+    )
+    fits = [f"{known.name!r} with {each!r}" for known in targets() for each in known.integer_dtypes]
+    raise UsageError(f"{found}, expected {', '.join(fits)}")
+
+
+def check_generate(options: "ExportOptions") -> None:
+    """Raise UsageError for an unknown mode, and for a target whose decoder does not go into a
+    loop."""
+    mode = options.generate
+    if mode is None:
+        return
+    if mode not in MODES:
+        raise UsageError(f"no mode {mode!r} of generate, expected one of {', '.join(MODES)}")
+    if get_target(options.target).generation_step is None:
+        raise UsageError(
+            f"generate is {mode!r} for the target {options.target!r}, which has no graph that "
+            "generates by itself"
+        )
+    if options.image_size is not None:
+        raise UsageError(
+            f"generate is {mode!r} with image size {options.image_size!r}, expected no image size: "
+            "images are not generated"
+        )
+
+
+# --------------------------------------------------------------------------------------- options
+
+
+def option(
+    default: Any,
+    help: str | Callable[[], str],
+    read: Callable[[str], Any] | None = None,
+    check: Callable[["ExportOptions"], None] | None = None,
+    is_repeated: bool = False,
+    flag: str | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """A field of `ExportOptions`.
+
+    Args:
+        help: a function if it names the targets that are registered.
+        read: reads the value of its flag, and raises ArgumentTypeError.
+        check: raises UsageError for a value that it cannot have.
+        is_repeated: whether the flag may be given again.
+        flag: `--set` for `config`; by default the name of the field.
+    """
+    metadata = {"help": help, "read": read, "check": check, "is_repeated": is_repeated}
+    return dataclasses.field(
+        default=default, metadata=metadata | {"flag": flag, "metavar": metavar}
+    )
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """How to export a checkpoint. `None` is the default of every field.
+
+    Raises:
+        UsageError: for a value that a field cannot have, and for values that do not go together.
+        ImportError: for `calibrate` without torch.
+    """
+
+    target: str = option(default_target(), target_help, target_name, check_target)
+    dtype: str | Sequence[str] | None = option(None, dtype_help, dtype_names, check_dtypes)
+    opset: int | None = option(None, opset_help, positive, check_opset, metavar="N")
+    image_size: str | None = option(
+        None,
+        "of images: the model's own (trained) or any (free); by the model's config if not given",
+        one_of("image size", IMAGE_SIZES),
+        check_image_size,
+    )
+    shortlist: Iterable[int] | str | os.PathLike | None = option(
+        None,
+        "text: only its tokens, and the special ones, can be generated",
+        path,
+        metavar="FILE",
+    )
+    calibrate: File = option(
+        None,
+        "text: int8 products of the cpu target get one scale for all rows, by what they read of "
+        "it; faster",
+        path,
+        check_calibrate,
+        metavar="FILE",
+    )
+    generate: str | None = option(
+        None,
+        "one graph that takes ids and returns sequences, of a model that generates: greedy, sample "
+        "or beam search",
+        one_of("mode", MODES),
+        check_generate,
+        metavar="MODE",
+    )
+    keep: File = option(
+        None,
+        "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if "
+        "not given",
+        path,
+        metavar="DIR",
+    )
+    config: Mapping[str, Any] | None = option(
+        None,
+        "field of the config.json of a CHECKPOINT of another family: architectures=BertModel ...",
+        key_value,
+        is_repeated=True,
+        flag="--set",
+        metavar="KEY=VALUE",
+    )
+    leave_out: Iterable[str] = option(
+        (), LEAVE_OUT_HELP, unicode, is_repeated=True, metavar="PATTERN"
+    )
+    variant: str | None = option(None, VARIANT_HELP, source, metavar="NAME")
+    triton: File = option(
+        None,
+        "also write a model of Triton there, its folder in a model repository; without generation, "
+        "or with --generate",
+        path,
+        metavar="DIR",
+    )
+    force: bool = option(False, "replace OUTPUT if it is ours")
+    cases: int = option(12, "random inputs on which the graphs are compared with torch")
+
+    def __post_init__(self) -> None:
+        for name, field in FIELDS.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, field.default)
+        for field in FIELDS.values():
+            if check := field.metadata["check"]:
+                check(self)
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "ExportOptions":
+        """Raises UsageError for a name that is no field, and as the class."""
+        for name in options.keys() - FIELDS.keys():
+            raise UsageError(
+                f"no option {name!r} of export, expected some of {', '.join(FIELDS)}"
+                f"{did_you_mean(name, FIELDS)}"
+            )
+        return cls(**options)
+
+    @property
+    def dtypes(self) -> list[str | None]:
+        """Of the weights, in order; `None` is the default of the target."""
+        is_one = self.dtype is None or isinstance(self.dtype, str)
+        return [self.dtype] if is_one else list(self.dtype)  # type: ignore[list-item, arg-type]
+
+    @property
+    def texts(self) -> list[str | os.PathLike]:
+        """The files that are read beside the checkpoint."""
+        given = (self.shortlist, self.calibrate)
+        return [text for text in given if isinstance(text, str | os.PathLike)]
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(ExportOptions)}
+WITHOUT_FLAG = ("cases",)
+
+
+def flag_of(field: dataclasses.Field) -> str:
+    return field.metadata["flag"] or f"--{field.name.replace('_', '-')}"
+
+
+def help_of(field: dataclasses.Field) -> str:
+    help = field.metadata["help"]
+    return help if isinstance(help, str) else help()
+
+
+def add_options(parser: Parser) -> None:
+    """Add the flag of each field, in the order of the fields."""
+    for name, field in FIELDS.items():
+        if name in WITHOUT_FLAG:
+            continue
+        settings: dict[str, Any] = {"dest": name, "help": help_of(field).replace("%", "%%")}
+        if field.default is False:
+            settings |= {"action": "store_true"}
+        else:
+            settings |= {"type": field.metadata["read"], "metavar": field.metadata["metavar"]}
+            settings |= {"default": field.default}
+        if field.metadata["is_repeated"]:
+            settings |= {"action": "append", "default": []}
+        elif field.default:
+            settings["help"] += "; default: %(default)s"
+        parser.add_argument(flag_of(field), **settings)
+
+
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `export` that the flags give."""
+    given = {name: getattr(args, name) for name in FIELDS if name not in WITHOUT_FLAG}
+    return given | {"config": dict(given["config"])}
+
+
+def options_text(indent: str = "") -> str:
+    """The fields for a docstring, in lines of at most 100 columns."""
+    hanging = textwrap.TextWrapper(100, initial_indent=indent, subsequent_indent=f"{indent}    ")
+    return "\n".join(
+        hanging.fill(f"{name}: {help_of(field)} ({field.default!r})")
+        for name, field in FIELDS.items()
+    )
+
+
+def options_table() -> str:
+    """The fields for the documentation, in Markdown."""
+    lines = ["| option | flag | default | meaning |", "|---|---|---|---|"]
+    for name, field in FIELDS.items():
+        metavar = field.metadata["metavar"] or name.upper()
+        value = "" if field.default is False else f" {metavar}"
+        flag = "" if name in WITHOUT_FLAG else f"`{flag_of(field)}{value}`"
+        default = "" if field.default in (None, (), False) else f"`{field.default}`"
+        lines.append(f"| `{name}` | {flag} | {default} | {help_of(field)} |")
+    return "\n".join(lines)

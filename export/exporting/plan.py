@@ -1,0 +1,125 @@
+"""Which graphs an export has, of which dtypes, and from which weights: known before anything is
+written."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..graphs.config import Config
+from ..graphs.input_scales import Calibration
+from ..graphs.layers import LM_HEAD
+from ..heads import HEADS
+from ..specs.graph_spec import GraphSpec
+from ..targets.registry import default_target, get_target
+from ..targets.target import Target
+from .checkpoint import Checkpoint
+from .graphs import GraphFormat, GraphSource, write_graphs
+from .options import ExportOptions
+from .shortlist import shortlist_from_text, with_special_tokens
+from .triton import write_triton_model
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """The graphs of an export for `target`, in each of `dtypes`: the specs by role."""
+
+    source: GraphSource
+    target: Target
+    dtypes: list[str]
+    activations: str
+    opset: int
+    specs: dict[str, dict[str, GraphSpec]]
+
+    @classmethod
+    def plan(cls, checkpoint: Checkpoint, options: ExportOptions) -> "Graphs":
+        """Raises ValueError for a model that the target cannot hold."""
+        target = get_target(options.target)
+        if uses_target(checkpoint.config):
+            check_fields(checkpoint.config, target)
+        source = graph_source(checkpoint, options)
+        activations = target.activations(checkpoint.model, options.dtypes[0])
+        dtypes = [dtype or activations for dtype in options.dtypes]
+        config, architecture = checkpoint.config_json, checkpoint.architecture
+        specs = {
+            dtype: target.graph_specs(config, architecture, dtype, activations) for dtype in dtypes
+        }
+        return cls(source, target, dtypes, activations, options.opset or target.opsets[0], specs)
+
+    def write(self, directory: Path) -> None:
+        """Write the graphs and their weights to `directory`."""
+        for dtype, specs in self.specs.items():
+            form = GraphFormat(self.target, dtype, self.activations, self.opset)
+            write_graphs(self.source, form, specs, directory)
+
+    def save_for_triton(self, export: Path, directory: Path) -> None:
+        """The one graph of the first dtype, which was saved to `export`."""
+        specs = self.specs[self.dtypes[0]]
+        [spec] = specs.values()
+        write_triton_model(spec, export, directory, self.target.devices(specs, self.dtypes[0]))
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Of the first dtype, by role."""
+        return {role: spec.file for role, spec in self.specs[self.dtypes[0]].items()}
+
+    def facts(self, parity: dict[str, dict | None]) -> dict[str, Any]:
+        """Return what the manifest says of the graphs, by the dtype of their weights."""
+        variants = {
+            dtype: {
+                "graphs": {role: spec.file for role, spec in self.specs[dtype].items()},
+                **({"parity": parity[dtype]} if dtype in parity else {}),
+            }
+            for dtype in self.dtypes
+        }
+        return {"default_dtype": self.dtypes[0], "variants": variants}
+
+
+def uses_target(config: Config) -> bool:
+    """Whether the graphs of a model have the attention of its target: those of models with a
+    decoder that only read whole sequences have standard operators on every target."""
+    return HEADS[config.architecture].generates or config.model_type in (
+        "vanilla-encoder",
+        "vanilla-vision",
+    )
+
+
+def check_fields(config: Config, target: Target) -> None:
+    for name, expected in target.unsupported_fields(config).items():
+        found = f"{name}={getattr(config, name)!r} does not fit the {target.name} target"
+        raise ValueError(f"{found}, expected {expected}: use --target {default_target()}")
+
+
+def graph_source(checkpoint: Checkpoint, options: ExportOptions) -> GraphSource:
+    """Return what graphs are written from: the weights, and what is found in texts."""
+    tokens = shortlisted(checkpoint, options.shortlist)
+    rows = {} if tokens is None else {f"{LM_HEAD}.{part}": tokens for part in ("weight", "bias")}
+    calibration = None
+    if options.calibrate is not None:
+        calibration = calibrated(checkpoint, tokens, options.calibrate)
+    weights = checkpoint.weights.with_rows(rows)
+    return GraphSource(checkpoint.config, weights, tokens, calibration)
+
+
+def shortlisted(
+    checkpoint: Checkpoint, shortlist: Iterable[int] | str | os.PathLike | None
+) -> list[int] | None:
+    if shortlist is None:
+        return None
+    if isinstance(shortlist, str | os.PathLike):
+        shortlist = shortlist_from_text(shortlist, checkpoint.directory)
+    return with_special_tokens(shortlist, checkpoint.config, checkpoint.generation)
+
+
+def calibrated(
+    checkpoint: Checkpoint, tokens: list[int] | None, text: str | os.PathLike
+) -> Calibration:
+    from vanilla_transformer.checkpoint import load_tokenizer
+
+    from .calibration import calibrate
+    from .shortlist_head import with_shortlist
+
+    assert checkpoint.model is not None  # see `options.check_calibrate`
+    with with_shortlist(checkpoint.model, tokens):
+        return calibrate(checkpoint.model, load_tokenizer(checkpoint.directory), text)

@@ -1,0 +1,107 @@
+"""The lines of a run, a shard at a time."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .compression import open_lines
+from .rows import Row
+from .text_lines import hash_lines, raw_lines, text_of
+
+if TYPE_CHECKING:
+    from .formats import Format
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Lines that are read, run and written together: the `number`th shard of a file, whose first
+    line is the line `first`, both from 0. `format` knows what `content` is. With `prefixes` the
+    translation of each line begins with its own."""
+
+    number: int
+    first: int
+    content: Any
+    format: "Format"
+    prefixes: list[bytes] | None = None
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    @property
+    def digest(self) -> str:
+        """A hash of the lines, with their place in the file."""
+        prefixes = "" if self.prefixes is None else f" {hash_lines(self.prefixes)}"
+        return f"{self.first} {self.format.digest(self.content)}{prefixes}"
+
+    def rows(self) -> list[Row]:
+        """Return what the task reads of each line."""
+        rows = self.format.rows(self.content)
+        if self.prefixes is None:
+            return rows
+        return [with_prefix(row, line) for row, line in zip(rows, self.prefixes, strict=True)]
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file and how it is read; and a file with the beginning of each translation, if there is
+    one."""
+
+    path: Path
+    format: "Format"
+    target_prefix: Path | None = None
+
+    def check_prefixes(self) -> None:
+        """Raise ValueError if there are more prefixes than lines, or fewer."""
+        if self.target_prefix is None:
+            return
+        with open_lines(self.target_prefix) as file:
+            count = sum(1 for _ in raw_lines(file, str(self.target_prefix)))
+        if count != (expected := self.format.count(self.path)):
+            raise ValueError(
+                f"{self.target_prefix} has {count} lines, expected {expected} as {self.path}"
+            )
+
+    def shards(self, size: int) -> Iterator[Shard]:
+        """Yield the file in shards of `size` lines. Raise ValueError where it is damaged."""
+        shards = number_shards(self.format.shards(self.path, size), self.format)
+        if self.target_prefix is None:
+            yield from shards
+            return
+        with open_lines(self.target_prefix) as file:
+            prefixes = raw_lines(file, str(self.target_prefix))
+            for shard in shards:
+                yield replace(shard, prefixes=list(itertools.islice(prefixes, len(shard))))
+
+
+def absolute(source: Input) -> Input:
+    """Return the input with absolute paths, for a process that runs in another directory."""
+    prefix = source.target_prefix and source.target_prefix.absolute()
+    return replace(source, path=source.path.absolute(), target_prefix=prefix)
+
+
+def number_shards(contents: Iterable[Any], format: "Format") -> Iterator[Shard]:
+    """Yield the shards of a file, or of standard input, from their contents."""
+    first = 0
+    for number, content in enumerate(contents):
+        yield Shard(number, first, content, format)
+        first += len(content)
+
+
+def split_lines(lines: Iterable[bytes], size: int) -> Iterator[list[bytes]]:
+    """Yield lists of `size` lines. The last list may be shorter."""
+    remaining = iter(lines)
+    while content := list(itertools.islice(remaining, size)):
+        yield content
+
+
+def with_prefix(row: Row, line: bytes) -> Row:
+    """Return `row` with the beginning of its translation, or with the fault of that line."""
+    if row.example is None:
+        return row
+    try:
+        prefix = text_of(line, "its target prefix")
+    except ValueError as error:
+        return row._replace(example=None, fault=str(error))
+    return row._replace(example={**row.example, "target_prefix": prefix})

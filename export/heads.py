@@ -1,0 +1,224 @@
+"""The table of heads: what each class of model returns, what it is used for, and how it is scored.
+
+A new head is a line of `HEADS`, a function of `graphs/sequences.py` that writes its graph, and a
+function of `text/tasks/` if no task here fits. The command line, `evaluate`, cards, the pipelines'
+protocol and the other protocols read this table.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from .errors import UsageError
+
+TEXT, PAIR, CHOICES = ("text",), ("text", "text_pair"), ("text", "choices")
+QUESTION, IMAGE = ("question", "context"), ("image",)
+READS_TOKENS = "tokens"
+READS_CHOICES = "choices"  # several sequences of tokens in each row
+READS_TARGETS = "targets"  # the decoder's tokens too
+READS_IMAGES = "images"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A use of a head: a function that takes a runtime, inputs and options.
+
+    Args:
+        name: its name on the command line.
+        function: `module:function` or `module:Class.method`, from this package on. Its keyword
+            arguments are the options of the task.
+        forms: the keys that an input may have as a JSON object. An input that is no object is the
+            value of the only key of the first form.
+        pipelines: names of the task in URLs `/predict/NAME`: those of transformers' pipelines.
+    """
+
+    name: str
+    function: str
+    forms: tuple[tuple[str, ...], ...] = (TEXT,)
+    pipelines: tuple[str, ...] = ()
+
+    @property
+    def method(self) -> str:
+        """Name of the function without its module and class."""
+        return self.function.replace(":", ".").rpartition(".")[2]
+
+
+GENERATE = Task("generate", "text_runtime:TextRuntime.generate", pipelines=("text-generation",))
+GENERATE_TARGETS = replace(GENERATE, pipelines=("summarization", "text2text-generation"))
+TRANSLATE = Task("translate", "text.tasks.translation:translate", pipelines=("translation",))
+CLASSIFY = Task(
+    "classify", "text.tasks.classification:classify", (TEXT, PAIR), ("text-classification",)
+)
+CLASSIFY_IMAGES = Task(
+    "classify", "image_runtime:ImageRuntime.classify", (IMAGE,), ("image-classification",)
+)
+ZERO_SHOT = Task(
+    "zero-shot", "text.tasks.classification:zero_shot", pipelines=("zero-shot-classification",)
+)
+TAG = Task("tag", "text.tasks.tagging:tag", pipelines=("token-classification",))
+ANSWER = Task(
+    "answer", "text.tasks.question_answering:answer", (QUESTION,), ("question-answering",)
+)
+FILL_MASK = Task("fill-mask", "text.tasks.masks:fill_mask", pipelines=("fill-mask",))
+NEXT_SENTENCE = Task("next-sentence", "text.tasks.pairs:next_sentence", (PAIR,), ("next-sentence",))
+CHOOSE = Task("choose", "text.tasks.pairs:choose", (CHOICES,), ("multiple-choice",))
+EMBED = Task(
+    "embed",
+    "text.tasks.embedding:embed",
+    pipelines=("feature-extraction", "sentence-similarity"),
+)
+EMBED_IMAGES = Task(
+    "embed", "image_runtime:ImageRuntime.embed", (IMAGE,), ("image-feature-extraction",)
+)
+
+
+class Output(NamedTuple):
+    """An output of a graph. `axes` follow the batch: numbers, sizes that
+    `specs.sequences.SIZES` finds in the config, or names of axes. Without the config field
+    `needs` there is no such output."""
+
+    name: str
+    axes: tuple[int | str, ...]
+    needs: str | None = None
+
+
+STATES = Output("last_hidden_state", ("source_length", "hidden_size"))
+DECODER_STATES = Output("last_hidden_state", ("source_length", "decoder_size"))
+TARGET_STATES = Output("last_hidden_state", ("target_length", "decoder_size"))
+SOURCE_STATES = Output("encoder_last_hidden_state", ("source_length", "hidden_size"))
+IMAGE_STATES = Output("last_hidden_state", ("image_length", "hidden_size"))
+POOLED = Output("pooler_output", ("hidden_size",), needs="pooler_act")
+TOKEN_SCORES = Output("logits", ("source_length", "vocab_size"))
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of a class of models.
+
+    Args:
+        outputs: what the graph of whole sequences returns; none for a model that generates.
+        tasks: what it is used for; the first one by default.
+        hub_task: the Hub's name of the task, if a pipeline reads these outputs.
+        metric: the score of `evaluate`, see `exporting.evaluation`.
+        reads: one of `READS_TOKENS`, `READS_CHOICES`, `READS_TARGETS` and `READS_IMAGES`.
+        linear: its linear layers that read the states of the model: their numbers of outputs, as
+            in `Output.axes`. `graphs.expected_weights` has layers that read something else.
+        is_pooled: true if it reads the state of the first token through the pooler.
+        needs_end_token: true if it reads the state at an end token, so every row must have one.
+    """
+
+    outputs: tuple[Output, ...] = ()
+    tasks: tuple[Task, ...] = ()
+    hub_task: str | None = None
+    metric: str | None = None
+    reads: str = READS_TOKENS
+    linear: Mapping[str, int | str] = field(default_factory=dict)
+    is_pooled: bool = False
+    needs_end_token: bool = False
+
+    @property
+    def generates(self) -> bool:
+        return not self.outputs
+
+
+FEATURES = Head((STATES, POOLED), (EMBED,), "feature-extraction", is_pooled=True)
+LABELS = Head(
+    (Output("logits", ("num_labels",)),),
+    (CLASSIFY, ZERO_SHOT),
+    "text-classification",
+    "accuracy",
+)
+TOKEN_LABELS = Head(
+    (Output("logits", ("source_length", "num_labels")),),
+    (TAG,),
+    "token-classification",
+    linear={"classifier": "num_labels"},
+)
+ANSWERS = Head(
+    (Output("start_logits", ("source_length",)), Output("end_logits", ("source_length",))),
+    (ANSWER,),
+    "question-answering",
+    linear={"qa_outputs": 2},
+)
+
+# By architecture, the name of the class of models.
+HEADS: dict[str, Head] = {
+    "VanillaEncoderModel": FEATURES,
+    "VanillaEncoderForMaskedLM": Head(
+        (TOKEN_SCORES,), (FILL_MASK,), "fill-mask", "pseudo_perplexity"
+    ),
+    "VanillaEncoderForPreTraining": Head(
+        (
+            Output("prediction_logits", ("source_length", "vocab_size")),
+            Output("seq_relationship_logits", (2,)),
+        ),
+        (FILL_MASK, NEXT_SENTENCE),
+        metric="pseudo_perplexity",
+        linear={"next_sentence": 2},
+        is_pooled=True,
+    ),
+    "VanillaEncoderForNextSentencePrediction": Head(
+        (Output("logits", (2,)),), (NEXT_SENTENCE,), linear={"next_sentence": 2}, is_pooled=True
+    ),
+    "VanillaEncoderForSequenceClassification": LABELS,
+    "VanillaEncoderForTokenClassification": TOKEN_LABELS,
+    "VanillaEncoderForQuestionAnswering": ANSWERS,
+    "VanillaEncoderForMultipleChoice": Head(
+        (Output("logits", ("num_choices",)),),
+        (CHOOSE,),
+        reads=READS_CHOICES,
+        linear={"choice_classifier": 1},
+        is_pooled=True,
+    ),
+    "VanillaDecoderModel": replace(FEATURES, outputs=(DECODER_STATES,)),
+    "VanillaDecoderForSequenceClassification": LABELS,
+    "VanillaDecoderForTokenClassification": TOKEN_LABELS,
+    "VanillaDecoderForQuestionAnswering": ANSWERS,
+    "VanillaSeq2SeqModel": Head((TARGET_STATES, SOURCE_STATES), reads=READS_TARGETS),
+    "VanillaSeq2SeqForSequenceClassification": replace(LABELS, needs_end_token=True),
+    "VanillaSeq2SeqForQuestionAnswering": ANSWERS,
+    "VanillaVisionModel": Head(
+        (IMAGE_STATES, POOLED),
+        (EMBED_IMAGES,),
+        "image-feature-extraction",
+        reads=READS_IMAGES,
+        is_pooled=True,
+    ),
+    "VanillaVisionForImageClassification": Head(
+        LABELS.outputs, (CLASSIFY_IMAGES,), "image-classification", reads=READS_IMAGES
+    ),
+    "VanillaDecoderForCausalLM": Head((), (GENERATE,), "text-generation", "perplexity"),
+    "VanillaSeq2SeqForConditionalGeneration": Head(
+        (), (GENERATE_TARGETS, TRANSLATE), "text2text-generation", "bleu"
+    ),
+}
+GENERATORS = tuple(name for name, head in HEADS.items() if head.generates)
+PIPELINES = {
+    name: task for head in HEADS.values() for task in head.tasks for name in task.pipelines
+}
+
+
+def has_task(architecture: str, task: Task) -> bool:
+    return architecture in HEADS and task in HEADS[architecture].tasks
+
+
+def architectures_for(task: Task) -> list[str]:
+    """Return the architectures that have `task`."""
+    return [name for name, head in HEADS.items() if task in head.tasks]
+
+
+def find_task(architecture: str, name: str | None) -> Task:
+    """Return the task `name` of an architecture, by default the first.
+
+    Raises:
+        UsageError: for a task that the architecture does not have.
+        ValueError: for an architecture without tasks.
+    """
+    tasks = {task.name: task for task in HEADS[architecture].tasks}
+    if not tasks:
+        raise ValueError(f"this export is a {architecture}, which no task is for: use Runtime")
+    if name is not None and name not in tasks:
+        raise UsageError(
+            f"{name} is not what a {architecture} is for, expected one of {', '.join(tasks)}"
+        )
+    return tasks[name] if name is not None else next(iter(tasks.values()))
