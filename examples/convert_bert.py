@@ -48,12 +48,7 @@ def main(argv=None):
 
 
 def tiny_bert(path: Path) -> Path:
-    sizes = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
+    sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
     BertModel(BertConfig(vocab_size=1000, **sizes)).save_pretrained(path)
     return path
 

@@ -15,13 +15,12 @@ from pathlib import Path
 import pytest
 import sacrebleu
 import torch
-from checkpoints import copy_of, list_file, toy_corpus, write_corpus
+from checkpoints import copy_of, toy_corpus, with_tokenizer, write_corpus
 from command_line import COMMAND, command, error_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer import conversion
-from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export import Options
 from vanilla_transformer_export.arguments import key_value, output_of
 from vanilla_transformer_export.cli import main as cli
@@ -738,17 +737,6 @@ def test_verify_ends_with_1_and_lists_the_differences(exported, tmp_path, capsys
         )
     assert caught.value.code.count("expected at most 1e-04") == 2  # a string: exit status 1
     assert "2 failures" in capsys.readouterr().out
-
-
-def with_tokenizer(directory, size):
-    """An export that got a tokenizer."""
-    tokenizer = train_tokenizer(
-        [text for pair in toy_corpus(50, seed=0) for text in pair], size, variant="decoder"
-    )
-    tokenizer.save_pretrained(directory)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        list_file(directory, name)
-    return tokenizer
 
 
 def test_generate_says_when_the_export_has_no_tokenizer(exported):

@@ -555,8 +555,9 @@ def test_a_fresh_process_generates_without_torch_and_transformers(exported):
 import sys
 import numpy as np
 import vanilla_transformer_export as package
-from vanilla_transformer_export import cli
-from vanilla_transformer_export.runtime import artifact, lines, search, text
+from vanilla_transformer_export import text_runtime
+from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.inference import export_info, search
 from vanilla_transformer_export.targets import registry
 loaded = package.Runtime(sys.argv[1])
 print(loaded.generate(np.array([[5, 6, 7]]), num_beams=2, max_new_tokens=3).shape[0])

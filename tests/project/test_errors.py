@@ -20,7 +20,7 @@ WORDS_OF_AN_ERROR = re.compile(
     r"in str\(\w*error\w*\)|str\(\w*error\w*\)\.(startswith|endswith|find)|message\.startswith"
 )
 # torch raises RuntimeError for a file of its own that is cut short, as for everything else
-OF_TORCH = {"program.py"}
+OF_TORCH = {"terminal.py"}
 
 
 @pytest.mark.parametrize(

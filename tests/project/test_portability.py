@@ -34,7 +34,8 @@ for package in sys.argv[2].split():
     found = importlib.import_module(package)
     for module in pkgutil.walk_packages(found.__path__, package + "."):
         importlib.import_module(module.name)
-from vanilla_transformer_export.runtime import devices, doctor
+from vanilla_transformer_export.cli import doctor
+from vanilla_transformer_export.inference import devices
 from vanilla_transformer_export import Runtime
 runtime = Runtime(sys.argv[3])
 tokens = runtime.generate(numpy.array(json.loads(sys.argv[4])), max_new_tokens=5)

@@ -56,10 +56,10 @@ def answer(*command, **settings):
 
 def test_an_older_onnxruntime_is_refused_by_name_before_a_graph_is_looked_for():
     code = (
-        "import onnxruntime; onnxruntime.__version__ = '1.29.1'; from vanilla_transformer_export "
-        "import cli; "
+        "import onnxruntime; onnxruntime.__version__ = '1.29.1'; "
+        "from vanilla_transformer_export.cli.main import main; "
     )
-    code += "cli.main(['generate', 'nowhere', 'A dog.'])"
+    code += "main(['generate', 'nowhere', 'A dog.'])"
     said = (
         "onnxruntime 1.29.1 is too old for these graphs, expected 1.30 or newer: pip install "
         "'onnxruntime>=1.30'"

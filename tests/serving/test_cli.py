@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from checkpoints import copy_of
+from checkpoints import copy_of, with_tokenizer
 from command_line import COMMAND, error_of
 
 from vanilla_transformer_export.cli import main as cli
@@ -269,8 +269,6 @@ class Started:
 @pytest.fixture(scope="module")
 def export_of_text(exported, tmp_path_factory):
     """A decoder with a tokenizer."""
-    from test_cli import with_tokenizer
-
     directory = copy_of(exported("causal").directory, tmp_path_factory.mktemp("text"))
     with_tokenizer(directory, 48)
     return directory
@@ -312,7 +310,7 @@ def test_a_second_signal_ends_it_at_once(export_of_text):
         ("onnx/model.onnx", b"no graph", "model.onnx has 8 bytes, expected"),
         ("tokenizer.json", None, "tokenizer.json is missing: the export is incomplete"),
         ("manifest.json", b"{", "manifest.json is not JSON"),
-        ("manifest.json", b"{}", "has schema version None, expected 1"),
+        ("manifest.json", b"{}", "has schema version None, expected 2"),
         ("config.json", b"{}", "config.json lacks 'num_hidden_layers': export again"),
         (
             "config.json",

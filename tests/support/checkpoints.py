@@ -14,6 +14,7 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 import vanilla_transformer
+from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export import export
 
 PAD, START, EOS = 0, 1, 2
@@ -252,3 +253,14 @@ def write_corpus(directory: Path, name: str, lines: int, seed: int) -> tuple[Pat
     for file, side in zip(files, zip(*toy_corpus(lines, seed), strict=True), strict=True):
         file.write_text("\n".join(side) + "\n", encoding="utf-8")
     return files
+
+
+def with_tokenizer(directory, size):
+    """An export that got a tokenizer."""
+    tokenizer = train_tokenizer(
+        [text for pair in toy_corpus(50, seed=0) for text in pair], size, variant="decoder"
+    )
+    tokenizer.save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        list_file(directory, name)
+    return tokenizer

@@ -105,11 +105,12 @@ def test_weights_are_on_disk_once(exported):
         for weight in graph_without_data(directory, "seq2seq", role).initializer:
             if weight.external_data:
                 place = {entry.key: entry.value for entry in weight.external_data}
-                assert place["location"] == data.name and int(place["offset"]) % 4096 == 0
-                tensors.setdefault(int(place["offset"]), set()).add(weight.name.removesuffix(".1"))
-    assert len(tensors) >= 4
-    file_size = max(tensors) + 4096
-    assert data.stat().st_size <= file_size
+                offset, length = int(place["offset"]), int(place["length"])
+                assert place["location"] == data.name and offset % 64 == 0
+                tensors[offset] = length
+    ends = [offset + length for offset, length in sorted(tensors.items())]
+    assert len(tensors) >= 4 and data.stat().st_size == ends[-1]
+    assert all(0 <= after - end < 64 for end, after in zip(ends, sorted(tensors)[1:]))
 
 
 def graph_without_data(directory, name, role):
