@@ -760,7 +760,7 @@ def test_tensorrt_is_refused_where_it_has_nothing_to_compile_or_is_not_there(
         Runtime(exported("causal").directory, device="tensorrt")
     directory = exported("encoder").directory
     integers = copy_of(directory, tmp_path)
-    edit_json(integers / "manifest.json", dtype="int8")
+    edit_json(integers / "manifest.json", default_dtype="int8")
     with pytest.raises(ValueError, match="dtype 'int8', expected one of .'cpu', 'cuda'.$"):
         Runtime(integers, device="tensorrt")
     with pytest.raises(OSError, match="this onnxruntime has no CUDA"):
