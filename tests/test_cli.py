@@ -218,7 +218,7 @@ def test_helps_fit_a_terminal_and_load_nothing_heavy():
     """All of them in one process that has loaded nothing before."""
     code = f"""
 import sys
-from vanilla_transformer_export.cli import VERBS, main
+from vanilla_transformer_export.cli.main import VERBS, main
 from vanilla_transformer_export.targets.registry import targets
 for words in ([], *([verb] for verb in {[*VERBS]}), ["export"]):
     try:
