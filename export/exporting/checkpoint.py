@@ -4,6 +4,7 @@ import json
 import os
 import warnings
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,7 @@ class Checkpoint:
     def generates(self) -> bool:
         return HEADS[self.architecture].generates
 
-    @property
+    @cached_property
     def card(self) -> Path:
         """The card of what the user named, if there is one."""
         return checkpoint_directory(self.name, (CONFIG,)) / CARD

@@ -180,6 +180,7 @@ def test_data_outside_the_export_is_refused(both, tmp_path, file):
         ),
         (dict(dtype=["int8", "int8"]), r"dtypes are \['int8', 'int8'\], expected each once"),
         (dict(dtype=[]), "no target 'portable' with dtype ''"),
+        (dict(dtyp="fp32"), "no option 'dtyp' of export, .* target, .*; did you mean 'dtype'"),
         (dict(opset=17), "no opset 17 for the target 'portable', expected 18 to 23"),
         (dict(opset=24), "no opset 24 for the target 'portable', expected 18 to 23"),
         (dict(target="cpu", opset=20), "no opset 20 for the target 'cpu', expected 21$"),

@@ -250,7 +250,7 @@ def test_what_follows_from_the_options_is_that_of_the_code(tmp_path):
             text.replace("| `num_beams` |", "| `beams` |")
             .replace("num_beams: hypo", "num_beams: hyper")
             .replace("| `--port N` | `8000` |", "| `--port N` | `80` |")
-            .replace("| `portable` |", "| `cpu` |")
+            .replace("| `--target TARGET` | `portable`", "| `--target TARGET` | `cpu`")
             .replace("image_size: of images", "image_size: of sounds")
         )
     runpy.run_path(str(tmp_path / "docs/options.py"), run_name="__main__")

@@ -1,10 +1,16 @@
-"""Which folder of export/ may import from which; imports in functions and for types count."""
+"""Which folder of export/ may import from which; imports in functions and for types count. And the
+table of heads, which several folders read."""
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 
 import vanilla_transformer_export
+from vanilla_transformer_export.exporting.evaluation import METRICS
+from vanilla_transformer_export.graphs.sequences import WRITERS
+from vanilla_transformer_export.heads import GENERATORS, HEADS, PIPELINES, READS_CHOICES
+from vanilla_transformer_export.serving.protocols import pipelines
+from vanilla_transformer_export.text_runtime import task_function
 
 ROOT = Path(vanilla_transformer_export.__file__).resolve().parent
 # Each folder or module -> what it may import from, beside itself.
@@ -42,6 +48,23 @@ EXCEPTIONS = {
         for name in (*TEXT_TASKS, "tagging", "translation")
     ),
 }
+
+
+def test_the_table_of_heads_fits_what_reads_it():
+    """Functions of tasks, formats of pipelines, metrics and writers of graphs."""
+    tasks = {task for head in HEADS.values() for task in head.tasks}
+    assert all(callable(task_function(task)) for task in tasks)
+    assert {*pipelines.FORMATS, *pipelines.GENERATION_OPTIONS} <= {*PIPELINES}
+    generated = [task for name in GENERATORS for task in HEADS[name].tasks]
+    names = {name for task in generated for name in task.pipelines}
+    assert names == {*pipelines.GENERATION_OPTIONS}
+    assert {head.metric for head in HEADS.values()} - {None} == {*METRICS}
+    written = {
+        name.partition("For")[2]
+        for name, head in HEADS.items()
+        if not head.generates and head.reads != READS_CHOICES
+    }
+    assert written == {*WRITERS}
 
 
 def folder_of(parts: tuple[str, ...]) -> str:
