@@ -180,9 +180,9 @@ def bytes_per_step(directory: Path) -> int:
     embedding only some rows."""
     import onnx
 
-    from vanilla_transformer_export.inference.export_info import read_artifact
+    from vanilla_transformer_export.inference.export_info import read_export_info
 
-    files = read_artifact(directory).manifest["graphs"]
+    files = read_export_info(directory).manifest["graphs"]
     graph = onnx.load(directory / files["decoder"]).graph
     read = {
         name

@@ -137,4 +137,4 @@ class SteppedDecoder:
 def test_steps_are_counted():
     runtime = Runs()
     assert lookup.step_counts(runtime, [None, None]) == {"steps": 8, "tokens": 12}
-    assert runtime.decoders is runtime
+    assert runtime.model.decoders is runtime

@@ -10,6 +10,7 @@ import httpx
 import huggingface_hub
 import numpy as np
 import pytest
+from engines import text_engine
 from heads import HEADS, MANY, PAIRS, TEXTS, close, export_for_images, save_head, tokenizer_for
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
@@ -19,7 +20,6 @@ from served_models import PROTOCOLS, serving
 from transformers import pipeline
 
 from vanilla_transformer_export import ImageRuntime, TextRuntime, export
-from vanilla_transformer_export.scheduler.engine import Engine
 from vanilla_transformer_export.serving.models import ServedModel
 
 
@@ -308,8 +308,7 @@ def generators(tmp_path_factory):
         )
         export(checkpoint, folder / "export", cases=1)
         made[name] = TextRuntime(folder / "export", threads=1)
-        served_runtime = TextRuntime(folder / "export", threads=1, continuous=True)
-        engine = Engine(served_runtime.runtime).start()
+        served_runtime, engine = text_engine(folder / "export")
         models[name] = ServedModel(name, served_runtime, engine)
     with served(protocols=PROTOCOLS) as server:
         server.server.service.models.models.update(models)

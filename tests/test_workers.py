@@ -142,7 +142,7 @@ def test_what_onnxruntime_cannot_do_is_an_error_of_the_files(exported_for, monke
     def fail(*args):
         raise ValueError("no memory")
 
-    monkeypatch.setattr(type(runtime.sessions["decoder"]), "run_bound", fail)
+    monkeypatch.setattr(type(runtime.model.sessions["decoder"]), "run_bound", fail)
     before = threading.active_count()
     with pytest.raises(ValueError, match="^no memory$"):
         runtime.generate(*inputs(DECODER))

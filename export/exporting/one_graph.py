@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ..errors import UsageError
 from ..graphs.saving import save_graph
-from ..inference.export_info import Artifact, read_artifact, write_manifest
+from ..inference.export_info import ExportInfo, read_export_info, write_manifest
 from ..one_graph import MODES, ROLE
 from ..one_graph.generation_config import Rules
 from ..one_graph.loop import SEARCHES, one_graph, one_graph_spec
@@ -67,32 +67,32 @@ def write_generator(
     Raises:
         ValueError: if they differ, in float32, in more rows than near ties explain.
     """
-    artifact = read_artifact(parts)
-    for name in artifact.manifest["files"]:
+    info = read_export_info(parts)
+    for name in info.manifest["files"]:
         if not name.startswith("onnx/") and Path(name).name != "genai_config.json":
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(parts / name, directory / name)
     specs, parity = {}, {}
-    for dtype in artifact.dtypes:
-        spec = specs[dtype] = write_graph(artifact, directory, target, mode, dtype)
+    for dtype in info.dtypes:
+        spec = specs[dtype] = write_graph(info, directory, target, mode, dtype)
         parity[dtype] = {
-            **facts_of(artifact, dtype),
+            **facts_of(info, dtype),
             "sequences": compare(parts, directory / spec.file, mode, dtype, cases),
         }
     first, *others = [
         {"graphs": {ROLE: spec.file}, "parity": parity[dtype]} for dtype, spec in specs.items()
     ]
     left_out = {"schema_version", "files", "other_dtypes", *OF_OTHER_GRAPHS}
-    facts = {name: value for name, value in artifact.manifest.items() if name not in left_out}
-    more = {"other_dtypes": dict(zip(artifact.dtypes[1:], others))} if others else {}
+    facts = {name: value for name, value in info.manifest.items() if name not in left_out}
+    more = {"other_dtypes": dict(zip(info.dtypes[1:], others))} if others else {}
     manifest = write_manifest(directory, **facts | {"generate": mode, **first, **more})
-    return manifest, specs[artifact.dtypes[0]]
+    return manifest, specs[info.dtypes[0]]
 
 
-def facts_of(artifact: Artifact, dtype: str) -> dict[str, Any]:
+def facts_of(info: ExportInfo, dtype: str) -> dict[str, Any]:
     """How the graphs of `dtype` differ from torch."""
-    manifest = artifact.manifest
-    facts = manifest if dtype == artifact.dtypes[0] else manifest["other_dtypes"][dtype]
+    manifest = info.manifest
+    facts = manifest if dtype == info.dtypes[0] else manifest["other_dtypes"][dtype]
     return facts["parity"] or {}
 
 
@@ -102,18 +102,18 @@ def whole(path: Path) -> ir.Model:
 
 
 def write_graph(
-    artifact: Artifact, directory: Path, target: Target, mode: str, dtype: str
+    info: ExportInfo, directory: Path, target: Target, mode: str, dtype: str
 ) -> GraphSpec:
-    """Of the graphs of `dtype` in the export `artifact`, the one graph, in a file that is named
+    """Of the graphs of `dtype` in the export `info`, the one graph, in a file that is named
     after the precision."""
-    manifest, config = artifact.manifest, artifact.config
-    files = (manifest if dtype == artifact.dtypes[0] else manifest["other_dtypes"][dtype])["graphs"]
+    manifest, config = info.manifest, info.config
+    files = (manifest if dtype == info.dtypes[0] else manifest["other_dtypes"][dtype])["graphs"]
     graphs = {
-        role: whole(artifact.directory / files[role])
+        role: whole(info.directory / files[role])
         for role in ("encoder", "decoder")
         if role in files
     }
-    rules = Rules.of(mode, artifact.generation_config, config)
+    rules = Rules.of(mode, info.generation_config, config)
     search = SEARCHES[mode](rules)
     spec = one_graph_spec(
         f"onnx/{ROLE}{'' if dtype == 'fp32' else f'_{dtype}'}.onnx", search, config

@@ -118,7 +118,7 @@ class Predictions:
 
     @property
     def kind(self) -> Task:
-        return task_of(self.runtime.runtime.architecture, self.task)[1]
+        return task_of(self.runtime.info.architecture, self.task)[1]
 
     @property
     def method(self) -> Callable[..., Any]:

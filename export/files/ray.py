@@ -243,7 +243,7 @@ def cluster(address: str, predictions: Predictions, source: Source) -> Iterator[
         check_room(predictions.runtime.runtime.threads)
         runtime = predictions.runtime.runtime
         recipe = Recipe(
-            runtime.artifact.directory,
+            runtime.info.directory,
             runtime.arguments,
             predictions.task,
             predictions.options,

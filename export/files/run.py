@@ -89,7 +89,7 @@ class Bulk:
             OSError: for a full disk, where memory is short, and for what a cluster cannot do.
         """
         names = checked_names(inputs, output, self.result)
-        check_outside(output, inputs, self.predictions.runtime.runtime.artifact.directory)
+        check_outside(output, inputs, self.predictions.runtime.info.directory)
         formats = [format_of(path, self.fields, self.result, self.output_field) for path in inputs]
         facts = self.predictions.facts() | {
             "verb": self.result,

@@ -231,7 +231,7 @@ def facts_of(runtime: Runtime) -> dict:
     """What the results of `runtime` depend on."""
     import onnxruntime
 
-    manifest = json.dumps(runtime.artifact.manifest, sort_keys=True).encode()
+    manifest = json.dumps(runtime.info.manifest, sort_keys=True).encode()
     return {
         "export": hashlib.sha256(manifest).hexdigest(),
         "dtype": runtime.dtype,
@@ -281,13 +281,13 @@ def generate_file(
         UsageError: for an `output` that is an input, within the export or named as a compressed
             file.
     """
-    if target_prefix is not None and "encoder" not in batches.runtime.runtime.specs:
+    if target_prefix is not None and "encoder" not in batches.runtime.info.specs:
         raise UsageError(
             "a target prefix is for seq2seq, and this export is a decoder: its prompt is what it "
             "goes on from"
         )
     inputs = [path for path in (source, target_prefix) if path is not None]
-    out = checked_output(output, inputs, batches.runtime.runtime.artifact.directory, force)
+    out = checked_output(output, inputs, batches.runtime.info.directory, force)
     stamps = [stamp_of(path.stat()) for path in inputs]
     count = 0
     facts = batches.facts()

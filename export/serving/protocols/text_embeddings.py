@@ -15,7 +15,7 @@ from tokenizers import Encoding, normalizers
 
 from ... import __version__
 from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
-from ...runtime import MAX_TOKENS
+from ...inference.inputs import MAX_TOKENS
 from ...text.tasks import embedding
 from ...text.tasks.classification import FUNCTIONS, HEAD, sentence_config
 from ...text.tasks.rows import (
@@ -324,7 +324,7 @@ def classifies(model: ServedModel) -> bool:
 
 
 def reranks(model: ServedModel) -> bool:
-    return classifies(model) and len(model.runtime.runtime.config["id2label"]) == 1
+    return classifies(model) and len(model.runtime.info.config["id2label"]) == 1
 
 
 def reads(model: ServedModel) -> bool:
@@ -338,7 +338,7 @@ def has_tokenizer(model: ServedModel) -> bool:
 def longest(model: ServedModel) -> int:
     """How many tokens of a text are read at most."""
     limit = (
-        model.runtime.runtime.config["max_position_embeddings"]
+        model.runtime.info.config["max_position_embeddings"]
         if model.reader is None
         else model.reader.longest
     )
@@ -348,7 +348,7 @@ def longest(model: ServedModel) -> int:
 def model_type(model: ServedModel) -> dict[str, Any]:
     if embeds(model):
         return {"embedding": {"pooling": "+".join(model.runtime.sentence_modules.poolings)}}
-    config = model.runtime.runtime.config
+    config = model.runtime.info.config
     names = {"id2label": config["id2label"], "label2id": config.get("label2id") or {}}
     return {"reranker" if reranks(model) else "classifier": names}
 
@@ -383,7 +383,7 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[st
     if not isinstance(inputs, list):
         raise UsageError(f"{name} is {given!r:.80}, expected a text, token ids or a list of these")
     check_number(name, inputs, most)
-    size = runtime.runtime.config["vocab_size"]
+    size = runtime.info.config["vocab_size"]
     for place, each in enumerate(inputs):
         if isinstance(each, str):
             check_input(each, f"{name} {place} of {len(inputs)}")
@@ -565,7 +565,7 @@ def scores_of(
 ) -> list[np.ndarray]:
     """Of all labels of each: logits, or probabilities, by the sigmoid where labels are independent
     or there is only one."""
-    config = model.runtime.runtime.config
+    config = model.runtime.info.config
     is_independent = (
         config.get("problem_type") == "multi_label_classification" or len(config["id2label"]) == 1
     )
