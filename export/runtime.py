@@ -331,9 +331,12 @@ class Runtime:
 
     def _generated(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
         """Return what `generate_with_scores` returns; no scores unless they are computed."""
+        scores: np.ndarray | None
         if many_rows.suits_request(self.info, self.workers, request):
             new = many_rows.generate(self._worker_model, request, self.workers)
             scores = None
+        elif many_rows.suits_batches(self.model, request):
+            new, scores = many_rows.generate_in_batches(self.model, request)
         else:
             new, scores = self.model.generate(request)
         prompts = np.repeat(request.input_ids, request.options.num_return_sequences, axis=0)

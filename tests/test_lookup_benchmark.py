@@ -117,7 +117,7 @@ class Runs:
     """A runtime whose decoders take a prompt of one token, and then steps of one, three and one."""
 
     def __init__(self):
-        self.decoders = self
+        self.model = self.decoders = self
 
     def start(self, request):
         return SteppedDecoder()
@@ -137,4 +137,4 @@ class SteppedDecoder:
 def test_steps_are_counted():
     runtime = Runs()
     assert lookup.step_counts(runtime, [None, None]) == {"steps": 8, "tokens": 12}
-    assert runtime.model.decoders is runtime
+    assert runtime.decoders is runtime

@@ -32,7 +32,7 @@ COMMANDS = """
 import contextlib, io, json, sys
 for name in ("torch", "transformers"):
     sys.modules[name] = None
-from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.cli.main import main
 for line in sys.stdin:
     error, output, errors = None, io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):

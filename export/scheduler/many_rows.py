@@ -1,10 +1,16 @@
-"""The rows of one request in workers, the longest first: one that has ended leaves, and the next
-takes its place, so that a step costs what is still running."""
+"""Offline inference: the rows of one call of `Runtime.generate`.
+
+In workers the longest rows come first. A row that has ended leaves, and the next one takes its
+place, so that a step costs what is still running. Beams run in static batches of similar length.
+"""
+
+import dataclasses
 
 import numpy as np
 
 from ..inference.decoder import GenerationRequest, memory
 from ..inference.export_info import ExportInfo
+from ..inference.inputs import batches
 from ..inference.options import Options
 from ..model import OnnxModel
 from .admission import Admission
@@ -12,6 +18,8 @@ from .capacity import LEAST_ROWS, MOST_BYTES, MOST_ROWS
 from .engine import Engine
 from .request import Job
 from .slot_batch import Room, slot_bytes
+
+BATCH_SIZE = 32  # inputs of one static batch of beams, as of files of lines
 
 
 def is_suited(info: ExportInfo, workers: int, rows: int, options: Options, is_scored: bool) -> bool:
@@ -64,6 +72,52 @@ def generate(model: OnnxModel, request: GenerationRequest, workers: int) -> np.n
     for place, [answer] in zip(order, found, strict=True):
         tokens[place, : len(answer.tokens)] = answer.tokens
     return tokens
+
+
+def suits_batches(model: OnnxModel, request: GenerationRequest) -> bool:
+    """Return whether beam search of many rows is faster in several batches: on CPUs, where a batch
+    costs what its longest row does."""
+    is_many = len(request.input_ids) > BATCH_SIZE
+    return is_many and request.options.num_beams > 1 and model.device == "cpu"
+
+
+def generate_in_batches(
+    model: OnnxModel, request: GenerationRequest
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the new tokens and the scores of all rows by beam search, in batches of similar
+    length."""
+    copies = request.options.num_return_sequences
+    rows = request.source or (request.input_ids, request.attention_mask)
+    found = []
+    for places in batches(rows_of(*rows), BATCH_SIZE):
+        tokens, scores = model.generate(part_of(request, places))
+        assert scores is not None  # beams have one
+        found.append(
+            (np.add.outer(np.array(places) * copies, range(copies)).ravel(), tokens, scores)
+        )
+    count, longest = len(request.input_ids) * copies, max(tokens.shape[1] for _, tokens, _ in found)
+    all_tokens = np.full((count, longest), request.options.fill_token_id)
+    all_scores = np.empty(count, np.float32)
+    for places, tokens, scores in found:
+        all_tokens[places, : tokens.shape[1]] = tokens
+        all_scores[places] = scores
+    return all_tokens, all_scores
+
+
+def part_of(request: GenerationRequest, places: list[int]) -> GenerationRequest:
+    """Return the batch of the rows `places` of `request`, whose sources are as long as the longest
+    of these."""
+    source = request.source
+    if source is not None:
+        ids, mask = source[0][places], source[1][places]
+        length = int(np.flatnonzero(mask.any(axis=0))[-1]) + 1
+        source = ids[:, :length], mask[:, :length]
+    return dataclasses.replace(
+        request,
+        input_ids=request.input_ids[places],
+        attention_mask=request.attention_mask[places],
+        source=source,
+    )
 
 
 def jobs_of(request: GenerationRequest) -> list[Job]:
