@@ -67,11 +67,11 @@ class CountedDecoders:
 
 def step_counts(runtime: Runtime, rows: list[np.ndarray], **options) -> Counter:
     """Of `generated`: how many `steps` it takes, and the `tokens` that these read."""
-    decoders = runtime.decoders
-    runtime.decoders = CountedDecoders(decoders)
+    decoders = runtime.model.decoders
+    runtime.model.decoders = CountedDecoders(decoders)
     generated(runtime, rows, **options)
-    counts = runtime.decoders.counts
-    runtime.decoders = decoders
+    counts = runtime.model.decoders.counts
+    runtime.model.decoders = decoders
     return counts
 
 

@@ -30,14 +30,16 @@ FINALISTS = 2
 
 
 def engine(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
-    from vanilla_transformer_export import Runtime
+    from vanilla_transformer_export.model import open_export, open_for_workers
+    from vanilla_transformer_export.scheduler.admission import Admission
     from vanilla_transformer_export.scheduler.engine import Engine
 
-    runtime = Runtime(folder / dtype, threads=threads, continuous=True)
-    engine = Engine(runtime, workers=workers, slots=rows, queue=10**6).start()
+    info = open_export(folder / dtype)
+    admission = Admission(info, workers, threads, slots=rows)
+    engine = Engine.of(admission, open_for_workers(info, threads), max_waiting=10**6).start()
 
     async def answers(ids):
-        return await engine.answers([engine.job(row, {}) for row in ids])
+        return await engine.answers([engine.admission.job(row, {}) for row in ids])
 
     def generate(ids):
         order = sorted(range(len(ids)), key=lambda place: -len(ids[place]))
@@ -60,8 +62,8 @@ def workers(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> 
 def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
     """Whole batches of one length, more or less, the longest first."""
     from vanilla_transformer_export import Runtime
-    from vanilla_transformer_export import runtime as module
     from vanilla_transformer_export.inference.inputs import pad_sequences
+    from vanilla_transformer_export.scheduler import many_rows as module
 
     module.LEAST_ROWS = math.inf  # from which on they would run in workers
     runtimes = [Runtime(folder / dtype, threads=threads) for _ in range(workers)]
@@ -118,16 +120,18 @@ def loaded_memory(export: Path) -> dict:
     of its slots, of which it has touched none."""
     from serving_servers import memory_of
 
-    from vanilla_transformer_export import TextRuntime
     from vanilla_transformer_export.inference.devices import processors
+    from vanilla_transformer_export.model import open_export, open_for_workers
+    from vanilla_transformer_export.scheduler.admission import Admission
     from vanilla_transformer_export.scheduler.capacity import arrangement
     from vanilla_transformer_export.scheduler.engine import Engine
     from vanilla_transformer_export.scheduler.slot_batch import slot_bytes
 
     arranged = arrangement(json.loads((export / "config.json").read_text()), processors())
-    runtime = TextRuntime(export, arranged.threads, continuous=True).runtime
-    engine = Engine(runtime, arranged.workers)
-    slots = arranged.workers * engine.room.rows * slot_bytes(runtime, engine.room)
+    info = open_export(export)
+    admission = Admission(info, arranged.workers, arranged.threads)
+    engine = Engine.of(admission, open_for_workers(info, arranged.threads))
+    slots = engine.admission.slots * slot_bytes(info, admission.room)
     return {"loaded": memory_of("self"), "slots": slots}
 
 

@@ -22,12 +22,12 @@ class CTranslate2Engine:
     `intra_threads`.
     """
 
-    def __init__(self, runtime, model: Path, workers: int, threads: int):
+    def __init__(self, info, model: Path, workers: int, threads: int):
         import ctranslate2
 
         from vanilla_transformer_export.scheduler.slot_batch import Room
 
-        self.runtime = runtime
+        self.info, self.admission = info, self
         self.room = Room(ROWS, 512, 512)
         self.translator = ctranslate2.Translator(
             str(model), compute_type="int8", inter_threads=workers, intra_threads=threads
@@ -40,12 +40,14 @@ class CTranslate2Engine:
             threading.Thread(target=self.work, daemon=True).start()
 
     def job(self, input_ids, options, prefix=(), top_logprobs=None, scores_prompt=False):
+        from vanilla_transformer_export.requests import generation_request
         from vanilla_transformer_export.scheduler.request import Job
 
         key = tuple(options.items())
         if key not in self.checked:  # once for the same options, as our engine does
             ids = np.array([input_ids])
-            self.checked[key] = self.runtime.request(ids, np.ones_like(ids), None, options).options
+            request = generation_request(self.info, ids, np.ones_like(ids), None, options)
+            self.checked[key] = request.options
         return Job(self.checked[key], [], [str(token) for token in input_ids])
 
     async def answers(self, jobs):
@@ -92,13 +94,18 @@ class CTranslate2Engine:
 
 def serve_ctranslate2(options) -> None:
     """Our own server, with another engine in it."""
+    from vanilla_transformer_export import TextRuntime
+    from vanilla_transformer_export.model import open_export
     from vanilla_transformer_export.serving import server, service
     from vanilla_transformer_export.serving.settings import Settings
     from vanilla_transformer_export.serving.sources import sources
 
-    service.Engine = lambda runtime, *_, **__: CTranslate2Engine(
-        runtime, options.model, options.workers, options.threads
-    )
+    async def generator(source, *_):
+        info = open_export(source.directory)
+        engine = CTranslate2Engine(info, options.model, options.workers, options.threads)
+        return TextRuntime.around(engine), engine
+
+    service.generator = generator
     settings = Settings(port=options.port, languages=((None, "en", "de"),), threads=1)
     server.serve(sources([str(options.export)], settings.languages), settings, None, print)
 

@@ -180,10 +180,10 @@ def bytes_per_step(directory: Path) -> int:
     embedding only some rows."""
     import onnx
 
-    from vanilla_transformer_export.inference.export_info import read_artifact
+    from vanilla_transformer_export.inference.export_info import read_export_info
 
-    artifact = read_artifact(directory)
-    files = artifact.manifest["variants"][artifact.dtypes[0]]["graphs"]
+    info = read_export_info(directory)
+    files = info.manifest["variants"][info.dtypes[0]]["graphs"]
     graph = onnx.load(directory / files["decoder"]).graph
     read = {
         name

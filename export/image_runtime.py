@@ -23,9 +23,10 @@ except ImportError:
 from .errors import UsageError
 from .inference.config import VISION
 from .inference.export_info import IMAGE_PROCESSOR, json_object
+from .inference.inputs import MAX_TOKENS
 from .inference.lfs import check_no_pointer
 from .inference.options import is_int64
-from .runtime import MAX_TOKENS, Runtime
+from .runtime import Runtime
 from .specs.sequences import pair
 from .text.image_processor import ImageProcessor
 
@@ -48,12 +49,13 @@ class ImageRuntime:
 
     def __init__(self, directory: str | os.PathLike, threads: int | None = None, **options: Any):
         self.runtime = Runtime(directory, threads, **options)
-        if self.runtime.config["model_type"] != VISION:
+        self.info = self.runtime.info
+        if self.info.config["model_type"] != VISION:
             raise ValueError(
-                f"{directory} is a {self.runtime.architecture}, expected a model that reads images"
+                f"{directory} is a {self.info.architecture}, expected a model that reads images"
             )
-        path = self.runtime.artifact.directory / IMAGE_PROCESSOR
-        content = self.runtime.artifact.read(IMAGE_PROCESSOR)
+        path = self.info.directory / IMAGE_PROCESSOR
+        content = self.info.read(IMAGE_PROCESSOR)
         if content is None:
             raise FileNotFoundError(
                 f"{path} is missing: the checkpoint had none, so this export takes only "
@@ -75,8 +77,8 @@ class ImageRuntime:
         """
         if not is_int64(top_k) or top_k < 1:
             raise UsageError(f"top_k must be a whole number of at least 1, got {top_k!r}")
-        scores = activated(self._outputs(images, "logits"), self.runtime.config.get("problem_type"))
-        labels = self.runtime.config["id2label"]
+        scores = activated(self._outputs(images, "logits"), self.info.config.get("problem_type"))
+        labels = self.info.config["id2label"]
         ranked = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
         return [
             [
@@ -120,7 +122,7 @@ class ImageRuntime:
             pixels = self.processor(opened(image))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-        expected = self.runtime.specs["encoder"].inputs[0].shape[1:]
+        expected = self.info.specs["encoder"].inputs[0].shape[1:]
         if any(
             isinstance(wanted, int) and wanted != size
             for wanted, size in zip(expected, pixels.shape)
@@ -132,10 +134,10 @@ class ImageRuntime:
         return pixels
 
     def _outputs(self, images: Sequence[Input], output: str) -> np.ndarray:
-        known = [tensor.name for tensor in self.runtime.specs["encoder"].outputs]
+        known = [tensor.name for tensor in self.info.specs["encoder"].outputs]
         if output not in known:
             raise ValueError(
-                f"a {self.runtime.architecture} returns {' and '.join(known)}, expected {output}"
+                f"a {self.info.architecture} returns {' and '.join(known)}, expected {output}"
             )
         found = [
             self.runtime.outputs(pixel_values=batch)[output]
@@ -151,7 +153,7 @@ class ImageRuntime:
 
     def _batches(self, pixels: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Images of one size that follow each other run together, as many as are worth it."""
-        patches = math.prod(pair(self.runtime.config["patch_size"]))
+        patches = math.prod(pair(self.info.config["patch_size"]))
         for (_, height, width), group in itertools.groupby(pixels, key=np.shape):
             count = max(1, MAX_TOKENS * self.runtime.threads * patches // (height * width))
             while batch := list(itertools.islice(group, count)):

@@ -1,61 +1,25 @@
-"""Runs an export directory with onnxruntime and numpy; torch is never imported."""
+"""Tokens in, tokens out: an export directory, run with onnxruntime and numpy, without torch."""
 
-import collections
-import copy
-import dataclasses
 import functools
-import hashlib
-import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
+from . import requests
 from .errors import UsageError
-from .heads import HEADS
-from .inference import options as option_fields
-from .inference.config import check_config, generation_defaults
-from .inference.decoder import (
-    CandidateDecoder,
-    DecoderFactory,
-    GenerationRequest,
-    LoadedExport,
-    check_memory,
-)
-from .inference.devices import CUDA, TENSORRT, processors, require, require_onnxruntime
-from .inference.export_info import Artifact, open_artifact
-from .inference.inputs import (
-    check_contiguous,
-    check_ends,
-    check_input,
-    check_inputs,
-    check_patches,
-    check_positions,
-    move_padding,
-    num_positions,
-    run_by_length,
-)
-from .inference.options import Options, as_list, is_int64, resolve, special_token
-from .inference.prompt_lookup import tokens_by_lookup
-from .inference.search import Search, start_search
-from .inference.session import Session, Sessions
-from .scheduler.capacity import LEAST_ROWS, arrangement, workers_of_many_rows
-from .specs.sequences import token_inputs
-from .targets.registry import default_target, get_target, known_targets
-from .targets.target import Target
+from .inference.decoder import GenerationRequest
+from .inference.devices import processors, require, require_onnxruntime
+from .inference.export_info import ExportInfo
+from .inference.options import Options, is_int64
+from .inference.search import start_search
+from .model import OnnxModel, check_threads, main_roles, open_export, target_of
+from .scheduler import many_rows
+from .scheduler.capacity import arrangement, workers_of_many_rows
+from .targets.registry import default_target
 
-if find_spec("onnxruntime") is None:  # it is imported when graphs are loaded
-    raise ImportError(
-        "onnxruntime is not installed: pip install 'vanilla-transformer[cpu]', or [gpu] for "
-        "onnxruntime-gpu"
-    )
-
-MAX_TOKENS = 256  # of one run of a graph that reads whole sequences, for each thread
-MAX_THREADS = 1024
 # rows that it is worth to run in workers at once: what is left at the end hardly matters any more
 MOST_TOGETHER = 4096
 
@@ -75,18 +39,13 @@ class Runtime:
         engine_cache: the directory where TensorRT keeps what it compiled for the next time; by
             default it keeps nothing.
         dtype: which of the export's weights, by default the first that it was made with.
-        continuous: opens the graph whose rows join and leave between two steps instead of the
-            decoder, if the export has one, see `step`; then `generate` and what follows from it
-            raise ValueError.
-        loads: whether the graphs are loaded. Without, this checks inputs and options for another
-            process, which runs them.
         workers: batches beside each other, each with its share of `threads`, in which many rows
             run: one that has ended leaves, and the next one joins. By default as many as suit the
             model.
 
     Raises:
         FileNotFoundError, ValueError: if the directory is incomplete or changed, see
-            `read_artifact`, or replaced meanwhile; ValueError for a target, dtype or config this
+            `read_export_info`, or replaced meanwhile; ValueError for a target, dtype or config this
             runtime does not know, and for a graph that onnxruntime cannot load, that does not fit
             the config, or that keeps data outside the export.
         UsageError: for a number of threads other than 1 to 1024, a device that does not go with the
@@ -104,52 +63,18 @@ class Runtime:
         device: str | None = None,
         engine_cache: str | os.PathLike | None = None,
         dtype: str | None = None,
-        continuous: bool = False,
         workers: int | None = None,
-        loads: bool = True,
     ):
-        if loads:
-            require_onnxruntime()
-        if threads is not None and not (is_int64(threads) and 1 <= threads <= MAX_THREADS):
-            raise UsageError(
-                f"threads must be a whole number from 1 to {MAX_THREADS}, got {threads!r}"
-            )
-        self.artifact: Artifact = open_artifact(directory)
-        self.architecture: str = self.artifact.manifest["architecture"]
-        if (mode := self.artifact.manifest.get("generate")) is not None:
-            found = (
-                f"{self.artifact.directory} has one graph that generates by itself, by "
-                f"{mode} search"
-            )
-            raise ValueError(f"{found}: run that in onnxruntime, or export without --generate")
-        if self.architecture not in HEADS:
-            found = f"{self.artifact.directory} has the architecture {self.architecture!r}"
-            raise ValueError(f"{found}, expected one of {', '.join(HEADS)}")
-        self.config = self.artifact.config
-        self._target = target_of(self.artifact)
-        self.target: str = self._target.name
-        if dtype is not None and dtype not in self.artifact.dtypes:
-            raise UsageError(
-                f"{directory} has no dtype {dtype!r}, expected one of {self.artifact.dtypes}"
-            )
-        self.dtype = dtype or self.artifact.dtypes[0]
-        check_config(self.config, self.artifact.directory / "config.json")
-        activations = self.artifact.manifest["activations"]
-        specs = self._target.graph_specs(self.config, self.architecture, self.dtype, activations)
-        step: str | None = self.artifact.manifest.get("step")
-        self.step = step if continuous else None
-        left_out = {"decoder" if self.step == "step" else "step", "lookup"}
-        self.specs = {role: spec for role, spec in specs.items() if role not in left_out}
-        # This one is opened when it is first needed.
-        self._lookup_specs = {role: specs[role] for role in ("lookup",) if role in specs}
-        self._worker_specs = (
-            {role: specs[role] for role in ("encoder", step) if role in specs}
-            if step in specs
-            else {}
+        require_onnxruntime()
+        check_threads(threads)
+        self.info: ExportInfo = open_export(directory, dtype)
+        self.architecture, self.dtype = self.info.architecture, self.info.dtype
+        self.config, self.specs, self.defaults = (
+            self.info.config,
+            self.info.specs,
+            self.info.defaults,
         )
-        self.defaults = generation_defaults(
-            self.artifact.generation_config, self.artifact.directory / "generation_config.json"
-        )
+        self.target: str = self.info.manifest["target"]
         self.device = self._checked_device(device)
         self.engine_cache = self._checked_engine_cache(engine_cache)
         if self.device != "cpu":
@@ -157,20 +82,21 @@ class Runtime:
         # onnxruntime's own default is the host's cores, not the process's.
         self.threads = threads or processors()
         self.workers = self._checked_workers(workers)
-        self.sessions: dict[str, Session] = {}
-        self.decoders: DecoderFactory | None = None
-        if loads:
-            self._open(arena)
+        self.model = OnnxModel(self.info, self.threads, arena, self.device, self.engine_cache)
+        self.model.open(main_roles(self.info))
+        if self.info.generates:
+            _ = self.model.decoders  # which raises for what cannot be opened
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """With which another process opens the same export for the same results."""
-        workers = {"workers": self.workers} if self._worker_specs else {}
+        """Arguments with which another process opens the same export for the same results."""
+        workers = {"workers": self.workers} if self.info.step else {}
         return {"threads": self.threads, "device": self.device, "dtype": self.dtype, **workers}
 
     def _checked_device(self, device: str | None) -> str:
-        devices = self._target.devices(self.specs.keys(), self.dtype)
-        chosen = device or self._target.default_device
+        target = target_of(self.info)
+        devices = target.devices(main_roles(self.info), self.dtype)
+        chosen = device or target.default_device
         if chosen not in devices:
             found = f"{self.architecture}, target {self.target!r}, dtype {self.dtype!r}"
             raise UsageError(
@@ -185,7 +111,7 @@ class Runtime:
             raise UsageError(
                 f"engine_cache is of no use on device {self.device!r}, expected device='tensorrt'"
             )
-        if Path(engine_cache).resolve().is_relative_to(self.artifact.directory):
+        if Path(engine_cache).resolve().is_relative_to(self.info.directory):
             raise UsageError(
                 f"engine_cache is {engine_cache}, inside the export: expected a place outside, "
                 "its files stay"
@@ -194,80 +120,19 @@ class Runtime:
 
     def _checked_workers(self, workers: int | None) -> int:
         if workers is None:
-            return workers_of_many_rows(self.config, self.threads) if self._worker_specs else 1
+            return workers_of_many_rows(self.config, self.threads) if self.info.step else 1
         if not (is_int64(workers) and 1 <= workers <= self.threads):
             raise UsageError(
                 f"workers must be a whole number from 1 to {self.threads}, the threads, "
                 f"got {workers!r}"
             )
-        if not self._worker_specs:
+        if not self.info.step:
             found = f"{self.architecture}, target {self.target!r}"
             raise UsageError(
                 f"workers is {workers}, expected None: rows of this export, {found}, cannot join "
                 "and leave a batch"
             )
         return workers
-
-    def _open(self, arena: bool) -> None:
-        """Loads the graphs, once all that can be said of them is known to be right. Weights are
-        compared with their hashes while onnxruntime loads them."""
-        directory = self.artifact.directory
-        files = self.artifact.manifest["files"]
-        for spec in (self.specs | self._lookup_specs).values():
-            if spec.file not in files:
-                raise ValueError(f"{directory}/manifest.json lists no {spec.file}: export again")
-        try:
-            self.artifact.check_listed()
-            self.artifact.check_hashes(".onnx")
-            contents = {}
-            for role, spec in self.specs.items():
-                if spec.is_on_demand:
-                    content = self.artifact.read(spec.file)
-                    assert content is not None  # the manifest lists it
-                    contents[role] = content
-            self._sessions = Sessions(
-                directory, self.specs, contents, self._providers, self.threads, arena
-            )
-            self.sessions = self._sessions.open()
-        finally:  # before an error that only follows from other weights
-            self.artifact.check_unchanged()
-        if "decoder" in self.specs and self.step is None:
-            specs = self.specs | self._lookup_specs
-            loaded = LoadedExport(
-                self.config,
-                specs,
-                self.sessions,
-                self._make_session,
-                self.device,
-                self.encode_source,
-            )
-            self.decoders = self._target.open(loaded)
-
-    def _make_session(self, role: str, sizes: dict[str, int] | None = None) -> Session:
-        """As `Sessions.make`, also of a graph that is no part of what was opened."""
-        session = dataclasses.replace(self._sessions, specs=self.specs | self._lookup_specs).make(
-            role, sizes
-        )
-        if role in self._lookup_specs:
-            self.artifact.check_unchanged()
-        return session
-
-    @functools.cached_property
-    def _in_workers(self) -> "Runtime":
-        """This export as workers run it: with the encoder that is open, and a step with the threads
-        of a worker, opened when it is first needed, unless that is the decoder."""
-        opened = copy.copy(self)
-        opened.step = self.artifact.manifest["step"]
-        opened.specs = self._worker_specs
-        opened.threads = arrangement(self.config, self.threads, self.workers).threads
-        opened.sessions = dict(self.sessions)
-        if opened.step not in self.sessions or opened.threads != self.threads:
-            sessions = dataclasses.replace(
-                self._sessions, specs=opened.specs, threads=opened.threads
-            )
-            opened.sessions[opened.step] = sessions.make(opened.step)
-            self.artifact.check_unchanged()
-        return opened
 
     def encode(
         self,
@@ -327,56 +192,7 @@ class Runtime:
             "decoder_attention_mask": decoder_attention_mask,
             **inputs,
         }
-        feeds = self.feeds(given)
-        return run_by_length(
-            self._session("encoder"), self.specs["encoder"], feeds, MAX_TOKENS * self.threads
-        )
-
-    def feeds(self, given: dict[str, Any]) -> dict[str, np.ndarray]:
-        """What the encoder graph takes, by name, of what was `given` to `outputs`. Raises as
-        that."""
-        if "encoder" not in self.specs:
-            raise ValueError(f"{self.architecture} has no encoder: use generate")
-        spec = self.specs["encoder"]
-        if "token_type_ids" not in {tensor.name for tensor in spec.inputs} and not np.any(
-            given.get("token_type_ids")
-        ):
-            # zeros are what tokenizers give for models without types
-            given = {**given, "token_type_ids": None}
-        feeds = check_inputs(spec.inputs, given, self.architecture)
-        self._check_sequences(feeds)
-        return feeds
-
-    def _check_sequences(self, feeds: dict[str, np.ndarray]) -> None:
-        """What the model asks of tokens and images, beyond the types and ranges of the graph."""
-        if "pixel_values" in feeds:
-            check_patches(feeds["pixel_values"], self.config)
-        for prefix in ("", "decoder_"):
-            if f"{prefix}input_ids" not in feeds:
-                continue
-            ids = feeds[f"{prefix}input_ids"]
-            mask = feeds[f"{prefix}attention_mask"]
-            check_positions(num_positions(ids, mask, self.config), self.config)
-            if prefix or self.config["model_type"] == "vanilla-decoder":
-                check_contiguous(mask, f"{prefix}attention_mask")
-        if HEADS[self.architecture].needs_end_token:
-            check_ends(
-                feeds["input_ids"],
-                feeds["attention_mask"],
-                as_list(self.config.get("eos_token_id")),
-            )
-
-    def _session(self, role: str) -> Session:
-        if role not in self.sessions:
-            raise ValueError("the export was opened with loads=False, expected True to run it")
-        return self.sessions[role]
-
-    def encode_source(self, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
-        """As `outputs`, of what has been checked."""
-        feeds = {"input_ids": ids, "attention_mask": mask}
-        return run_by_length(
-            self._session("encoder"), self.specs["encoder"], feeds, MAX_TOKENS * self.threads
-        )
+        return self.model.outputs(requests.encoder_feeds(self.info, given))
 
     def generate(
         self,
@@ -481,49 +297,25 @@ class Runtime:
                 f"num_beams is {request.options.num_beams}, which cannot stream: expected "
                 f"num_beams=1"
             )
-        return self._tokens(request, start_search(request.options, request.prompt))
+        search = start_search(request.options, request.prompt)
+        return self.model.tokens(request, search)
 
     def check_options(self, options: dict[str, Any]) -> Options:
-        """`options` over those of the export. Raises as `generate` does with them whatever the
-        inputs are."""
-        self._check_generates()
-        return self._resolved(option_fields.check(options), prompt_length=1)
+        """Return `options` over those of the export. Raise as `generate` for options that are wrong
+        with any inputs."""
+        return requests.check_options(self.info, options)
 
     def rows_together(
         self, rows: int, batch_size: int, options: dict[str, Any], is_scored: bool = False
     ) -> int:
-        """How many of so many `rows` are best given to `generate` at once, or where `is_scored` to
-        `generate_with_scores`: `batch_size`, more where they run in workers, or 1 with
-        `prompt_lookup_num_tokens`. Raises as `check_options`."""
+        """Return how many of `rows` rows are best given to `generate` at once, or where `is_scored`
+        to `generate_with_scores`: `batch_size`, more where they run in workers, or 1 with
+        `prompt_lookup_num_tokens`. Raise as `check_options`."""
         resolved = self.check_options(options)
         if resolved.prompt_lookup_num_tokens is not None:
             return 1
-        return MOST_TOGETHER if self._suits_workers(rows, resolved, is_scored) else batch_size
-
-    def _suits_workers(self, rows: int, options: Options, is_scored: bool) -> bool:
-        """Whether `generate` runs so many rows in workers."""
-        if rows < LEAST_ROWS * self.workers or not self._worker_specs or self.decoders is None:
-            return False
-        from .scheduler.many_rows import has_room, is_suited
-
-        return is_suited(options, is_scored) and has_room(
-            self, self.workers, options.max_new_tokens
-        )
-
-    def decoder_factory(self) -> DecoderFactory:
-        """What generates. Raises ValueError for a model that cannot, and where only the step is
-        open."""
-        self._check_generates()
-        if self.decoders is None:
-            found = f"continuous={bool(self.step)} and loads={bool(self.sessions)}"
-            raise ValueError(
-                f"the export was opened with {found}, expected False and True to generate"
-            )
-        return self.decoders
-
-    def _check_generates(self) -> None:
-        if not self.specs.keys() & {"decoder", "step"}:
-            raise ValueError(f"{self.architecture} cannot generate: use encode")
+        suits = many_rows.is_suited(self.info, self.workers, rows, resolved, is_scored)
+        return MOST_TOGETHER if suits else batch_size
 
     def request(
         self,
@@ -533,189 +325,30 @@ class Runtime:
         options: dict[str, Any],
         is_scored: bool = False,
     ) -> GenerationRequest:
-        """What is to be generated, checked. Raises as `generate`."""
-        options = option_fields.check(options)
-        self._check_generates()
-        ids, mask = self._prompts(input_ids, attention_mask, options)
-        if not mask.any(axis=1).all():
-            raise ValueError(
-                f"row {int(mask.any(axis=1).argmin())} has no tokens, expected at least one in "
-                f"every row"
-            )
-        if "encoder" in self.specs:
-            return self._seq2seq_request(ids, mask, decoder_input_ids, options, is_scored)
-        if decoder_input_ids is not None:
-            raise ValueError(
-                f"{self.architecture} takes no decoder_input_ids: its prompt is input_ids"
-            )
-        resolved = self._resolved(options, ids.shape[1])
-        check_contiguous(mask, "attention_mask")
-        check_positions(int(mask.sum(axis=1).max()) + resolved.max_new_tokens - 1, self.config)
-        assert resolved.pad_token_id is not None  # see `resolve`
-        ids, mask = move_padding(ids, mask, "left", resolved.pad_token_id)
-        return self._fitting(GenerationRequest(resolved, ids, mask, None, is_scored))
-
-    def _seq2seq_request(
-        self,
-        ids: np.ndarray,
-        mask: np.ndarray,
-        decoder_input_ids: np.ndarray | None,
-        options: dict[str, Any],
-        is_scored: bool,
-    ) -> GenerationRequest:
-        start = self._start_tokens(len(ids), decoder_input_ids, options)
-        resolved = self._resolved(options, start.shape[1])
-        check_positions(num_positions(ids, mask, self.config), self.config)
-        check_positions(start.shape[1] + resolved.max_new_tokens - 1, self.config)
-        assert resolved.pad_token_id is not None  # see `resolve`
-        source = move_padding(ids, mask, "right", resolved.pad_token_id)
-        return self._fitting(
-            GenerationRequest(resolved, start, np.ones_like(start), source, is_scored)
+        """Return the batch of a call of `generate`. Raise as `generate`."""
+        request = requests.generation_request(
+            self.info, input_ids, attention_mask, decoder_input_ids, options, is_scored
         )
-
-    def _fitting(self, request: GenerationRequest) -> GenerationRequest:
-        """Checked before a search has a state of its rows; a decoder adds its caches."""
-        self._check_lookup(request)
-        check_memory(request, self.config["vocab_size"], cache_bytes=0)
+        self.model.check_lookup(request)
         return request
 
-    def _check_lookup(self, request: GenerationRequest) -> None:
-        count = request.options.prompt_lookup_num_tokens
-        if count is None:
-            return
-        if len(request.input_ids) > 1:
-            raise UsageError(
-                f"prompt_lookup_num_tokens={count} is for one row, got {len(request.input_ids)}"
-            )
-        if self.decoders is None or not self.decoders.takes_candidates:
-            found = (
-                f"prompt_lookup_num_tokens={count} does not go with this export, target "
-                f"{self.target!r}"
-            )
-            raise UsageError(
-                f"{found}, expected None: its graphs do not check several tokens of a row at once"
-            )
-
-    def _resolved(self, options: dict[str, Any], prompt_length: int) -> Options:
-        return resolve(
-            options, self.artifact.generation_config | self.defaults, self.config, prompt_length
-        )
-
-    def _prompts(
-        self, input_ids: np.ndarray, attention_mask: np.ndarray | None, options: dict[str, Any]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and mask (B, S); by default 0 where the ids have the pad token, unless that is an end
-        token too."""
-        pad = special_token("pad_token_id", options, self.defaults, self.config)
-        ends = as_list(special_token("eos_token_id", options, self.defaults, self.config))
-        if attention_mask is None and pad is not None and pad not in ends:
-            attention_mask = np.asarray(input_ids) != pad
-        given = {"input_ids": input_ids, "attention_mask": attention_mask}
-        feeds = check_inputs(
-            token_inputs(self.config, ("batch_size", "source_length")), given, self.architecture
-        )
-        return feeds["input_ids"], feeds["attention_mask"]
-
-    def _start_tokens(
-        self, rows: int, decoder_input_ids: np.ndarray | None, options: dict[str, Any]
-    ) -> np.ndarray:
-        """What each of the `rows` targets begins with (rows, P), and as in transformers the start
-        token before it, unless a row has that already."""
-        start = special_token("decoder_start_token_id", options, self.defaults, self.config)
-        if start is None:
-            raise ValueError(
-                "decoder_start_token_id is None, expected the token id generation starts from"
-            )
-        if not 0 <= start < self.config["vocab_size"]:
-            raise UsageError(
-                f"decoder_start_token_id must be in [0, {self.config['vocab_size'] - 1}], got "
-                f"{start}"
-            )
-        starts = np.full((rows, 1), start)
-        if decoder_input_ids is None:
-            return starts
-        tensor = token_inputs(self.config, ("batch_size", "target_length"), prefix="decoder_")[0]
-        ids = check_input(tensor, np.asarray(decoder_input_ids), {"batch_size": rows})
-        return ids if (ids[:, 0] == start).any() else np.concatenate([starts, ids], axis=1)
-
     def _generated(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
-        """What `generate_with_scores` returns; `None` for scores that were not asked for and would
-        have to be computed."""
-        result: tuple[np.ndarray, np.ndarray | None] | None
-        if self._is_for_workers(request):
-            from .scheduler import many_rows
-
-            result = many_rows.generate(self._in_workers, request, self.workers), None
+        """Return what `generate_with_scores` returns; no scores unless they are computed."""
+        scores: np.ndarray | None
+        if many_rows.suits_request(self.info, self.workers, request):
+            new = many_rows.generate(self._worker_model, request, self.workers)
+            scores = None
+        elif many_rows.suits_batches(self.model, request):
+            new, scores = many_rows.generate_in_batches(self.model, request)
         else:
-            result = self.decoder_factory().generate(request)
-        if result is None:
-            search = start_search(
-                request.options, request.prompt, request.is_scored, self.threads, request.seeds
-            )
-            collections.deque(self._tokens(request, search), maxlen=0)
-            result = search.result()
-        new, scores = result
+            new, scores = self.model.generate(request)
         prompts = np.repeat(request.input_ids, request.options.num_return_sequences, axis=0)
         return np.concatenate([prompts, new], axis=1), scores
 
-    def _is_for_workers(self, request: GenerationRequest) -> bool:
-        """As `_suits_workers`; of sources with holes the step knows nothing."""
-        if not self._suits_workers(len(request.input_ids), request.options, request.is_scored):
-            return False
-        return request.source is None or bool((np.diff(request.source[1]) <= 0).all())
-
-    def _tokens(self, request: GenerationRequest, search: Search) -> Iterator[np.ndarray]:
-        """Drives `search`: the tokens of all rows after each step. Starts when it is first asked
-        for them."""
-        with closing(self.decoder_factory().start(request)) as decoder:
-            logits = decoder.prefill(request.input_ids, request.attention_mask)
-            if request.options.prompt_lookup_num_tokens is not None:
-                candidates = cast(CandidateDecoder, decoder)  # see `_check_lookup`
-                yield from tokens_by_lookup(request, candidates, search, logits[:, -1])
-                return
-            if request.options.rows_per_input > 1:
-                decoder.expand(request.options.rows_per_input)
-            while True:
-                tokens, beam_idx = search.advance(logits[:, -1])
-                yield tokens
-                if search.finished:
-                    return
-                logits = decoder.step(tokens[:, None], beam_idx)
-
-    def _providers(self, role: str) -> list[tuple[str, dict]]:
-        """What runs the graph of `role`, each what those before it cannot, and their options."""
-        providers: list[tuple[str, dict]] = [("CPUExecutionProvider", {})]
-        if self.device != "cpu":
-            # float32 is not rounded to 19 bits.
-            options = {"enable_cuda_graph": "0", "use_tf32": "0"}
-            providers.insert(0, (CUDA, options | self._target.provider_options(role)))
-        if self.device == "tensorrt" and role == "encoder":
-            providers.insert(0, (TENSORRT, self._engine_options()))
-        return providers
-
-    def _engine_options(self) -> dict[str, str]:
-        """TensorRT names its engines after the graph, not the weights: each export has a directory
-        of its own."""
-        if self.engine_cache is None:
-            return {}
-        files = json.dumps(self.artifact.manifest["files"], sort_keys=True)
-        path = self.engine_cache / hashlib.sha256(files.encode()).hexdigest()[:16]
-        return {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(path)}
-
-
-def target_of(artifact: Artifact) -> Target:
-    """The target that `artifact` was made for.
-
-    Raises:
-        ValueError: for one that is not registered, and for a dtype that it does not know.
-    """
-    name = artifact.manifest["target"]
-    try:
-        target = get_target(name)
-    except ValueError as error:
-        raise ValueError(f"{artifact.directory} is for the target {name!r}: {error}") from None
-    for dtype in artifact.dtypes:
-        if dtype not in target.dtypes:
-            found = f"{artifact.directory} is for the target {name!r} with dtype {dtype!r}"
-            raise ValueError(f"{found}, expected one of: {known_targets()}")
-    return target
+    @functools.cached_property
+    def _worker_model(self) -> OnnxModel:
+        """The model with a step that has the threads of a worker, opened when it is first
+        needed."""
+        assert self.info.step is not None  # see `many_rows.is_suited`
+        threads = arrangement(self.config, self.threads, self.workers).threads
+        return self.model.with_threads(threads, self.info.step)

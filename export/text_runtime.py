@@ -18,7 +18,7 @@ from .errors import UsageError
 from .heads import Task
 from .inference import options as option_fields
 from .inference.config import VISION
-from .inference.export_info import MANIFEST, TARGET_TOKENIZER, json_object
+from .inference.export_info import MANIFEST, TARGET_TOKENIZER, ExportInfo, json_object
 from .inference.inputs import pad_sequences
 from .inference.options import special_token
 from .runtime import Runtime
@@ -50,9 +50,21 @@ class TextRuntime:
     """
 
     def __init__(self, directory: str | os.PathLike, threads: int | None = None, **options: Any):
-        self.runtime = Runtime(directory, threads, **options)
-        self.path = self.runtime.artifact.directory / "tokenizer.json"
-        content = self.runtime.artifact.read(self.path.name)
+        self._read_tokenizer(Runtime(directory, threads, **options))
+
+    @classmethod
+    def around(cls, runtime: Any) -> "TextRuntime":
+        """Return the text side of `runtime`: a `Runtime`, or what has the `info` of an export and
+        those of its methods that are called."""
+        made = cls.__new__(cls)
+        made._read_tokenizer(runtime)
+        return made
+
+    def _read_tokenizer(self, runtime: Any) -> None:
+        self.runtime = runtime
+        self.info: ExportInfo = runtime.info
+        self.path = self.info.directory / "tokenizer.json"
+        content = self.info.read(self.path.name)
         if content is None:
             raise FileNotFoundError(
                 f"{self.path} is missing: the checkpoint had no tokenizer, so this export takes "
@@ -64,10 +76,10 @@ class TextRuntime:
         for tokenizer in (self.tokenizer, self.target_tokenizer):
             tokenizer.no_padding()
             tokenizer.no_truncation()
-        self.languages = languages_of(self.runtime.artifact)
+        self.languages = languages_of(self.info)
         self.lock = threading.Lock()  # of the tokenizer, which some tasks have cut texts
         # None of what generates does: there a long text blocks no short one.
-        self.may_cut = not {"decoder", "step"} & self.runtime.specs.keys()
+        self.may_cut = not self.info.generates
 
     # What is read of the export when it is first needed, and the tasks.
     tokenizer_settings = functools.cached_property(rows.tokenizer_settings)
@@ -87,7 +99,7 @@ class TextRuntime:
     def _target_tokenizer(self) -> Tokenizer:
         """That of the text which is generated, where it is cut otherwise than what is read."""
         path = self.path.with_name(TARGET_TOKENIZER)
-        content = self.runtime.artifact.read(path.name)
+        content = self.info.read(path.name)
         with errors_of(path):
             return self.tokenizer if content is None else Tokenizer.from_buffer(content)
 
@@ -175,7 +187,7 @@ class TextRuntime:
         option_fields.check_seeds(seeds, len(rows))
         copies = (
             options.get("num_return_sequences")
-            or self.runtime.defaults.get("num_return_sequences")
+            or self.info.defaults.get("num_return_sequences")
             or 1
         )
         tokens: list[list[list[int]]] = [[]] * len(rows)
@@ -200,7 +212,7 @@ class TextRuntime:
                 scores[chosen] = found.reshape(-1, copies)
             else:
                 outputs = self.runtime.generate(ids, mask, **given)
-            start = ids.shape[1] if "encoder" not in self.runtime.specs else 1
+            start = ids.shape[1] if "encoder" not in self.info.specs else 1
             for row, own in zip(
                 chosen, outputs[:, start:].reshape(len(chosen), copies, -1).tolist()
             ):
@@ -238,8 +250,8 @@ class TextRuntime:
     @property
     def default_target(self) -> int | None:
         """What the model's own settings have where the target language is chosen."""
-        config = self.runtime.config if self.languages.target == "decoder_start_token_id" else {}
-        return special_token(self.languages.target, self.runtime.defaults, config)
+        config = self.info.config if self.languages.target == "decoder_start_token_id" else {}
+        return special_token(self.languages.target, self.info.defaults, config)
 
     def first_tokens(self, options: dict[str, Any]) -> list[int]:
         """The target language, which stands before what a target begins with where it is no start
@@ -278,7 +290,7 @@ class TextRuntime:
         return self.batch(self.rows(texts))
 
     def batch(self, rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-        return pad_sequences(rows, self.runtime.config.get("pad_token_id"))
+        return pad_sequences(rows, self.info.config.get("pad_token_id"))
 
     def rows(self, texts: list[str], src_lang: Choice = None) -> list[list[int]]:
         """The tokens of each text, in its language. A decoder's prompt gets no end token."""
@@ -290,7 +302,7 @@ class TextRuntime:
             )
         encodings = self.encodings(texts, special_tokens=True)
         return [
-            encoding.ids if "encoder" in self.runtime.specs else prompt(encoding)
+            encoding.ids if "encoder" in self.info.specs else prompt(encoding)
             for encoding in encodings
         ]
 
@@ -303,7 +315,7 @@ class TextRuntime:
         """The tokens of each of `count` prefixes, all empty without `texts`."""
         if texts is None or not any(texts):
             return [[]] * count
-        if "encoder" not in self.runtime.specs:
+        if "encoder" not in self.info.specs:
             raise ValueError(
                 "a target_prefix is for seq2seq: this export is a decoder, whose prompt is what it "
                 "goes on from"

@@ -86,10 +86,10 @@ def verify_arguments(parser: Parser) -> None:
 def verify(args: argparse.Namespace) -> None:
     from ..exporting.loading import load_checkpoint
     from ..exporting.parity import verify
-    from ..inference.export_info import read_artifact
+    from ..inference.export_info import read_export_info
 
     model = load_checkpoint(args.checkpoint, args.variant)
-    dtypes = read_artifact(args.export).dtypes
+    dtypes = read_export_info(args.export).dtypes
     reports = {
         dtype: verify(args.export, model, args.cases, args.seed, dtype=dtype) for dtype in dtypes
     }

@@ -313,7 +313,7 @@ class OnnxEngine:
         request = GenerationRequest(
             Options(max_new_tokens=max(1, ids.shape[1] - 1)), first, np.ones_like(first)
         )
-        with closing(self.runtime.decoder_factory().start(request)) as decoder:
+        with closing(self.runtime.model.decoders.start(request)) as decoder:
             if decoder.all_logits:
                 yield 0, decoder.prefill(ids, np.ones_like(ids))
                 return

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ..graphs.saving import save_graph
 from ..heads import GENERATORS
-from ..inference.export_info import Artifact, read_artifact, write_manifest
+from ..inference.export_info import ExportInfo, read_export_info, write_manifest
 from ..one_graph import ROLE
 from ..one_graph.generation_config import Rules
 from ..one_graph.loop import SEARCHES, one_graph, one_graph_spec
@@ -43,23 +43,23 @@ def write_generator(
     Raises:
         ValueError: if they differ, in float32, in more rows than near ties explain.
     """
-    artifact = read_artifact(parts)
-    for name in artifact.manifest["files"]:
+    info = read_export_info(parts)
+    for name in info.manifest["files"]:
         if not name.startswith("onnx/") and Path(name).name != "genai_config.json":
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(parts / name, directory / name)
     specs, variants = {}, {}
-    for dtype, facts in artifact.manifest["variants"].items():
-        spec = specs[dtype] = write_graph(artifact, directory, target, mode, dtype)
+    for dtype, facts in info.manifest["variants"].items():
+        spec = specs[dtype] = write_graph(info, directory, target, mode, dtype)
         sequences = compare(parts, directory / spec.file, mode, dtype, cases)
         variants[dtype] = {
             "graphs": {ROLE: spec.file},
             "parity": {**(facts["parity"] or {}), "sequences": sequences},
         }
     left_out = {"schema_version", "files", *OF_OTHER_GRAPHS}
-    kept = {name: value for name, value in artifact.manifest.items() if name not in left_out}
+    kept = {name: value for name, value in info.manifest.items() if name not in left_out}
     manifest = write_manifest(directory, **kept | {"generate": mode, "variants": variants})
-    return manifest, specs[artifact.dtypes[0]]
+    return manifest, specs[info.dtypes[0]]
 
 
 def whole(path: Path) -> ir.Model:
@@ -68,18 +68,18 @@ def whole(path: Path) -> ir.Model:
 
 
 def write_graph(
-    artifact: Artifact, directory: Path, target: Target, mode: str, dtype: str
+    info: ExportInfo, directory: Path, target: Target, mode: str, dtype: str
 ) -> GraphSpec:
-    """Of the graphs of `dtype` in the export `artifact`, the one graph, in a file that is named
+    """Of the graphs of `dtype` in the export `info`, the one graph, in a file that is named
     after the precision."""
-    config = artifact.config
-    files = artifact.manifest["variants"][dtype]["graphs"]
+    config = info.config
+    files = info.manifest["variants"][dtype]["graphs"]
     graphs = {
-        role: whole(artifact.directory / files[role])
+        role: whole(info.directory / files[role])
         for role in ("encoder", "decoder")
         if role in files
     }
-    rules = Rules.of(mode, artifact.generation_config, config)
+    rules = Rules.of(mode, info.generation_config, config)
     search = SEARCHES[mode](rules)
     spec = one_graph_spec(
         f"onnx/{ROLE}{'' if dtype == 'fp32' else f'_{dtype}'}.onnx", search, config

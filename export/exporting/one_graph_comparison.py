@@ -101,6 +101,6 @@ def expected_sequences(runtime: Runtime, feeds: dict[str, np.ndarray], mode: str
     search: Search = start_search(request.options, request.prompt)
     if isinstance(search, TokenSearch) and isinstance(search.choose, Sampler):
         search.choose.generators = [Given(feeds["uniforms"])]
-    for _ in runtime._tokens(request, search):
+    for _ in runtime.model.tokens(request, search):
         pass
     return np.concatenate([request.input_ids, search.result()[0]], axis=1)

@@ -191,9 +191,6 @@ def verify(
     """
     runtime = Runtime(directory, device=device, dtype=dtype)
     check_same_model(runtime, model)
-    stepping = None
-    if runtime.artifact.manifest.get("step") == STEP:
-        stepping = Runtime(directory, device=device, dtype=dtype, continuous=True)
     compare = compare_sequences
     if "decoder" in runtime.specs:
         compare = compare_seq2seq if model.config.is_encoder_decoder else compare_decoder
@@ -202,7 +199,7 @@ def verify(
     longest = 33
     if getattr(model.config, "has_learned_positions", False):
         longest = min(longest, model.config.max_position_embeddings - sum(LATER_STEPS))
-    with torch.no_grad(), with_shortlist(model, runtime.artifact.manifest.get("shortlist")):
+    with torch.no_grad(), with_shortlist(model, runtime.info.manifest.get("shortlist")):
         models = references(model, runtime.dtype)
         for number in range(cases):
             if HEADS[runtime.architecture].reads == READS_IMAGES:
@@ -217,7 +214,6 @@ def verify(
                 rng,
                 report,
                 f"case {number} {ids.shape}, padding: {padding}",
-                stepping,
             )
             compare(case, ids, mask)
             report.cases += 1
@@ -229,15 +225,13 @@ def verify(
 @dataclass(frozen=True)
 class Case:
     """One random batch of those that are compared: the export, the models of `references`, where
-    random numbers come from, where what is found goes to, a name for that, and the export with its
-    step, if it has one beside the decoder."""
+    random numbers come from, where what is found goes to, and a name for that."""
 
     runtime: Runtime
     models: list[PreTrainedModel]
     rng: np.random.Generator
     report: Report
     name: str
-    stepping: Runtime | None = None
 
     @property
     def config(self) -> PretrainedConfig:
@@ -293,7 +287,7 @@ def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:
     }
     for name, value in expected.items():
         if found.get(name, value) != value:
-            export = runtime.artifact.directory
+            export = runtime.info.directory
             raise ValueError(
                 f"{export} is an export of a model with {name} {found[name]}, not of the "
                 f"checkpoint: {value}"
@@ -437,13 +431,12 @@ def compare_seq2seq(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
     )
     compare_steps(case, request, tokens, expected, real)
     compare_lookup(case, request, tokens, expected, real)
-    if case.stepping is not None:
-        compare_rows(case, case.stepping, (ids, mask), tokens, expected, real)
+    if case.runtime.info.step == STEP:
+        compare_rows(case, (ids, mask), tokens, expected, real)
 
 
 def compare_rows(
     case: Case,
-    stepping: Runtime,
     source: tuple[np.ndarray, np.ndarray],
     tokens: np.ndarray,
     expected: list[np.ndarray],
@@ -451,7 +444,8 @@ def compare_rows(
 ) -> None:
     """The logits of the step, in which each row has a source of its own length; `tokens` (B, T) are
     fed one by one."""
-    spec = stepping.specs[STEP]
+    model = case.runtime.model
+    spec = model.info.specs[STEP]
     ids, mask = source
     lengths = np.maximum(mask.sum(axis=1), 1)
     sizes = {"rows": len(ids), "max_length": tokens.shape[1]}
@@ -460,7 +454,7 @@ def compare_rows(
         for tensor in spec.inputs
         if ".decoder." in tensor.name
     }
-    states |= cross_states(stepping.encode_source(ids, mask))
+    states |= cross_states(model.encode(ids, mask))
     names = [tensor.name for tensor in spec.outputs]
     for place in range(tokens.shape[1]):
         counts = {
@@ -471,7 +465,7 @@ def compare_rows(
             "total_source_length": lengths.max(keepdims=True).astype(np.int32),
         }
         feeds = {"input_ids": tokens[:, place : place + 1], **counts, **states}
-        logits, *present = stepping.sessions[STEP].run(names, feeds)
+        logits, *present = model.session(STEP).run(names, feeds)
         states = {next_input_name(name): array for name, array in zip(names[1:], present)}
         wanted = [each[:, place] for each in expected]
         case.compare(logits, wanted, real[:, place], f"step {place + 1}")
@@ -482,7 +476,7 @@ def compare_rows(
 
 def compare_decoder(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
     """The logits of a decoder, after prompts that are padded on the left."""
-    if not case.runtime.decoder_factory().takes_empty_prompts:
+    if not case.runtime.model.decoders.takes_empty_prompts:
         mask[~mask.any(axis=1), 0] = 1
     ids, mask = move_padding(ids, mask, "left", 0)
     later = case.rng.integers(0, case.config.vocab_size, (len(ids), sum(LATER_STEPS)))
@@ -506,7 +500,7 @@ def compare_lookup(
     """As `compare_steps`, of the first row alone, with the graph that checks several tokens at
     once."""
     runtime = case.runtime
-    if "lookup" not in runtime.artifact.manifest["variants"][runtime.dtype]["graphs"]:
+    if "lookup" not in runtime.info.manifest["variants"][runtime.dtype]["graphs"]:
         return
     options = dataclasses.replace(request.options, prompt_lookup_num_tokens=max(LATER_STEPS))
     source = None if request.source is None else (request.source[0][:1], request.source[1][:1])
@@ -525,7 +519,7 @@ def compare_steps(
     each token, or after the last of a step where a graph gives no others. `expected` are those (B,
     T, V) of each of `references`."""
     end = request.input_ids.shape[1]
-    with closing(case.runtime.decoder_factory().start(request)) as decoder:
+    with closing(case.runtime.model.decoders.start(request)) as decoder:
         lengths = LATER_STEPS if decoder.max_step_tokens != 1 else (1,) * sum(LATER_STEPS)
         logits = decoder.prefill(request.input_ids, request.attention_mask)
         compare_step(case, logits, end, expected, real)

@@ -50,7 +50,7 @@ class Predictions:
 
     @property
     def kind(self) -> Task:
-        return find_task(self.runtime.runtime.architecture, self.task)
+        return find_task(self.runtime.info.architecture, self.task)
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -157,7 +157,7 @@ class Predictions:
         import onnxruntime
 
         runtime = self.runtime.runtime
-        manifest = json.dumps(runtime.artifact.manifest, sort_keys=True).encode()
+        manifest = json.dumps(runtime.info.manifest, sort_keys=True).encode()
         return {
             "export": hashlib.sha256(manifest).hexdigest(),
             "dtype": runtime.dtype,

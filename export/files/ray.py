@@ -251,9 +251,7 @@ def cluster(
         runtime = predictions.runtime.runtime
         names = [field.name for field in fields(Predictions) if field.name != "runtime"]
         settings = {name: getattr(predictions, name) for name in names}
-        recipe = Recipe(
-            runtime.artifact.directory, runtime.arguments, settings, predictions.facts()
-        )
+        recipe = Recipe(runtime.info.directory, runtime.arguments, settings, predictions.facts())
         source = Source([*map(absolute, inputs)], shard_lines)
         with contextlib.closing(Cluster(source, recipe)) as work:
             yield work

@@ -209,7 +209,7 @@ class Runner:
 
     @property
     def export(self) -> Path:
-        return self.predictions.runtime.runtime.artifact.directory
+        return self.predictions.runtime.info.directory
 
     def facts(self, paths: Sequence[Path]) -> dict:
         """Return what the results depend on, beside the lines."""

@@ -7,10 +7,13 @@ import json
 import os
 import reprlib
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..specs.graph_spec import GraphSpec
+from .config import generation_defaults
 from .lfs import check_no_pointer
 
 MANIFEST = "manifest.json"
@@ -35,13 +38,14 @@ OPTIONAL = {"languages": dict, "step": str}
 
 
 @dataclass(frozen=True)
-class Artifact:
+class ExportInfo:
     """An export directory that was found whole: `manifest`, and the `config` and
-    `generation_config` beside it.
+    `generation_config` beside it. `model.open_export` adds the chosen `dtype` and the `specs` of
+    its graphs, by role. No graph is open.
 
     `stamps` says which files these were, and which directory: another one under the name, or other
     content, has another stamp. `hashing` are the files whose content threads compare with the
-    manifest, see `open_artifact`.
+    manifest, see `open_export_info`.
     """
 
     directory: Path
@@ -50,6 +54,31 @@ class Artifact:
     generation_config: dict
     stamps: dict[str, tuple]
     hashing: dict[str, Future]
+    dtype: str = ""
+    specs: dict[str, GraphSpec] = field(default_factory=dict)
+
+    @property
+    def architecture(self) -> str:
+        """The name of the checkpoint's model class."""
+        return self.manifest["architecture"]
+
+    @property
+    def step(self) -> str | None:
+        """The role of the graph whose rows join and leave a running batch, if there is one."""
+        role = self.manifest.get("step")
+        return role if role in self.specs else None
+
+    @property
+    def generates(self) -> bool:
+        """True if the model generates tokens."""
+        return "decoder" in self.specs
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """The generation options of generation_config.json; ValueError for a value that one cannot
+        have."""
+        path = self.directory / "generation_config.json"
+        return generation_defaults(self.generation_config, path)
 
     @property
     def dtypes(self) -> list[str]:
@@ -61,7 +90,7 @@ class Artifact:
         """The content of the file `name`; `None` if there is none, and the manifest lists none.
 
         Raises:
-            FileNotFoundError, ValueError: as `read_artifact`, if it is not the one that was
+            FileNotFoundError, ValueError: as `read_export_info`, if it is not the one that was
                 exported.
         """
         path = self.directory / name
@@ -104,7 +133,7 @@ class Artifact:
         exported.
 
         Raises:
-            FileNotFoundError, ValueError: as `read_artifact`, and if the export was replaced or
+            FileNotFoundError, ValueError: as `read_export_info`, and if the export was replaced or
                 changed.
         """
         wait(self.hashing.values())
@@ -134,7 +163,7 @@ def write_manifest(directory: Path, **facts: Any) -> dict[str, Any]:
     return manifest
 
 
-def read_artifact(directory: str | os.PathLike) -> Artifact:
+def read_export_info(directory: str | os.PathLike) -> ExportInfo:
     """Checks every file against the manifest.
 
     Raises:
@@ -143,9 +172,9 @@ def read_artifact(directory: str | os.PathLike) -> Artifact:
             or lists a file outside the directory; if a file is not the one that was exported, or is
             none where it should be JSON.
     """
-    artifact = open_artifact(directory)
-    artifact.check_hashes()
-    return artifact
+    info = open_export_info(directory)
+    info.check_hashes()
+    return info
 
 
 def check_has_manifest(directory: Path) -> None:
@@ -162,9 +191,9 @@ def check_has_manifest(directory: Path) -> None:
     )
 
 
-def open_artifact(directory: str | os.PathLike) -> Artifact:
-    """As `read_artifact`, but threads go on comparing all files but the configs with their hashes:
-    whoever opens them must call `check_unchanged` before anything comes of it."""
+def open_export_info(directory: str | os.PathLike) -> ExportInfo:
+    """As `read_export_info`, but threads go on comparing all files but the configs with their
+    hashes: whoever opens them must call `check_unchanged` before anything comes of it."""
     # a link that comes to lead elsewhere meanwhile changes nothing
     directory = Path(directory).resolve()
     check_has_manifest(directory)
@@ -220,7 +249,7 @@ def open_artifact(directory: str | os.PathLike) -> Artifact:
     config, generation_config = configs.values()
     # config.json names a model type that clients know.
     config |= {"model_type": manifest["model_type"]}
-    return Artifact(directory, manifest, config, generation_config, stamps, hashing)
+    return ExportInfo(directory, manifest, config, generation_config, stamps, hashing)
 
 
 def json_object(path: Path, content: bytes) -> dict:

@@ -11,6 +11,8 @@ from ..specs.sequences import pair
 from .config import LEARNED_POSITIONS
 from .session import Session
 
+MAX_TOKENS = 256  # of one run of a graph that reads whole sequences, for each thread
+
 # Of one run of a graph that reads whole sequences: what it may hold of padding, and what it must
 # hold of tokens to be worth a run.
 MAX_PADDING = 0.15

@@ -87,8 +87,8 @@ class Sessions:
     Args:
         directory: the export.
         specs: the graphs, by role.
-        contents: those whose sessions are made on demand, which are read when the export is opened,
-            by role.
+        contents: graphs whose sessions are made on demand, by role; they are read when the export
+            is opened.
         providers: a role -> what runs its graph, each what those before it cannot, and their
             options.
         threads: processor threads of one operator.
@@ -102,10 +102,8 @@ class Sessions:
     threads: int
     arena: bool
 
-    def open(self) -> dict[str, Session]:
-        """Those of all graphs that are not made on demand; on processors side by side, as each is
-        opened by one thread."""
-        roles = sorted(self.specs.keys() - self.contents.keys())
+    def open(self, roles: list[str]) -> dict[str, Session]:
+        """Open the graphs of `roles`, on CPUs side by side, as each is opened by one thread."""
         is_on_processor = all(len(self.providers(role)) == 1 for role in roles)
         with ThreadPoolExecutor(len(roles) if is_on_processor else 1) as pool:
             return dict(zip(roles, pool.map(self.make, roles)))

@@ -1,204 +1,48 @@
-"""What generates: it checks what is asked, and gives it to workers."""
+"""Generates for many requests at once."""
 
 import asyncio
-import contextlib
-import dataclasses
 import threading
 from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ..errors import TooLong, UsageError
-from ..inference.inputs import position_limit
-from ..inference.options import Options
-from .capacity import Arrangement, rows_of_worker
+from ..errors import UsageError
+from ..model import OnnxModel
+from .admission import Admission
 from .queue import Queue, Ticket
 from .request import Event, Generated, Job
-from .slot_batch import Batch, Room, SlotBatch, slot_bytes
+from .slot_batch import Batch, SlotBatch
 from .worker import EngineEvents, NoEvents, ThreadWorkers, Workers
-
-if TYPE_CHECKING:
-    from ..runtime import Runtime
-
-MOST_KNOWN = 1024  # different options whose check is remembered
-MOST_LENGTH = 512  # tokens that a slot holds where nothing else is said
 
 
 class Engine:
-    """Generates with one loaded export, for many requests at once.
+    """Generates what `admission` has checked, in `workers`: threads of this process, or those of
+    another one."""
 
-    Args:
-        runtime: opened with `continuous=True`, and with as many threads as a worker shall have.
-        workers: threads, each with a batch of its own; they share the runtime.
-        slots: rows that all workers together run at most; by default 64, and no more than fit into
-            1 GiB of each worker.
-        max_source, max_length: tokens that are read of a source, and of a prompt with its new
-            tokens, at most; by default the model's positions, and no more than 512. Learned
-            positions are a limit always.
-        queue: rows that may wait.
-        elsewhere: what runs the workers, as those of another process, instead of threads here,
-            which needs no graphs then.
+    def __init__(self, admission: Admission, workers: Workers):
+        self.admission = admission
+        self.workers = workers
 
-    Raises:
-        UsageError: for fewer slots than workers, and for slots that there is no memory for.
-    """
-
-    def __init__(
-        self,
-        runtime: "Runtime",
-        workers: int = 1,
-        slots: int | None = None,
-        max_source: int | None = None,
-        max_length: int | None = None,
-        queue: int = 256,
+    @classmethod
+    def of(
+        cls,
+        admission: Admission,
+        model: OnnxModel,
+        max_waiting: int = 256,
         events: EngineEvents | None = None,
-        elsewhere: Workers | None = None,
-    ):
-        self.runtime = runtime
-        self.arrangement = Arrangement(workers, runtime.threads)
-        reads = "encoder" in runtime.specs
-        self.room = Room(1, self.longest(max_source) if reads else 0, self.longest(max_length))
-        self.room = dataclasses.replace(self.room, rows=self.rows_of_worker(workers, slots))
-        self.workers = elsewhere or self.threads(queue, events or NoEvents())
-        self._known: dict[tuple, tuple[Options, list[int]]] = {}
+    ) -> "Engine":
+        """Return an engine whose workers are threads that run `model`, in whose queue
+        `max_waiting` rows may wait.
 
-    def longest(self, given: int | None) -> int:
-        """Tokens of a slot where so many are `given`."""
-        found = given or min(self.runtime.config["max_position_embeddings"], MOST_LENGTH)
-        return min(found, position_limit(self.runtime.config) or found)
-
-    def rows_of_worker(self, workers: int, slots: int | None) -> int:
-        if slots is None:
-            return rows_of_worker(workers, slot_bytes(self.runtime, self.room))
-        if slots < workers:
-            raise UsageError(
-                f"{slots} slots are fewer than {workers} workers, expected at least one for each"
-            )
-        return slots // workers
-
-    def threads(self, queue: int, events: EngineEvents) -> ThreadWorkers:
+        Raises:
+            UsageError: for slots that there is no memory for.
+        """
         try:
-            return ThreadWorkers(
-                Queue(queue), [self.batch() for _ in range(self.arrangement.workers)], events
-            )
+            batches = [batch_of(admission, model) for _ in range(admission.arrangement.workers)]
         except MemoryError:
-            found = f"no memory for {self.slots} slots of {self.describe_room()}"
+            found = f"no memory for {admission.slots} slots of {admission.describe_room()}"
             raise UsageError(
                 f"{found}: expected fewer slots, or a smaller max_source or max_length"
             ) from None
-
-    def batch(self) -> Batch:
-        if self.runtime.step is not None:
-            return SlotBatch(self.runtime, self.room)
-        from .static_batch import WholeBatch
-
-        return WholeBatch(self.runtime, self.room.rows)
-
-    def describe(self) -> str:
-        """In one line, for who starts it."""
-        threads = f"{self.arrangement}, {self.room.rows} rows each"
-        if self.runtime.step is None:
-            return (
-                "whole batches grouped by length (the export has no step for continuous "
-                f"batching), {threads}"
-            )
-        return f"continuous batching, {threads} of {self.describe_room()} of slots"
-
-    def describe_room(self) -> str:
-        """What a slot holds, and what all of them take."""
-        size = self.slots * slot_bytes(self.runtime, self.room) / 1e6
-        source = f"{self.room.source} source tokens and " if self.room.source else ""
-        return f"{source}{self.room.length} tokens, {size:.0f} MB"
-
-    def job(
-        self,
-        input_ids: Sequence[int],
-        options: dict[str, Any],
-        prefix: Sequence[int] = (),
-        top_logprobs: int | None = None,
-        scores_prompt: bool = False,
-    ) -> Job:
-        """What continues `input_ids`, the source of a seq2seq model (whose target begins with
-        `prefix`), or a prompt, with `options` as `Runtime.generate` takes them.
-
-        Raises:
-            UsageError, ValueError: as `Runtime.generate`; UsageError for probabilities of beams.
-            TooLong: for more tokens or rows than the slots hold, with both numbers.
-        """
-        self.check_lengths(len(input_ids))
-        length = 0 if self.room.source else len(input_ids)
-        # True is not 1 here
-        key = (length, *((name, type(value), value) for name, value in sorted(options.items())))
-        known = self.known_prompt(key, input_ids) if not prefix else None
-        if known is None:
-            known = self.checked(input_ids, options, prefix)
-            if not prefix and len(self._known) < MOST_KNOWN:
-                with contextlib.suppress(TypeError):  # lists among the options have no hash
-                    self._known[key] = known
-        resolved, start = known
-        source, prompt = (input_ids, start) if self.room.source else (None, input_ids)
-        if top_logprobs is not None and resolved.num_beams > 1:
-            raise UsageError(
-                f"logprobs do not go with num_beams={resolved.num_beams}, expected num_beams=1",
-                "logprobs",
-            )
-        job = Job(resolved, prompt, source, top_logprobs, scores_prompt)
-        self.check_room(job)
-        return job
-
-    def checked(
-        self, input_ids: Sequence[int], options: dict[str, Any], prefix: Sequence[int]
-    ) -> tuple[Options, list[int]]:
-        """The resolved options, and for seq2seq what the target begins with. Raises as
-        `Runtime.generate`."""
-        ids = np.array([input_ids], np.int64)
-        start = np.array([prefix], np.int64) if prefix else None
-        if (given := options.get("prompt_lookup_num_tokens")) is not None:
-            raise UsageError(
-                f"prompt_lookup_num_tokens is {given!r}, expected none: rows that share a batch "
-                "take a token each"
-            )
-        request = self.runtime.request(
-            ids, np.ones_like(ids), start, {**options, "prompt_lookup_num_tokens": None}
-        )
-        return request.options, request.input_ids[0].tolist()
-
-    def known_prompt(
-        self, key: tuple, input_ids: Sequence[int]
-    ) -> tuple[Options, list[int]] | None:
-        """What `checked` gave for the same options, if it would give the same for these tokens:
-        checking them anew takes as long as answering a short request otherwise does."""
-        config = self.runtime.config
-        fits = 0 < len(input_ids) <= config["max_position_embeddings"]
-        if not fits or min(input_ids) < 0 or max(input_ids) >= config["vocab_size"]:
-            return None
-        try:
-            return self._known.get(key)
-        except TypeError:
-            return None
-
-    def check_lengths(self, given: int) -> None:
-        """Before anything is made of them."""
-        if not self.room.source:
-            if given > self.room.length:
-                raise TooLong(f"the prompt has {given} tokens, expected at most {self.room.length}")
-        elif given > self.room.source:
-            raise TooLong(f"the source has {given} tokens, expected at most {self.room.source}")
-
-    def check_room(self, job: Job) -> None:
-        fed = len(job.prompt) + job.options.max_new_tokens - 1  # the last one is only read off
-        if fed > self.room.length:
-            found = (
-                f"{len(job.prompt)} tokens at the start and "
-                f"max_new_tokens={job.options.max_new_tokens} are {fed} to be fed"
-            )
-            raise TooLong(f"{found}, expected at most {self.room.length}")
-        if job.rows > self.room.rows:
-            raise TooLong(
-                f"{job.rows} beams or sequences, expected at most {self.room.rows}, the slots "
-                f"of a worker"
-            )
+        return cls(admission, ThreadWorkers(Queue(max_waiting), batches, events or NoEvents()))
 
     @property
     def waiting(self) -> int:
@@ -209,11 +53,6 @@ class Engine:
     def running(self) -> int:
         """Rows of all workers."""
         return self.workers.running
-
-    @property
-    def slots(self) -> int:
-        """Slots of all workers, each for one running row."""
-        return self.arrangement.workers * self.room.rows
 
     # ------------------------------------------------------------------------------------- requests
 
@@ -290,3 +129,12 @@ class Engine:
 
         Return whether all jobs were finished."""
         return self.workers.close(seconds)
+
+
+def batch_of(admission: Admission, model: OnnxModel) -> Batch:
+    """Return an empty batch: of slots, if the export has a step."""
+    if model.info.step is not None:
+        return SlotBatch(model, admission.room)
+    from .static_batch import WholeBatch
+
+    return WholeBatch(model, admission.room.rows)

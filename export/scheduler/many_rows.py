@@ -1,30 +1,46 @@
-"""The rows of one request in workers, the longest first: one that has ended leaves, and the next
-takes its place, so that a step costs what is still running."""
+"""Offline inference: the rows of one call of `Runtime.generate`.
 
-from typing import TYPE_CHECKING
+In workers the longest rows come first. A row that has ended leaves, and the next one takes its
+place, so that a step costs what is still running. Beams run in static batches of similar length.
+"""
+
+import dataclasses
 
 import numpy as np
 
 from ..inference.decoder import GenerationRequest, memory
+from ..inference.export_info import ExportInfo
+from ..inference.inputs import batches
 from ..inference.options import Options
+from ..model import OnnxModel
+from .admission import Admission
 from .capacity import LEAST_ROWS, MOST_BYTES, MOST_ROWS
 from .engine import Engine
 from .request import Job
 from .slot_batch import Room, slot_bytes
 
-if TYPE_CHECKING:
-    from ..runtime import Runtime
+BATCH_SIZE = 32  # inputs of one static batch of beams, as of files of lines
 
 
-def is_suited(options: Options, is_scored: bool) -> bool:
-    """Whether each row can be searched by itself with the same result, and no more slowly."""
-    return not options.do_sample and options.num_beams == 1 and not is_scored
+def is_suited(info: ExportInfo, workers: int, rows: int, options: Options, is_scored: bool) -> bool:
+    """Return whether `rows` rows run in workers: each row can be searched by itself with the same
+    result, and no more slowly."""
+    if info.step is None or rows < LEAST_ROWS * workers:
+        return False
+    if options.do_sample or options.num_beams > 1 or is_scored:
+        return False
+    # enough slots must fit into memory: whole batches, whose caches grow, are better than fewer
+    size = slot_bytes(info, Room(1, 0, options.max_new_tokens))
+    return LEAST_ROWS * size <= bytes_of_worker(workers)
 
 
-def has_room(runtime: "Runtime", workers: int, new_tokens: int) -> bool:
-    """Whether enough slots of so many tokens fit into memory: whole batches, whose caches grow, are
-    better than fewer."""
-    return LEAST_ROWS * slot_bytes(runtime, Room(1, 0, new_tokens)) <= bytes_of_worker(workers)
+def suits_request(info: ExportInfo, workers: int, request: GenerationRequest) -> bool:
+    """Like `is_suited`, but False if a source mask has holes, which the step graph cannot
+    express."""
+    rows = len(request.input_ids)
+    if not is_suited(info, workers, rows, request.options, request.is_scored):
+        return False
+    return request.source is None or bool((np.diff(request.source[1]) <= 0).all())
 
 
 def bytes_of_worker(workers: int) -> float:
@@ -32,8 +48,8 @@ def bytes_of_worker(workers: int) -> float:
     return min(MOST_BYTES, memory() / 4 / workers)
 
 
-def generate(runtime: "Runtime", request: GenerationRequest, workers: int) -> np.ndarray:
-    """The new tokens (B, T) of all rows of `request`, filled up after the end token. `runtime` has
+def generate(model: OnnxModel, request: GenerationRequest, workers: int) -> np.ndarray:
+    """The new tokens (B, T) of all rows of `request`, filled up after the end token. `model` has
     a step, and the threads of a worker.
 
     Raises:
@@ -43,7 +59,7 @@ def generate(runtime: "Runtime", request: GenerationRequest, workers: int) -> np
     order = sorted(
         range(len(jobs)), key=lambda place: -len(jobs[place].source or jobs[place].prompt)
     )
-    engine = engine_for(runtime, jobs, workers).start()
+    engine = engine_for(model, jobs, workers).start()
     try:
         found = engine.generate([jobs[place] for place in order], are_last=True)
     except RuntimeError as failure:
@@ -56,6 +72,52 @@ def generate(runtime: "Runtime", request: GenerationRequest, workers: int) -> np
     for place, [answer] in zip(order, found, strict=True):
         tokens[place, : len(answer.tokens)] = answer.tokens
     return tokens
+
+
+def suits_batches(model: OnnxModel, request: GenerationRequest) -> bool:
+    """Return whether beam search of many rows is faster in several batches: on CPUs, where a batch
+    costs what its longest row does."""
+    is_many = len(request.input_ids) > BATCH_SIZE
+    return is_many and request.options.num_beams > 1 and model.device == "cpu"
+
+
+def generate_in_batches(
+    model: OnnxModel, request: GenerationRequest
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the new tokens and the scores of all rows by beam search, in batches of similar
+    length."""
+    copies = request.options.num_return_sequences
+    rows = request.source or (request.input_ids, request.attention_mask)
+    found = []
+    for places in batches(rows_of(*rows), BATCH_SIZE):
+        tokens, scores = model.generate(part_of(request, places))
+        assert scores is not None  # beams have one
+        found.append(
+            (np.add.outer(np.array(places) * copies, range(copies)).ravel(), tokens, scores)
+        )
+    count, longest = len(request.input_ids) * copies, max(tokens.shape[1] for _, tokens, _ in found)
+    all_tokens = np.full((count, longest), request.options.fill_token_id)
+    all_scores = np.empty(count, np.float32)
+    for places, tokens, scores in found:
+        all_tokens[places, : tokens.shape[1]] = tokens
+        all_scores[places] = scores
+    return all_tokens, all_scores
+
+
+def part_of(request: GenerationRequest, places: list[int]) -> GenerationRequest:
+    """Return the batch of the rows `places` of `request`, whose sources are as long as the longest
+    of these."""
+    source = request.source
+    if source is not None:
+        ids, mask = source[0][places], source[1][places]
+        length = int(np.flatnonzero(mask.any(axis=0))[-1]) + 1
+        source = ids[:, :length], mask[:, :length]
+    return dataclasses.replace(
+        request,
+        input_ids=request.input_ids[places],
+        attention_mask=request.attention_mask[places],
+        source=source,
+    )
 
 
 def jobs_of(request: GenerationRequest) -> list[Job]:
@@ -73,10 +135,11 @@ def rows_of(ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
     return [row[is_token].tolist() for row, is_token in zip(ids, mask == 1)]
 
 
-def engine_for(runtime: "Runtime", jobs: list[Job], workers: int) -> Engine:
+def engine_for(model: OnnxModel, jobs: list[Job], workers: int) -> Engine:
     """With slots that each of `jobs` fits into, and no more than there are jobs."""
     source = max(len(job.source or ()) for job in jobs)
     length = max(len(job.prompt) for job in jobs) + jobs[0].options.max_new_tokens - 1
-    fitting = int(bytes_of_worker(workers) / slot_bytes(runtime, Room(1, source, length)))
+    fitting = int(bytes_of_worker(workers) / slot_bytes(model.info, Room(1, source, length)))
     rows = max(1, min(MOST_ROWS, fitting, -(-len(jobs) // workers)))
-    return Engine(runtime, workers, workers * rows, source, length, queue=len(jobs))
+    admission = Admission(model.info, workers, model.threads, workers * rows, source, length)
+    return Engine.of(admission, model, len(jobs))

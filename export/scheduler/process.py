@@ -23,7 +23,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
-from ..runtime import Runtime
+from ..model import open_export, open_for_workers
+from .admission import Admission
 from .engine import Engine
 from .queue import Ticket
 from .refusals import draining, overloaded
@@ -425,11 +426,14 @@ def told(ticket: Ticket, events: list[Event], is_over: bool) -> tuple:
 def opened_engine(
     directory: str, threads: int, dtype: str | None, sizes: dict[str, Any], events: EngineEvents
 ) -> Engine:
-    """A started engine, with `sizes` among its arguments. Raises what `Runtime` raises."""
+    """Return a started engine, with `sizes` among the arguments of its `Admission`. Raise what
+    `Runtime` raises."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the parent opens the export too, without its graphs
-        runtime = Runtime(directory, threads, dtype=dtype, continuous=True)
-    return Engine(runtime, **sizes, queue=NO_LIMIT, events=events).start()
+        info = open_export(directory, dtype)
+    model = open_for_workers(info, threads)
+    admission = Admission(info, threads=threads, **sizes)
+    return Engine.of(admission, model, NO_LIMIT, events).start()
 
 
 def portable(error: Exception) -> Exception:

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ..inference.decoder import next_input_name, position_bytes
+from ..inference.export_info import ExportInfo
 from ..inference.inputs import bucket_by_length, pad_sequences
+from ..model import OnnxModel
 from ..specs.graph_spec import TensorSpec, shape_of
 from .capacity import chunk_length, sources_length
 from .runs import Run
 
 if TYPE_CHECKING:
     import onnxruntime
-
-    from ..runtime import Runtime
 
 TOTALS = ("total_length", "total_source_length")  # inputs that are no axis of the rows
 
@@ -80,18 +80,18 @@ class Binding:
 
 
 class SlotBatch:
-    """The `Batch` of an export that has a step. Several share one `runtime`, opened with
-    `continuous=True`."""
+    """The `Batch` of an export that has a step. Several share one `model`."""
 
-    def __init__(self, runtime: "Runtime", room: Room):
-        assert runtime.step is not None
-        self.runtime = runtime
+    def __init__(self, model: OnnxModel, room: Room):
+        info, step = model.info, model.info.step
+        assert step is not None
+        self.model = model
         self.capacity = room.rows
-        self.session = runtime.sessions[runtime.step]
-        self.spec = runtime.specs[runtime.step]
-        self.encodes = "encoder" in runtime.specs
-        self.chunk = chunk_length(runtime.config)
-        self.sources_length = sources_length(runtime.config)
+        self.session = model.session(step)
+        self.spec = info.specs[step]
+        self.encodes = "encoder" in info.specs
+        self.chunk = chunk_length(info.config)
+        self.sources_length = sources_length(info.config)
         caches = [
             tensor for tensor in self.spec.inputs if tensor.name.startswith("past_key_values")
         ]
@@ -99,7 +99,7 @@ class SlotBatch:
         self.arrays = {
             tensor.name: np.zeros(slot_shape(tensor, room), tensor.dtype) for tensor in others
         }
-        self.logits = np.zeros((room.rows, runtime.config["vocab_size"]), np.float32)
+        self.logits = np.zeros((room.rows, info.config["vocab_size"]), np.float32)
         self.caches = self.stacked(
             [tensor for tensor in caches if ".encoder." not in tensor.name], room
         )
@@ -175,7 +175,7 @@ class SlotBatch:
 
     def encode(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """(caches, B, H, S, d): what attention over these sources (B, S) reads."""
-        session, spec = self.runtime.sessions["encoder"], self.runtime.specs["encoder"]
+        session, spec = self.model.session("encoder"), self.model.info.specs["encoder"]
         states = np.empty(
             [
                 len(self.sources),
@@ -371,9 +371,9 @@ def slot_shape(tensor: TensorSpec, room: Room) -> list[int]:
     return shape_of(tensor, sizes | whole)
 
 
-def slot_bytes(runtime: "Runtime", room: Room) -> int:
-    """Of the caches of one slot."""
-    spec = runtime.specs[runtime.step or "decoder"]
+def slot_bytes(info: ExportInfo, room: Room) -> int:
+    """Return the bytes of the caches of one slot."""
+    spec = info.specs[info.step or "decoder"]
     sources = [tensor for tensor in spec.inputs if ".encoder." in tensor.name]
     source = sum(4 * int(np.prod(slot_shape(tensor, Room(1, 1, 1)))) for tensor in sources)
     return room.length * position_bytes(spec) + room.source * source

@@ -3,23 +3,20 @@ together, and the next batch begins when the last row of the one before has ende
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..inference.decoder import Decoder, GenerationRequest
 from ..inference.inputs import MAX_PADDING, move_padding, pad_sequences
+from ..model import OnnxModel
 from .runs import Run
-
-if TYPE_CHECKING:
-    from ..runtime import Runtime
 
 
 class WholeBatch:
     """The `Batch` of any export that generates, of so many `rows`."""
 
-    def __init__(self, runtime: "Runtime", rows: int):
-        self.runtime = runtime
+    def __init__(self, model: OnnxModel, rows: int):
+        self.model = model
         self.capacity = rows
         self.running: list[Run] = []
         self.unread: tuple[Run, ...] = ()
@@ -61,9 +58,7 @@ class WholeBatch:
         )
         sources = [list(run.job.source) for run in runs if run.job.source is not None]
         source = pad_sequences(sources, fill) if sources else None
-        self.decoder = self.runtime.decoder_factory().start(
-            GenerationRequest(options, ids, mask, source)
-        )
+        self.decoder = self.model.decoders.start(GenerationRequest(options, ids, mask, source))
         self.logits = self.decoder.prefill(ids, mask)[:, -1]
         self.running = list(runs)
         self.rows = list(runs)

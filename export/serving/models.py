@@ -47,9 +47,16 @@ class ServedModel:
         assert found is not None  # one of them is there
         return found
 
+    def describe(self) -> str:
+        """Return in one line how its requests run."""
+        if self.engine is not None:
+            return self.engine.admission.describe()
+        assert self.reader is not None  # one of them is there
+        return self.reader.describe()
+
     @property
     def architecture(self) -> str:
-        return self.runtime.runtime.architecture
+        return self.runtime.info.architecture
 
     def has_task(self, task: Task) -> bool:
         return has_task(self.architecture, task)

@@ -159,13 +159,13 @@ async def sentences(model: ServedModel, plan: Plan, jobs: list[Job]) -> AsyncGen
 async def completion(model: ServedModel, body: Given) -> AsyncGenerator[str, None]:
     assert model.engine is not None  # every model that completes has one
     [tokens] = await offloaded(len(body.text), model.runtime.rows, [body.text])
-    most = max(1, min(body.max_new_tokens, model.engine.room.length + 1 - len(tokens)))
+    most = max(1, min(body.max_new_tokens, model.engine.admission.room.length + 1 - len(tokens)))
     sampled = (
         {"do_sample": True, "temperature": body.temperature}
         if body.temperature
         else {"do_sample": False}
     )
-    job = model.engine.job(
+    job = model.engine.admission.job(
         tokens, {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": most, **sampled}
     )
     return pieces_of(model, job)

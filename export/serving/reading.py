@@ -23,11 +23,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import TooLong
-from ..inference.inputs import check_inputs, position_limit
-from ..runtime import MAX_TOKENS, Runtime
+from ..inference.inputs import MAX_TOKENS, check_inputs, position_limit
+from ..requests import encoder_feeds
+from ..runtime import Runtime
 from ..scheduler.capacity import Arrangement
-from ..scheduler.engine import EngineEvents, NoEvents
 from ..scheduler.refusals import draining, overloaded
+from ..scheduler.worker import EngineEvents, NoEvents
 from ..specs.graph_spec import TensorSpec, shape_of
 from ..specs.sequences import pair
 
@@ -231,7 +232,7 @@ class Reader:
         max_calls: int = MAX_CALLS,
     ):
         self.runtime = runtime
-        self.session, self.spec = runtime.sessions["encoder"], runtime.specs["encoder"]
+        self.session, self.spec = runtime.model.session("encoder"), runtime.info.specs["encoder"]
         self.names = [tensor.name for tensor in self.spec.outputs]
         positions = runtime.config.get("max_position_embeddings")
         self.positions = position_limit(runtime.config) or 2**31
@@ -416,7 +417,7 @@ class BatchingRuntime:
             "token_type_ids": token_type_ids,
             **inputs,
         }
-        return self.reader.read(self.runtime.feeds(given))
+        return self.reader.read(encoder_feeds(self.runtime.info, given))
 
 
 def batched(runtime: Any, workers: int = 1, queue: int = QUEUE, **options: Any) -> Reader:

@@ -17,12 +17,14 @@ from starlette.types import ASGIApp
 
 from ..inference.devices import processors
 from ..inference.export_info import json_object
+from ..model import open_export, open_for_workers
+from ..scheduler.admission import Admission
 from ..scheduler.capacity import Arrangement, arrangement
 from ..scheduler.engine import Engine
 from ..scheduler.process import EngineProcess
-from ..scheduler.worker import SWITCH_INTERVAL
+from ..scheduler.worker import SWITCH_INTERVAL, EngineEvents
 from ..text.language_pairs import languages_of_model
-from ..text_runtime import open_runtime
+from ..text_runtime import TextRuntime, open_runtime
 from . import page
 from .app import create_app
 from .lifecycle import Lifecycle
@@ -57,37 +59,45 @@ async def load(
     """
     arranged = arrangement_for(source, settings, cores)
     events = metrics.of_engine(source.name)
-    options: dict[str, Any] = dict(threads=arranged.threads, dtype=settings.dtype)
     if source.generates:
-        options |= dict(continuous=True, loads=process is None)
-    runtime = await in_thread(functools.partial(open_runtime, source.directory, **options))
-    if source.generates:
-        sizes: dict[str, Any] = dict(workers=arranged.workers, slots=settings.slots)
-        sizes |= dict(max_source=settings.max_source, max_length=settings.max_length)
-        workers = None
-        if process is not None:
-            opened = dict(
-                directory=str(source.directory),
-                threads=arranged.threads,
-                dtype=settings.dtype,
-                sizes=sizes,
-            )
-            workers = await process.open(source.name, settings.queue, events, **opened)
-        engine = Engine(
-            runtime.runtime, **sizes, queue=settings.queue, events=events, elsewhere=workers
-        ).start()
-        model = ServedModel(
-            source.name, runtime, engine, languages_of_model(runtime, source.languages)
-        )
+        runtime, engine = await generator(source, settings, events, arranged, process)
+        languages = languages_of_model(runtime, source.languages)
+        model = ServedModel(source.name, runtime, engine, languages)
     else:
+        options: dict[str, Any] = dict(threads=arranged.threads, dtype=settings.dtype)
+        runtime = await in_thread(functools.partial(open_runtime, source.directory, **options))
         reader = batched(
             runtime, arranged.workers, settings.queue, longest=settings.max_source, events=events
         )
         model = ServedModel(source.name, runtime, reader=reader)
     metrics.watch_rows(source.name, lambda: model.backend.waiting, lambda: model.backend.running)
     if model.engine is not None:
-        metrics.watch_slots(source.name, model.engine.slots, lambda: model.backend.running)
+        metrics.watch_slots(
+            source.name, model.engine.admission.slots, lambda: model.backend.running
+        )
     return model
+
+
+async def generator(
+    source: Source,
+    settings: Settings,
+    events: EngineEvents,
+    arranged: Arrangement,
+    process: EngineProcess | None,
+) -> tuple[TextRuntime, Engine]:
+    """Return the text side of a model that generates, and the engine, whose graphs are open in
+    `process`, or here without one. Raise as `load`."""
+    sizes: dict[str, Any] = dict(workers=arranged.workers, slots=settings.slots)
+    sizes |= dict(max_source=settings.max_source, max_length=settings.max_length)
+    info = await in_thread(functools.partial(open_export, source.directory, settings.dtype))
+    admission = Admission(info, threads=arranged.threads, **sizes)
+    runtime = await in_thread(functools.partial(TextRuntime.around, admission))
+    if process is None:
+        model = await in_thread(functools.partial(open_for_workers, info, arranged.threads))
+        return runtime, Engine.of(admission, model, settings.queue, events).start()
+    opened = dict(directory=str(source.directory), threads=arranged.threads, dtype=settings.dtype)
+    workers = await process.open(source.name, settings.queue, events, **opened, sizes=sizes)
+    return runtime, Engine(admission, workers).start()
 
 
 def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangement:
@@ -108,17 +118,17 @@ def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangeme
 
 def description(model: ServedModel) -> str:
     """One line of what is served."""
-    artifact = model.runtime.runtime.artifact
-    facts = [model.architecture, artifact.manifest["target"], model.runtime.runtime.dtype]
-    return f"{model.name}: {', '.join([*facts, model.backend.describe()])}"
+    info = model.runtime.info
+    facts = [model.architecture, info.manifest["target"], info.dtype]
+    return f"{model.name}: {', '.join([*facts, model.describe()])}"
 
 
 async def warm(model: ServedModel) -> None:
     """The first run of a graph takes longer than those after it."""
     if model.engine is not None:
-        tokens = min(2, model.engine.room.length)
+        tokens = min(2, model.engine.admission.room.length)
         await model.engine.answers(
-            [model.engine.job([0], {"max_new_tokens": tokens, "num_beams": 1})]
+            [model.engine.admission.job([0], {"max_new_tokens": tokens, "num_beams": 1})]
         )
 
 

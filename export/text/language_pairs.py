@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import UsageError
 from ..heads import TRANSLATE, has_task
-from ..inference.export_info import CARD, Artifact
+from ..inference.export_info import CARD, ExportInfo
 from .language_names import NAMES, shorten_codes
 from .languages import some
 
@@ -110,7 +110,7 @@ def languages_of_model(runtime: "TextRuntime", given: Sequence[Pair] = ()) -> li
     Raises:
         UsageError: for a language that the model does not have.
     """
-    if not has_task(runtime.runtime.architecture, TRANSLATE):
+    if not has_task(runtime.info.architecture, TRANSLATE):
         return []
     languages = runtime.languages
     names = names_by_code([*languages.tokens, *languages.words])
@@ -119,14 +119,14 @@ def languages_of_model(runtime: "TextRuntime", given: Sequence[Pair] = ()) -> li
         return list(dict.fromkeys(given_pair(pair, own, bool(languages.words)) for pair in given))
     if languages.tokens:
         return [(source, target) for source in names for target in names if source != target]
-    card = front_matter(runtime.runtime.artifact)
+    card = front_matter(runtime.info)
     spoken = listed(card, "language")
     if languages.words:
         sources = [code for code in spoken if code not in names]
         return [(source, target) for source in sources for target in names]
     parts = re.split(
         r"[^a-zA-Z]+",
-        " ".join([*listed(card, "base_model"), runtime.runtime.artifact.directory.name]),
+        " ".join([*listed(card, "base_model"), runtime.info.directory.name]),
     )
     found = {
         pair for pair in zip(parts, parts[1:]) if pair[0] != pair[1] and set(pair) <= set(spoken)
@@ -195,12 +195,10 @@ def language_name(code: str) -> str:
     return " ".join([NAMES[stem], *(f"({each})" for each in rest)]) if stem in NAMES else code
 
 
-def front_matter(artifact: Artifact) -> str:
+def front_matter(info: ExportInfo) -> str:
     """What stands above the card of an export; empty without one."""
     try:
-        found = OF_CARD.match(
-            (artifact.directory / CARD).read_text(encoding="utf-8", errors="replace")
-        )
+        found = OF_CARD.match((info.directory / CARD).read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return ""
     return found[1] if found else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UsageError, did_you_mean, nearest
-from ..inference.export_info import MANIFEST, Artifact
+from ..inference.export_info import MANIFEST, ExportInfo
 
 LANGUAGE_WORD = re.compile(r">>[^\s<>]*<<")  # of Marian, at the start of a text
 
@@ -111,14 +111,14 @@ class Languages:
                 )
 
 
-def languages_of(artifact: Artifact) -> Languages:
-    """By the manifest of `artifact`; ValueError for what it cannot hold."""
-    found = artifact.manifest.get("languages") or {}
+def languages_of(info: ExportInfo) -> Languages:
+    """By the manifest of `info`; ValueError for what it cannot hold."""
+    found = info.manifest.get("languages") or {}
     try:
         return Languages(**found)
     except TypeError as error:
         raise ValueError(
-            f"{artifact.directory / MANIFEST} has languages {reprlib.repr(found)}: {error}: "
+            f"{info.directory / MANIFEST} has languages {reprlib.repr(found)}: {error}: "
             f"export again"
         ) from None
 

@@ -117,7 +117,7 @@ class Runs:
     """A runtime whose decoders take a prompt of one token, and then steps of one, three and one."""
 
     def __init__(self):
-        self.decoders = self
+        self.model = self.decoders = self
 
     def start(self, request):
         return SteppedDecoder()

@@ -133,7 +133,7 @@ def forced_logits(runtime, ids, read):
     """The logits (T, V) after each token of `read` (1, T), for a source `ids` (1, S)."""
     first, mask = read[:, :1], np.ones((1, 1), int)
     options = Options(max_new_tokens=read.shape[1] + 1)
-    decoder = runtime.decoders.start(
+    decoder = runtime.model.decoders.start(
         GenerationRequest(options, first, mask, (ids, np.ones_like(ids)))
     )
     logits = [decoder.prefill(first, mask)[0, -1].copy()]

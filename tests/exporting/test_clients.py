@@ -29,7 +29,7 @@ from vanilla_transformer_export.exporting.repository_files import (
     unread_by_genai,
 )
 from vanilla_transformer_export.graphs import saving
-from vanilla_transformer_export.inference.export_info import read_artifact
+from vanilla_transformer_export.inference.export_info import read_export_info
 
 TEXT = [
     "the film wins and the cast shines",
@@ -423,9 +423,9 @@ def test_a_card_may_be_edited_and_goes_with_the_export_that_is_replaced(unchecke
     classifier(tmp_path / "model")
     export(tmp_path / "model", tmp_path / "out")
     (tmp_path / "out/README.md").write_text("mine")
-    assert "README.md" not in read_artifact(tmp_path / "out").manifest["files"]
+    assert "README.md" not in read_export_info(tmp_path / "out").manifest["files"]
     (tmp_path / "out/README.md").unlink()
-    read_artifact(tmp_path / "out")
+    read_export_info(tmp_path / "out")
     (tmp_path / "out/README.md").write_text("mine")
     export(tmp_path / "model", tmp_path / "out", force=True)
     assert "mine" not in (tmp_path / "out/README.md").read_text()

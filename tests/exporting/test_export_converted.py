@@ -197,11 +197,9 @@ def last_logits(runtime, ids):
     if runtime.architecture == "VanillaEncoderForMaskedLM":
         return runtime.outputs(ids, mask)["logits"][:, -1]
     request = runtime.request(ids, mask, None, {})
-    return (
-        runtime.decoder_factory()
-        .start(request)
-        .prefill(request.input_ids, request.attention_mask)[:, -1]
-    )
+    return runtime.model.decoders.start(request).prefill(request.input_ids, request.attention_mask)[
+        :, -1
+    ]
 
 
 def cosines(x, y):

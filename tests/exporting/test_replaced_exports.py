@@ -14,7 +14,7 @@ from checkpoints import copy_of, list_file, seal
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from vanilla_transformer_export import Runtime, TextRuntime
-from vanilla_transformer_export.inference import export_info as artifact
+from vanilla_transformer_export.inference import export_info as info
 
 TEXT = "w5 w9 w20 w7"
 
@@ -77,7 +77,7 @@ class Steps:
     def __init__(self, monkeypatch, at=None, after=False, act=None):
         self.count, self.at, self.after, self.act = 0, at, after, act
         self.lock = threading.RLock()  # graphs are opened side by side
-        monkeypatch.setattr(artifact, "open", self.counted(builtins.open), raising=False)
+        monkeypatch.setattr(info, "open", self.counted(builtins.open), raising=False)
         monkeypatch.setattr(
             onnxruntime, "InferenceSession", self.counted(onnxruntime.InferenceSession)
         )
@@ -195,7 +195,7 @@ def test_a_file_changed_in_place_while_it_is_opened_is_an_error(two, tmp_path, m
 
 
 def test_weights_are_compared_with_their_hash_while_the_graphs_open(two, monkeypatch):
-    expected, opens, check = tokens(two[0]), threading.Event(), artifact.check_hash
+    expected, opens, check = tokens(two[0]), threading.Event(), info.check_hash
 
     def late(file, facts, path):
         assert path.suffix != ".onnx_data" or opens.wait(60)
@@ -205,7 +205,7 @@ def test_weights_are_compared_with_their_hash_while_the_graphs_open(two, monkeyp
         opens.set()
         return opened(*args, **kwargs)
 
-    monkeypatch.setattr(artifact, "check_hash", late)
+    monkeypatch.setattr(info, "check_hash", late)
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
     assert tokens(two[0]) == expected
 

@@ -190,7 +190,7 @@ def cases(*names):
 def test_what_reads_whole_sequences(exported, name, dtype, request):
     _, directory = exported(name, dtype)
     check_sequences(
-        directory / graphs_of(Runtime(directory).artifact.manifest)["encoder"],
+        directory / graphs_of(Runtime(directory).info.manifest)["encoder"],
         dtype,
         48,
         company(request),
@@ -201,7 +201,7 @@ def test_what_reads_whole_sequences(exported, name, dtype, request):
 def test_steps_that_rows_join_and_leave(exported, name, dtype, request):
     """The next token of each row, after any number of its own."""
     _, directory = exported(name, dtype)
-    manifest = Runtime(directory).artifact.manifest
+    manifest = Runtime(directory).info.manifest
     check_steps(
         directory / graphs_of(manifest)[manifest["step"]],
         dtype,
@@ -271,7 +271,7 @@ def test_sources_beside_a_longer_one(exported, dtype):
 def logits_after_source(runtime, ids, mask):
     """After the first token of the translation, and after one more: (rows, 2, V)."""
     first = np.ones((len(ids), 1), np.int64)
-    decoder = runtime.decoders.start(
+    decoder = runtime.model.decoders.start(
         GenerationRequest(Options(max_new_tokens=8), first, first, (ids, mask))
     )
     return np.stack(
@@ -292,7 +292,7 @@ def logits(runtime, name, rows):
             np.ones((len(ids), 1), np.int64),
             np.ones((len(ids), 1), np.int64),
         )
-    decoder = runtime.decoders.start(
+    decoder = runtime.model.decoders.start(
         GenerationRequest(Options(max_new_tokens=8), ids, mask, source)
     )
     found = [decoder.prefill(ids, mask).copy()]

@@ -13,7 +13,7 @@ from written import run, write
 
 import vanilla_transformer
 from vanilla_transformer_export import Runtime, export, verify
-from vanilla_transformer_export import runtime as runtime_module
+from vanilla_transformer_export import model as model_module
 from vanilla_transformer_export.graphs.layers import linear
 from vanilla_transformer_export.heads import HEADS
 from vanilla_transformer_export.inference import inputs as inputs_module
@@ -248,7 +248,7 @@ def test_int8_of_the_portable_target_is_standard_operators_and_nearly_the_same_c
     exported, name
 ):
     model, directory = exported(name, "portable", "int8")
-    manifest = Runtime(directory).artifact.manifest
+    manifest = Runtime(directory).info.manifest
     for file in graphs_of(manifest).values():
         assert file.endswith("_int8.onnx")
         graph = onnx.load(directory / file).graph
@@ -407,7 +407,7 @@ def test_a_ragged_batch_gives_the_values_of_one_run(exported, monkeypatch, name,
     assert len(bucket_by_length(mask, 512)) > 2
     found = runtime.outputs(ids, mask, **feeds)
     monkeypatch.setattr(inputs_module, "MIN_TOKENS", 10**9)
-    monkeypatch.setattr(runtime_module, "MAX_TOKENS", 10**9)
+    monkeypatch.setattr(model_module, "MAX_TOKENS", 10**9)
     expected = runtime.outputs(ids, mask, **feeds)
     assert list(found) == list(expected)
     for tensor in runtime.specs["encoder"].outputs:
@@ -427,14 +427,14 @@ def test_a_ragged_batch_gives_the_values_of_one_run(exported, monkeypatch, name,
 def test_an_encoder_runs_short_rows_apart_from_long_ones(exported, monkeypatch, threads, runs):
     """At most 256 tokens at once for each thread. The session is a spy here."""
     runtime, sizes = Runtime(exported("encoder")[1], threads=threads), []
-    session = runtime.sessions["encoder"]
+    session = runtime.model.sessions["encoder"]
 
     class Session:
         def run(self, names, feeds):
             sizes.append(feeds["input_ids"].shape)
             return session.run(names, feeds)
 
-    monkeypatch.setitem(runtime.sessions, "encoder", Session())
+    monkeypatch.setitem(runtime.model.sessions, "encoder", Session())
     runtime.encode(*ragged([40, 4] * 12))
     assert sizes == runs
 

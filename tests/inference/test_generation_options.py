@@ -443,7 +443,7 @@ def test_a_cache_that_cannot_be_made_is_refused_by_its_size(on_each_target, monk
     def fails(sizes):
         raise MemoryError("no more")
 
-    monkeypatch.setattr(on_cuda.decoders.pool, "make", fails)
+    monkeypatch.setattr(on_cuda.model.decoders.pool, "make", fails)
     with pytest.raises(
         UsageError, match="caches of 192 slots, which hold max_new_tokens, cannot be made: no more"
     ):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import EOS, PAD, copy_of, edit_json
+from opened_engines import engine_of
 
 from vanilla_transformer_export import Options, Runtime
 from vanilla_transformer_export.errors import UsageError
@@ -17,7 +18,6 @@ from vanilla_transformer_export.inference.prompt_lookup import (
     until_end,
 )
 from vanilla_transformer_export.inference.search import start_search
-from vanilla_transformer_export.scheduler.engine import Engine
 from vanilla_transformer_export.targets.cpu import decoder as cpu
 from vanilla_transformer_export.targets.portable import decoder as portable
 
@@ -219,7 +219,7 @@ def test_logits_after_tokens_that_were_taken_back(opened, name, target, monkeypa
     request = runtime.request(
         ids, None, None, LOOKUP | dict(max_new_tokens=45, eos_token_id=EOS, pad_token_id=PAD)
     )
-    decoder = runtime.decoder_factory().start(request)
+    decoder = runtime.model.decoders.start(request)
     decoder.prefill(request.input_ids, request.attention_mask)
     history = request.input_ids
     for count, wrong in [
@@ -278,14 +278,16 @@ def test_rows_and_servers(opened, tmp_path):
     with pytest.raises(UsageError, match="prompt_lookup_num_tokens=4 is for one row, got 2"):
         runtime.generate(np.array([[5, 6], [7, 8]]), **LOOKUP)
     assert runtime.rows_together(100, 16, LOOKUP) == 1
-    directory = runtime.artifact.directory
-    engine = Engine(Runtime(directory, continuous=True))
+    directory = runtime.info.directory
+    engine = engine_of(directory)
     with pytest.raises(
         UsageError, match="prompt_lookup_num_tokens is 4, expected none: rows that share a batch"
     ):
-        engine.job([5, 6], LOOKUP)
+        engine.admission.job([5, 6], LOOKUP)
     assert (
-        engine.job([5, 6], {"prompt_lookup_num_tokens": None}).options.prompt_lookup_num_tokens
+        engine.admission.job(
+            [5, 6], {"prompt_lookup_num_tokens": None}
+        ).options.prompt_lookup_num_tokens
         is None
     )
     copy = copy_of(directory, tmp_path)

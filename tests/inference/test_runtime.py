@@ -15,6 +15,8 @@ from vanilla_transformer_export import Options, Runtime
 from vanilla_transformer_export.inference import devices
 from vanilla_transformer_export.inference.inputs import move_padding
 from vanilla_transformer_export.inference.search import BeamSearch, TokenSearch
+from vanilla_transformer_export.model import open_export
+from vanilla_transformer_export.requests import generation_request
 
 GENERATORS = ("seq2seq", "seq2seq-untied", "causal", "causal-learned")
 LENGTHS = (7, 1, 4, 9, 2, 9)
@@ -295,9 +297,10 @@ def test_without_an_arena_the_tokens_are_the_same(exported, runtimes):
     runtime = Runtime(exported("seq2seq").directory, arena=False)
     assert [
         session.inner.get_session_options().enable_cpu_mem_arena
-        for session in runtime.sessions.values()
+        for session in runtime.model.sessions.values()
     ] == [False, False]
-    assert runtimes("seq2seq").sessions["decoder"].inner.get_session_options().enable_cpu_mem_arena
+    session = runtimes("seq2seq").model.sessions["decoder"].inner
+    assert session.get_session_options().enable_cpu_mem_arena
     expected = runtimes("seq2seq").generate(ids, mask, max_new_tokens=5)
     np.testing.assert_array_equal(runtime.generate(ids, mask, max_new_tokens=5), expected)
 
@@ -744,9 +747,9 @@ def test_providers_are_asked_for_in_order_and_each_must_run(
 def test_engines_of_other_weights_are_kept_elsewhere(exported, tmp_path):
     runtimes = [Runtime(exported(name).directory) for name in ("encoder", "encoder", "masked-lm")]
     for runtime in runtimes:
-        runtime.engine_cache = tmp_path
+        runtime.model.engine_cache = tmp_path
     first, again, other = (
-        runtime._engine_options()["trt_engine_cache_path"] for runtime in runtimes
+        runtime.model._engine_options()["trt_engine_cache_path"] for runtime in runtimes
     )
     assert first == again != other
 
@@ -783,31 +786,26 @@ def test_tensorrt_is_refused_where_it_has_nothing_to_compile_or_is_not_there(
         Runtime(directory, device="tensorrt")
 
 
-def test_without_its_graphs_it_checks_what_another_process_runs(exported):
+def test_what_another_process_runs_is_checked_without_graphs(exported):
     directory = exported("seq2seq").directory
-    whole, checking = Runtime(directory, threads=1), Runtime(directory, threads=1, loads=False)
+    whole, info = Runtime(directory, threads=1), open_export(directory)
     ids, options = np.array([[5, 6, 7]]), {"max_new_tokens": 3}
-    wanted, found = (each.request(ids, None, None, options) for each in (whole, checking))
+    wanted = whole.request(ids, None, None, options)
+    found = generation_request(info, ids, None, None, options)
     assert found.options == wanted.options and found.input_ids.tolist() == wanted.input_ids.tolist()
     for wrong in ({"max_new_tokens": 0}, {"nope": 1}):
         with pytest.raises(ValueError) as expected:
             whole.request(ids, None, None, wrong)
         with pytest.raises(type(expected.value), match=f"^{re.escape(str(expected.value))}$"):
-            checking.request(ids, None, None, wrong)
-    with pytest.raises(
-        ValueError,
-        match="opened with continuous=False and loads=False, expected False and True to generate",
-    ):
-        checking.generate(ids, **options)
-    with pytest.raises(ValueError, match="opened with loads=False, expected True to run it"):
-        Runtime(exported("encoder").directory, loads=False).encode(ids)
+            generation_request(info, ids, None, None, wrong)
 
 
 def test_onnxruntime_is_imported_when_graphs_are_loaded(exported):
-    code = "import sys; from vanilla_transformer_export import Runtime; directory = sys.argv[1]\n"
-    code += (
-        "for loads in (False, True):\n    Runtime(directory, loads=loads)\n    print('onnxruntime' "
-        "in sys.modules)"
+    code = (
+        "import sys; from vanilla_transformer_export.model import OnnxModel, open_export\n"
+        "info = open_export(sys.argv[1])\nmodel = OnnxModel(info, threads=1)\n"
+        "print('onnxruntime' in sys.modules)\nmodel.session('encoder')\n"
+        "print('onnxruntime' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, exported("encoder").directory], capture_output=True, text=True

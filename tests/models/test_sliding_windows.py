@@ -85,7 +85,7 @@ def test_logits_are_those_of_the_whole_sequence_at_every_step(opened, name, targ
     request = runtime.request(
         ids, mask, None, dict(max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD)
     )
-    decoder = runtime.decoder_factory().start(request)
+    decoder = runtime.model.decoders.start(request)
     found = [decoder.prefill(ids, mask)[:, -1].copy()]
     found += [decoder.step(new[:, place : place + 1])[:, -1].copy() for place in range(NEW_TOKENS)]
     whole, seen = (
@@ -108,7 +108,7 @@ def test_caches_stay_as_large_as_the_window_and_the_room(opened):
     for name, target in (("causal-window", "cpu"), ("causal-relative", "portable")):
         model, runtime = opened(name, target)
         window = model.config.sliding_window
-        decoder = runtime.decoder_factory().start(runtime.request(ids, mask, None, options))
+        decoder = runtime.model.decoders.start(runtime.request(ids, mask, None, options))
         decoder.prefill(ids, mask)
         sizes = set()
         for _ in range(NEW_TOKENS):

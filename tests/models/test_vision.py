@@ -559,7 +559,7 @@ def test_an_export_of_any_size_gives_what_torch_gives(body):
         np.testing.assert_allclose(found["pooler_output"], expected.pooler_output, atol=2e-5)
     with pytest.raises(ValueError, match="the images are 3x50, expected at least 4x4, a patch"):
         runtime.outputs(pixel_values=np.zeros((1, 3, 3, 50), np.float32))
-    config = runtime.artifact.config
+    config = runtime.info.config
     assert config["interpolate_pos_encoding"] and config["model_type"] == "vanilla-vision"
     # what Transformers.js knows
     assert json.loads((body.directory / "config.json").read_text())["model_type"] == "vit"

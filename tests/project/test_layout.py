@@ -24,14 +24,16 @@ ALLOWED = {
     "graphs": "errors heads specs inference",
     "one_graph": "errors specs inference graphs",
     "targets": "errors heads specs inference graphs one_graph",
-    "runtime": "errors heads specs inference targets scheduler",
-    "scheduler": "errors specs inference runtime",
-    "text": "errors heads specs inference",
+    "requests": "errors heads specs inference",
+    "model": "errors heads specs inference targets requests",
+    "scheduler": "errors specs inference requests model",
+    "runtime": "errors heads specs inference targets requests model scheduler",
+    "text": "errors heads specs inference requests",
     "text_runtime": "errors heads specs inference runtime scheduler text image_runtime",
     "image_runtime": "errors specs inference runtime text",
     "files": "errors heads specs inference runtime text text_runtime image_runtime",
-    "serving": "errors arguments heads specs inference runtime scheduler text text_runtime "
-    "image_runtime",
+    "serving": "errors arguments heads specs inference requests model scheduler text runtime "
+    "text_runtime image_runtime",
     "exporting": "errors arguments heads specs inference graphs one_graph targets runtime text "
     "text_runtime",
 }
@@ -42,7 +44,6 @@ EXCEPTIONS = {
     ("serving/protocols/open_inference.py", "__init__"),
     ("serving/protocols/text_embeddings.py", "__init__"),
     ("text/language_pairs.py", "text_runtime"),
-    ("text/tasks/rows.py", "runtime"),
     *(
         (f"text/tasks/{name}.py", "text_runtime")
         for name in (*TEXT_TASKS, "tagging", "translation")

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 
+import engines
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,7 @@ from vanilla_transformer_export.inference.decoder import GenerationRequest
 from vanilla_transformer_export.inference.logits import Prompt
 from vanilla_transformer_export.inference.options import Options
 from vanilla_transformer_export.inference.search import start_search
+from vanilla_transformer_export.requests import generation_request
 from vanilla_transformer_export.scheduler.capacity import (
     Arrangement,
     arrangement,
@@ -25,7 +27,6 @@ from vanilla_transformer_export.scheduler.capacity import (
     rows_of_worker,
     sources_length,
 )
-from vanilla_transformer_export.scheduler.engine import Engine
 from vanilla_transformer_export.scheduler.queue import Queue, Ticket
 from vanilla_transformer_export.scheduler.request import LENGTH, STOP
 from vanilla_transformer_export.scheduler.slot_batch import Room, SlotBatch
@@ -56,9 +57,12 @@ OPTIONS = [
 SEQ2SEQ, DECODER = "seq2seq", "causal"
 
 
-def engine_of(directory, workers=1, slots=8, threads=1, **settings):
-    runtime = Runtime(directory, threads=threads, continuous=True)
-    return Engine(runtime, workers, slots, queue=10_000, **settings)
+engine_of = functools.partial(engines.engine_of, slots=8)
+
+
+def batch_of(engine):
+    """Return the batch of the first worker, for engines that are not started."""
+    return engine.workers.all[0].batch
 
 
 @pytest.fixture
@@ -99,7 +103,7 @@ def expected(runtime, ids, prefix, options):
 
 def jobs_of(engine, name, options=OPTIONS, **others):
     return [
-        engine.job(ids, {"max_new_tokens": MOST, **each}, prefix, **others)
+        engine.admission.job(ids, {"max_new_tokens": MOST, **each}, prefix, **others)
         for ids, prefix in inputs(name)
         for each in options
     ]
@@ -117,7 +121,7 @@ def test_each_job_has_the_tokens_that_it_has_alone(exported_for, started, name, 
     engine = started(directory, workers=2)
     is_continuous = target == "cpu" and name != "seq2seq-t5"  # whose heads are 12 wide
     assert isinstance(engine.workers.all[0].batch, SlotBatch if is_continuous else WholeBatch)
-    assert engine.describe().startswith(
+    assert engine.admission.describe().startswith(
         "continuous batching, " if is_continuous else "whole batches "
     )
     jobs = jobs_of(engine, name)
@@ -164,7 +168,10 @@ IN_FULL = [
 
 def recorded(engine, name, order, slots, most_joining):
     """The logits of jobs that join in this order, a few at a time."""
-    batch = Recorded(engine.runtime, Room(slots, engine.room.source, engine.room.length))
+    batch = Recorded(
+        batch_of(engine).model,
+        Room(slots, engine.admission.room.source, engine.admission.room.length),
+    )
     ticket = Ticket(jobs_of(engine, name), lambda *news: None)
     runs = list(ticket.waiting)
     waiting = [runs[place] for place in order]
@@ -207,11 +214,11 @@ def test_the_bits_of_a_row_do_not_depend_on_its_neighbours(exported_for, name, d
 def test_a_prompt_is_read_in_chunks_of_its_own_while_other_rows_go_on(exported_for):
     _, directory = exported_for(DECODER, "cpu")
     engine = engine_of(directory)
-    batch = engine.batch()
+    batch = batch_of(engine)
     batch.chunk = 4
     short, long = (
-        engine.job([5], {"max_new_tokens": 30}),
-        engine.job(list(range(4, 22)), {"max_new_tokens": MOST}),
+        engine.admission.job([5], {"max_new_tokens": 30}),
+        engine.admission.job(list(range(4, 22)), {"max_new_tokens": MOST}),
     )
     ticket = Ticket([short, long], lambda *news: None)
     first, second = ticket.waiting
@@ -237,7 +244,7 @@ def test_probabilities_of_new_and_given_tokens_are_those_of_torch(exported_for, 
     engine = started(directory)
     prompt = [5, 9, 31, 7, 22]
     for options in ({}, dict(do_sample=True, seed=1, temperature=0.5)):
-        job = engine.job(
+        job = engine.admission.job(
             prompt, {"max_new_tokens": MOST, **options}, top_logprobs=3, scores_prompt=True
         )
         [[found]] = engine.generate([job])
@@ -258,12 +265,14 @@ def test_samples_draw_with_the_seed_and_their_number(exported_for, started, targ
     _, directory = exported_for(DECODER, target)
     engine, runtime = started(directory), Runtime(directory, threads=1)
     options = dict(do_sample=True, top_k=0, max_new_tokens=MOST, seed=11)
-    [found] = engine.generate([engine.job([5, 6, 7], {**options, "num_return_sequences": 4})])
+    [found] = engine.generate(
+        [engine.admission.job([5, 6, 7], {**options, "num_return_sequences": 4})]
+    )
     for number, answer in enumerate(found):
         request = runtime.request(np.array([[5, 6, 7]]), None, None, options)
         search = start_search(request.options, request.prompt)
         search.choose.generators = [np.random.default_rng([11, number] if number else 11)]
-        list(runtime._tokens(request, search))
+        list(runtime.model.tokens(request, search))
         row = search.result()[0][0].tolist()
         assert answer.tokens == (row[: row.index(2) + 1] if 2 in row else row)
     assert len({tuple(answer.tokens) for answer in found}) > 1
@@ -277,7 +286,7 @@ def test_a_stream_has_the_tokens_of_the_answer_one_by_one_and_frees_its_rows_whe
 ):
     _, directory = exported_for(DECODER, "cpu")
     engine = started(directory)
-    job = engine.job(
+    job = engine.admission.job(
         [5, 6], dict(do_sample=True, seed=2, num_return_sequences=3, max_new_tokens=30)
     )
 
@@ -313,7 +322,7 @@ def test_a_stream_has_the_tokens_of_the_answer_one_by_one_and_frees_its_rows_whe
         with pytest.raises(
             UsageError, match="num_beams is 2, which cannot stream: expected num_beams=1"
         ):
-            await anext(engine.stream(engine.job([5], dict(num_beams=2))))
+            await anext(engine.stream(engine.admission.job([5], dict(num_beams=2))))
 
     asyncio.run(check())
 
@@ -321,21 +330,21 @@ def test_a_stream_has_the_tokens_of_the_answer_one_by_one_and_frees_its_rows_whe
 def test_what_does_not_fit_is_refused_with_both_numbers(exported_for):
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=4, max_length=20)
     with pytest.raises(TooLong, match="the prompt has 21 tokens, expected at most 20"):
-        engine.job([5] * 21, {})
+        engine.admission.job([5] * 21, {})
     with pytest.raises(TooLong, match="max_new_tokens=11 are 21 to be fed, expected at most 20"):
-        engine.job([5] * 11, dict(max_new_tokens=11))
-    engine.job([5] * 11, dict(max_new_tokens=10))
+        engine.admission.job([5] * 11, dict(max_new_tokens=11))
+    engine.admission.job([5] * 11, dict(max_new_tokens=10))
     with pytest.raises(TooLong, match="5 beams or sequences, expected at most 4"):
-        engine.job([5], dict(num_beams=5))
+        engine.admission.job([5], dict(num_beams=5))
     with pytest.raises(UsageError, match="logprobs do not go with num_beams=2"):
-        engine.job([5], dict(num_beams=2), top_logprobs=1)
+        engine.admission.job([5], dict(num_beams=2), top_logprobs=1)
     with pytest.raises(ValueError, match="input_ids must be in"):
-        engine.job([500], {})
+        engine.admission.job([500], {})
     with pytest.raises(UsageError, match="3 slots are fewer than 4 workers"):
         engine_of(exported_for(DECODER, "cpu")[1], workers=4, slots=3)
     engine = engine_of(exported_for(SEQ2SEQ, "cpu")[1], max_source=6)
     with pytest.raises(TooLong, match="the source has 7 tokens, expected at most 6"):
-        engine.job([5] * 7, {})
+        engine.admission.job([5] * 7, {})
 
 
 def test_slots_are_no_longer_than_learned_positions(exported_for):
@@ -343,8 +352,8 @@ def test_slots_are_no_longer_than_learned_positions(exported_for):
     learned, other = (
         engine_of(exported_for(name, "cpu")[1], max_length=2000) for name in (DECODER, SEQ2SEQ)
     )
-    assert (learned.room.length, other.room.length) == (60, 2000)
-    assert learned.runtime.config["position_embedding_type"] == "learned"
+    assert (learned.admission.room.length, other.admission.room.length) == (60, 2000)
+    assert learned.admission.info.config["position_embedding_type"] == "learned"
 
 
 def test_slots_that_there_is_no_memory_for_are_wrong_usage(exported_for, monkeypatch):
@@ -360,7 +369,7 @@ def test_slots_that_there_is_no_memory_for_are_wrong_usage(exported_for, monkeyp
 
 def test_a_list_of_texts_holds_up_no_short_request_and_a_full_queue_refuses(exported_for):
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=2)
-    job = functools.partial(engine.job, [5], dict(max_new_tokens=3))
+    job = functools.partial(engine.admission.job, [5], dict(max_new_tokens=3))
     order = []
     queue = Queue(most=30)
     bulk, single = (Ticket([job() for _ in range(count)], lambda *news: None) for count in (20, 1))
@@ -370,7 +379,7 @@ def test_a_list_of_texts_holds_up_no_short_request_and_a_full_queue_refuses(expo
     with pytest.raises(RequestError, match="21 rows are waiting, expected at most 30") as refused:
         queue.put(Ticket([job() for _ in range(10)], lambda *news: None))
     assert (refused.value.status, refused.value.retry_after) == (429, 1)
-    batch = engine.batch()
+    batch = batch_of(engine)
     while queue.rows:
         runs = queue.take(batch)
         batch.join(runs)
@@ -392,8 +401,8 @@ def test_requests_whose_clients_have_gone_take_no_room_in_the_queue_and_a_full_b
     exported_for,
 ):
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=1)
-    job = engine.job([5], dict(max_new_tokens=3))
-    queue, batch = Queue(most=4), engine.batch()
+    job = engine.admission.job([5], dict(max_new_tokens=3))
+    queue, batch = Queue(most=4), batch_of(engine)
     first, gone, last = (Ticket([job] * count, lambda *news: None) for count in (2, 2, 2))
     queue.put(first)
     queue.put(gone)
@@ -409,8 +418,8 @@ def test_requests_whose_clients_have_gone_take_no_room_in_the_queue_and_a_full_b
 
 def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=12)
-    job = engine.job([5], dict(max_new_tokens=3))
-    batch, queue = engine.batch(), Queue(100)
+    job = engine.admission.job([5], dict(max_new_tokens=3))
+    batch, queue = batch_of(engine), Queue(100)
 
     def put(count):
         for _ in range(count):
@@ -453,11 +462,11 @@ def test_a_run_of_many_rows_is_not_overtaken_for_ever(exported_for, monkeypatch)
     monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.OVERTAKEN", 0.0)
     monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.WAIT", 0.0)
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=4)
-    batch, queue = engine.batch(), Queue(100)
-    small = engine.job([5], dict(max_new_tokens=20, min_new_tokens=20))
+    batch, queue = batch_of(engine), Queue(100)
+    small = engine.admission.job([5], dict(max_new_tokens=20, min_new_tokens=20))
     queue.put(Ticket([small], lambda *news: None))
     batch.join(queue.take(batch))
-    queue.put(Ticket([engine.job([5], dict(num_beams=4))], lambda *news: None))
+    queue.put(Ticket([engine.admission.job([5], dict(num_beams=4))], lambda *news: None))
     queue.put(Ticket([small] * 3, lambda *news: None))
     assert queue.take(batch) == []  # the beams wait for all slots, and are the next to join
     batch.leave(batch.running[0])
@@ -466,10 +475,10 @@ def test_a_run_of_many_rows_is_not_overtaken_for_ever(exported_for, monkeypatch)
 
 def test_what_fails_fails_alone(exported_for, started, monkeypatch):
     engine = started(exported_for(DECODER, "cpu")[1])
-    suppressed = engine.job(
+    suppressed = engine.admission.job(
         [5], dict(do_sample=True, suppress_tokens=list(range(SIZES["vocab_size"])))
     )
-    fine = engine.job([5, 6], dict(max_new_tokens=MOST))
+    fine = engine.admission.job([5, 6], dict(max_new_tokens=MOST))
 
     async def check():
         return await asyncio.gather(
@@ -501,7 +510,7 @@ def test_closing_finishes_what_was_taken_in_or_gives_up_at_the_limit(exported_fo
             try:
                 results.append(
                     engine.generate(
-                        [engine.job([5], dict(max_new_tokens=50, min_new_tokens=50))] * 30
+                        [engine.admission.job([5], dict(max_new_tokens=50, min_new_tokens=50))] * 30
                     )
                 )
             except RequestError as refusal:
@@ -516,7 +525,7 @@ def test_closing_finishes_what_was_taken_in_or_gives_up_at_the_limit(exported_fo
         [result] = results
         assert result == 503 if not finished else len(result) == 30
         with pytest.raises(RequestError, match="shutting down"):
-            engine.generate([engine.job([5], {})])
+            engine.generate([engine.admission.job([5], {})])
 
 
 # -------------------------------------------------------------------------------------------- sizes
@@ -564,7 +573,7 @@ def test_small_models_run_in_workers_and_large_ones_with_all_threads():
 def test_options_of_each_request_are_its_own(exported_for, started):
     """The searches of one batch share nothing: the same as alone, in all orders of two."""
     engine = started(exported_for(SEQ2SEQ, "cpu")[1])
-    jobs = [engine.job([5, 6, 7], {"max_new_tokens": MOST, **each}) for each in OPTIONS]
+    jobs = [engine.admission.job([5, 6, 7], {"max_new_tokens": MOST, **each}) for each in OPTIONS]
     alone = [engine.generate([job])[0] for job in jobs]
     assert engine.generate(jobs) == alone
     assert engine.generate(jobs[::-1]) == alone[::-1]
@@ -574,28 +583,34 @@ def test_what_is_remembered_of_options_is_checked_for_other_types_and_tokens_all
     exported_for,
 ):
     engine = engine_of(exported_for(SEQ2SEQ, "cpu")[1])
-    first = engine.job([5, 6], dict(num_beams=1, do_sample=False, suppress_tokens=[7]))
-    assert engine.job([5, 6, 7], dict(num_beams=1, do_sample=False)).options != first.options
-    again = engine.job([8], dict(num_beams=1, do_sample=False))
+    first = engine.admission.job([5, 6], dict(num_beams=1, do_sample=False, suppress_tokens=[7]))
+    assert (
+        engine.admission.job([5, 6, 7], dict(num_beams=1, do_sample=False)).options != first.options
+    )
+    again = engine.admission.job([8], dict(num_beams=1, do_sample=False))
     assert (again.options, again.source, again.prompt) == (
-        engine.job([8], dict(do_sample=False, num_beams=1)).options,
+        engine.admission.job([8], dict(do_sample=False, num_beams=1)).options,
         [8],
         [1],
     )
     with pytest.raises(UsageError, match="num_beams must be"):
-        engine.job([5], dict(num_beams=True, do_sample=False))
+        engine.admission.job([5], dict(num_beams=True, do_sample=False))
     with pytest.raises(UsageError, match="do_sample must be"):
-        engine.job([5], dict(num_beams=1, do_sample=0))
+        engine.admission.job([5], dict(num_beams=1, do_sample=0))
     for wrong in ([48], [-1], []):
         with pytest.raises(ValueError, match="input_ids must"):
-            engine.job(wrong, dict(num_beams=1, do_sample=False))
+            engine.admission.job(wrong, dict(num_beams=1, do_sample=False))
 
 
 def test_a_request_of_the_whole_runtime_is_what_a_job_is_made_of(exported_for):
     engine = engine_of(exported_for(SEQ2SEQ, "cpu")[1])
-    job = engine.job([5, 6, 7], dict(max_new_tokens=MOST), prefix=[8])
-    request = engine.runtime.request(
-        np.array([[5, 6, 7]]), np.ones((1, 3), int), np.array([[8]]), dict(max_new_tokens=MOST)
+    job = engine.admission.job([5, 6, 7], dict(max_new_tokens=MOST), prefix=[8])
+    request = generation_request(
+        engine.admission.info,
+        np.array([[5, 6, 7]]),
+        np.ones((1, 3), int),
+        np.array([[8]]),
+        dict(max_new_tokens=MOST),
     )
     assert isinstance(request, GenerationRequest) and isinstance(job.options, Options)
     assert (job.options, list(job.prompt), list(job.source)) == (

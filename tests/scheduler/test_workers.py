@@ -128,6 +128,30 @@ def test_drawn_tokens_and_what_no_step_can_do_are_as_in_whole_batches(
     np.testing.assert_array_equal(drawn, runtime.generate(ids, mask, **options))
 
 
+@pytest.mark.parametrize("target", ["cpu", "portable"])
+@pytest.mark.parametrize("name", [SEQ2SEQ, DECODER])
+def test_many_rows_with_beams_run_in_batches_of_similar_length(
+    exported_for, monkeypatch, name, target
+):
+    _, directory = exported_for(name, target)
+    ids, mask = inputs(name)
+    options = dict(num_beams=3, num_return_sequences=2, max_new_tokens=7)
+    runtime = Runtime(directory, threads=2)
+    sizes, generate = [], runtime.model.generate
+    monkeypatch.setattr(
+        runtime.model,
+        "generate",
+        lambda request: (sizes.append(len(request.input_ids)), generate(request))[1],
+    )
+    found = runtime.generate_with_scores(ids, mask, **options)
+    assert sum(sizes) == COUNT and max(sizes) == many_rows.BATCH_SIZE
+    monkeypatch.setattr(many_rows, "BATCH_SIZE", COUNT)
+    wanted = runtime.generate_with_scores(ids, mask, **options)
+    assert sizes[-1] == COUNT
+    for own, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(own, other)
+
+
 def test_a_source_with_holes_is_read_with_them(exported_for, steps):
     model, directory = exported_for(SEQ2SEQ, "cpu")
     ids, mask = np.full((COUNT, 3), 7), np.ones((COUNT, 3), np.int64)
@@ -143,7 +167,7 @@ def test_what_onnxruntime_cannot_do_is_an_error_of_the_files(exported_for, monke
     def fail(*args):
         raise ValueError("no memory")
 
-    monkeypatch.setattr(type(runtime.sessions["decoder"]), "run_bound", fail)
+    monkeypatch.setattr(type(runtime.model.sessions["decoder"]), "run_bound", fail)
     before = threading.active_count()
     with pytest.raises(ValueError, match="^no memory$"):
         runtime.generate(*inputs(DECODER))

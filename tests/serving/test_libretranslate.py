@@ -14,13 +14,13 @@ from checkpoints import EOS, copy_of, edit_json, list_file, seal
 from hypothesis import given
 from hypothesis import strategies as st
 from libretranslatepy import LibreTranslateAPI
+from opened_engines import text_engine
 from served import served
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.scheduler.engine import Engine
 from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.protocols.libretranslate import PROTOCOL, PUBLIC_PATHS
 from vanilla_transformer_export.serving.translation.translator import LONG, translate
@@ -73,10 +73,10 @@ def load(directory):
     engines = []
 
     def make(name, languages=None, given=()):
-        runtime = TextRuntime(directory, threads=1, continuous=True)
+        runtime, engine = text_engine(directory, slots=SLOTS, max_source=40, max_length=30)
+        engines.append(engine)
         if languages is not None:
             runtime.languages = languages
-        engines.append(Engine(runtime.runtime, slots=SLOTS, max_source=40, max_length=30).start())
         return ServedModel(name, runtime, engines[-1], languages_of_model(runtime, given))
 
     yield make
@@ -534,19 +534,15 @@ def card(*lines, name="x"):
     ],
 )
 def test_the_card_says_what_is_translated_if_its_name_does(directory, tmp_path, text, expected):
-    artifact = SimpleNamespace(directory=tmp_path)
-    runtime = SimpleNamespace(
-        runtime=SimpleNamespace(
-            artifact=artifact, architecture="VanillaSeq2SeqForConditionalGeneration"
-        ),
-        languages=Languages(),
-    )
+    architecture = "VanillaSeq2SeqForConditionalGeneration"
+    info = SimpleNamespace(directory=tmp_path, architecture=architecture)
+    runtime = SimpleNamespace(info=info, languages=Languages())
     if text is not None:
         (tmp_path / "README.md").write_text(text)
     assert languages_of_model(runtime) == expected
     assert [*sentence_languages(runtime).values()] == [source for source, _ in expected]
     assert languages_of_model(runtime, [("it", "pt"), ("it", "pt")]) == [("it", "pt")]
-    runtime.runtime.architecture = "VanillaSeq2SeqForSequenceClassification"
+    runtime.info.architecture = "VanillaSeq2SeqForSequenceClassification"
     assert languages_of_model(runtime, [("it", "pt")]) == []
 
 

@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from heads import export_for_images
 from hypothesis import given
 from hypothesis import strategies as st
+from opened_engines import text_engine
 from served import wait_for
 from served_models import serving
 from serving_load import with_words
@@ -23,7 +24,6 @@ from tritonclient.utils import InferenceServerException
 
 from vanilla_transformer_export import ImageRuntime, TextRuntime, export
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.scheduler.engine import Engine
 from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.protocols.tensors import (
     TEXTS,
@@ -50,8 +50,7 @@ def server(exported, tmp_path_factory):
     }
     generators = {}
     for name in GENERATORS:
-        runtime = TextRuntime(made[name], threads=1, continuous=True)
-        generators[name] = ServedModel(name, runtime, Engine(runtime.runtime).start())
+        generators[name] = ServedModel(name, *text_engine(made[name]))
     with serving(
         {name: TextRuntime(made[name], threads=1) for name in READERS}, max_batch=8
     ) as found:

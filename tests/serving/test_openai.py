@@ -20,6 +20,7 @@ import uvicorn
 from checkpoints import EOS, PAD, START, VOCABULARY, copy_of, list_file
 from hypothesis import example, given
 from hypothesis import strategies as st
+from opened_engines import text_engine
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from vanilla_transformer_export import TextRuntime
@@ -27,7 +28,7 @@ from vanilla_transformer_export.errors import RequestError
 from vanilla_transformer_export.inference.decoder import GenerationRequest
 from vanilla_transformer_export.inference.logits import Prompt, Sampler
 from vanilla_transformer_export.inference.search import start_search
-from vanilla_transformer_export.scheduler.engine import Engine
+from vanilla_transformer_export.scheduler.admission import Admission
 from vanilla_transformer_export.scheduler.refusals import overloaded
 from vanilla_transformer_export.scheduler.request import (
     LENGTH,
@@ -36,7 +37,6 @@ from vanilla_transformer_export.scheduler.request import (
     Generated,
     TokenLogprobs,
 )
-from vanilla_transformer_export.scheduler.slot_batch import Room
 from vanilla_transformer_export.serving import app as serving
 from vanilla_transformer_export.serving.lifecycle import Lifecycle
 from vanilla_transformer_export.serving.logs import Log
@@ -78,13 +78,10 @@ class OneByOne:
     """An engine that runs jobs alone, from the whole text again at each step; it counts, and fails
     when it is told to."""
 
-    job, check_lengths, check_room = Engine.job, Engine.check_lengths, Engine.check_room
-    checked, known_prompt = Engine.checked, Engine.known_prompt
-
     def __init__(self, runtime):
         self.runtime = runtime
-        self.room = Room(8, 0, runtime.config["max_position_embeddings"])
-        self._known = {}
+        most = runtime.config["max_position_embeddings"]
+        self.admission = Admission(runtime.info, slots=8, max_length=most)
         self.reset()
 
     def reset(self):
@@ -98,7 +95,7 @@ class OneByOne:
         request = self.runtime.request(
             ids, np.ones_like(ids), None, {"max_new_tokens": 1, "num_beams": 1, "do_sample": False}
         )
-        with contextlib.closing(self.runtime.decoder_factory().start(request)) as decoder:
+        with contextlib.closing(self.runtime.model.decoders.start(request)) as decoder:
             return decoder.prefill(request.input_ids, request.attention_mask)[:, -1].copy()
 
     def known(self, logits, token, count):
@@ -229,7 +226,7 @@ def serving_of(*served):
 
 @pytest.fixture(scope="module")
 def url(decoder, encoder, engine):
-    read = TextRuntime(encoder.runtime.artifact.directory, threads=1)
+    read = TextRuntime(encoder.runtime.info.directory, threads=1)
     reader = batched(read)
     with serving_of(
         ServedModel("decoder", decoder, engine), ServedModel("encoder", read, reader=reader)
@@ -581,7 +578,7 @@ def test_a_stop_text_of_bytes_that_come_one_by_one(client, decoder):
         ("日x", "aéb日g", 8),
     ):
         body = openai_api.CompletionRequest(stop=stop, temperature=0, max_tokens=8)
-        job = engine.job([START], openai_api.options_of(body, {}))
+        job = engine.admission.job([START], openai_api.options_of(body, {}))
         asked = openai_api.Completion(decoder, job, 0, "", [stop], False)
         [choice] = json.loads(asyncio.run(openai_api.whole(engine, [asked], {})))["choices"]
         assert (choice["text"], asked.tokens) == (expected, tokens)
@@ -696,12 +693,11 @@ def check_same(choices, expected):
 def test_the_engine_that_batches_gives_the_same(decoder, exported_for, tmp_path, batches):
     """What all these requests at once get is what each of them gets alone, from logits that are
     computed anew at each step."""
-    directory = decoder.runtime.artifact.directory
+    directory = decoder.runtime.info.directory
     if batches == "continuous":
         directory = with_tokenizer(exported_for("causal", "cpu")[1], tmp_path)
-    runtime = TextRuntime(directory, threads=1, continuous=True)
-    engine = Engine(runtime.runtime).start()
-    assert ("whole batches" in engine.describe()) == (batches == "whole")
+    runtime, engine = text_engine(directory)
+    assert ("whole batches" in engine.admission.describe()) == (batches == "whole")
     alone = TextRuntime(directory, threads=1)
     asked = [
         dict(model="decoder", prompt="ab cd", seed=2, max_tokens=20) | each for each in STREAMED
@@ -740,7 +736,7 @@ def test_the_events_of_a_stream(url, decoder):
 
 def test_text_is_sent_with_the_token_that_completes_it(decoder, engine):
     """Not when the next one comes."""
-    job = engine.job(
+    job = engine.admission.job(
         [START, 4],
         {"max_new_tokens": 12, "num_beams": 1, "do_sample": False, "suppress_tokens": [EOS]},
     )
@@ -986,7 +982,7 @@ def test_what_is_refused(url, body, param, message):
 
 
 def test_an_empty_prompt_of_a_model_without_a_first_token_is_refused(url, decoder, monkeypatch):
-    for config in (decoder.runtime.config, decoder.runtime.artifact.generation_config):
+    for config in (decoder.runtime.config, decoder.runtime.info.generation_config):
         monkeypatch.setitem(config, "bos_token_id", None)
     for body in (dict(prompt=["ab", ""]), dict(prompt=""), dict()):
         error = post(url, **body).json()["error"]

@@ -11,11 +11,11 @@ from html.parser import HTMLParser
 
 import httpx
 import pytest
+from opened_engines import text_engine
 from served import served as in_thread
 from serving_load import with_words
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.scheduler.engine import Engine
 from vanilla_transformer_export.scheduler.refusals import draining
 from vanilla_transformer_export.scheduler.request import Event
 from vanilla_transformer_export.serving import page
@@ -35,14 +35,8 @@ def served(exported_for, tmp_path_factory):
         ("pair", "seq2seq", [("en", "de"), ("de", "en")]),
         ("poet", "causal", []),
     ):
-        runtime = TextRuntime(
-            with_words(exported_for(kind, "cpu")[1], tmp_path_factory.mktemp(name)),
-            threads=1,
-            continuous=True,
-        )
-        found[name] = ServedModel(
-            name, runtime, Engine(runtime.runtime, slots=4).start(), languages
-        )
+        export = with_words(exported_for(kind, "cpu")[1], tmp_path_factory.mktemp(name))
+        found[name] = ServedModel(name, *text_engine(export, slots=4), languages)
     reader = TextRuntime(
         with_words(exported_for("encoder", "cpu")[1], tmp_path_factory.mktemp("reader")), threads=1
     )
@@ -58,7 +52,7 @@ def app(served):
 
 def alone(served, name):
     """Its model, without an engine."""
-    return TextRuntime(served.models[name].runtime.runtime.artifact.directory, threads=1)
+    return TextRuntime(served.models[name].runtime.info.directory, threads=1)
 
 
 def ask(app, method, path, **body):
@@ -214,7 +208,7 @@ class Failing:
     """An engine that gives two tokens and then fails; `closed` tells whether its stream was."""
 
     def __init__(self, served):
-        self.room, self.job, self.closed = served.engine.room, served.engine.job, False
+        self.admission, self.closed = served.engine.admission, False
 
     async def stream(self, job):
         try:

@@ -13,13 +13,13 @@ import pytest
 from heads import HEADS, MANY, PAIRS, TEXTS, close, export_for_images, save_head, tokenizer_for
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
+from opened_engines import text_engine
 from PIL import Image
 from served import served
 from served_models import PROTOCOLS, serving
 from transformers import pipeline
 
 from vanilla_transformer_export import ImageRuntime, TextRuntime, export
-from vanilla_transformer_export.scheduler.engine import Engine
 from vanilla_transformer_export.serving.models import ServedModel
 
 
@@ -308,8 +308,7 @@ def generators(tmp_path_factory):
         )
         export(checkpoint, folder / "export", cases=1)
         made[name] = TextRuntime(folder / "export", threads=1)
-        served_runtime = TextRuntime(folder / "export", threads=1, continuous=True)
-        engine = Engine(served_runtime.runtime).start()
+        served_runtime, engine = text_engine(folder / "export")
         models[name] = ServedModel(name, served_runtime, engine)
     with served(protocols=PROTOCOLS) as server:
         server.server.service.models.models.update(models)

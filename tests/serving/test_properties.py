@@ -9,10 +9,9 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opened_engines import text_engine
 from serving_load import with_words
 
-from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.scheduler.engine import Engine
 from vanilla_transformer_export.serving.app import create_app
 from vanilla_transformer_export.serving.models import ServedModel, ServedModels
 from vanilla_transformer_export.serving.service import PROTOCOLS
@@ -115,10 +114,7 @@ def app(exported_for, tmp_path_factory):
     found = {}
     for name, kind, languages in (("pair", "seq2seq", [("en", "de")]), ("poet", "causal", [])):
         export = with_words(exported_for(kind, "cpu")[1], tmp_path_factory.mktemp(name))
-        runtime = TextRuntime(export, threads=1, continuous=True)
-        found[name] = ServedModel(
-            name, runtime, Engine(runtime.runtime, slots=4).start(), languages
-        )
+        found[name] = ServedModel(name, *text_engine(export, slots=4), languages)
     yield create_app(ServedModels(found), PROTOCOLS)
     for model in found.values():
         model.engine.close()

@@ -12,6 +12,7 @@ from heads import HEADS, MANY, PAIRS, close, export_for_images, save_head, token
 from vanilla_transformer_export import ImageRuntime, Runtime, TextRuntime, export
 from vanilla_transformer_export.errors import RequestError, TooLong
 from vanilla_transformer_export.inference.inputs import pad_sequences
+from vanilla_transformer_export.requests import encoder_feeds
 from vanilla_transformer_export.serving import reading
 from vanilla_transformer_export.serving.reading import Reader, batched, padded
 
@@ -50,7 +51,9 @@ def rows_of(runtime, count=40, longest=50):
 
 def read(reader, rows):
     ids, mask = pad_sequences(rows, reader.runtime.config["pad_token_id"])
-    found = reader.read(reader.runtime.feeds({"input_ids": ids, "attention_mask": mask}))
+    found = reader.read(
+        encoder_feeds(reader.runtime.info, {"input_ids": ids, "attention_mask": mask})
+    )
     return [{name: values[place] for name, values in found.items()} for place in range(len(rows))]
 
 
@@ -168,7 +171,7 @@ def stub(made, monkeypatch):
     """A reader with one worker whose session is a `Session`."""
     runtime = Runtime(made("classify", MEAN, target="cpu"), threads=1)
     session = Session()
-    monkeypatch.setitem(runtime.sessions, "encoder", session)
+    monkeypatch.setitem(runtime.model.sessions, "encoder", session)
     monkeypatch.setattr(reading, "LONGEST_WAIT", 0.01)
     with contextlib.closing(Reader(runtime, queue=20)) as reader:
         session.shapes.clear()

@@ -90,7 +90,7 @@ def test_every_matrix_product_is_quantized(exported, name, dtype):
     found, exact = ops(graph(directory, name)), ops(graph(exported(name)[1], name))
     operator = {"int8": "MatMulIntegerToFloat", "int4": "MatMulNBits"}[dtype]
     assert found["MatMul"] == 0 and found[operator] == exact["MatMul"]
-    manifest = Runtime(directory).artifact.manifest
+    manifest = Runtime(directory).info.manifest
     assert found["GatherBlockQuantized"] == 1
     assert (manifest["target"], manifest["default_dtype"]) == ("cpu", dtype)
 
@@ -311,7 +311,7 @@ def test_weights_are_quantized_in_slices_as_they_are_as_a_whole(monkeypatch):
 
 def started(runtime, ids, mask, source, new_tokens):
     """A decoder that has read its prompts."""
-    decoder = runtime.decoders.start(
+    decoder = runtime.model.decoders.start(
         GenerationRequest(Options(max_new_tokens=new_tokens), ids, mask, source)
     )
     decoder.prefill(ids, mask)

@@ -501,18 +501,18 @@ def test_buffers_are_used_again_by_the_next_batch_of_like_size(exported, name):
     runtime = Runtime(exported(name)[1], device="cpu")
     ids, mask = prompts(name)
     first = runtime.generate(ids, mask, max_new_tokens=5)
-    [buffers] = runtime.decoders.pool.free
+    [buffers] = runtime.model.decoders.pool.free
     places, graphs = addresses(buffers), dict(buffers.steps)
     second = runtime.generate(ids[::-1], mask[::-1], max_new_tokens=7)
     assert (
-        list(runtime.decoders.pool.free) == [buffers]
+        list(runtime.model.decoders.pool.free) == [buffers]
         and addresses(buffers) == places
         and buffers.steps == graphs
     )
     third = runtime.generate(ids, mask, max_new_tokens=5)
     assert np.array_equal(first, third) and not np.array_equal(first, second)
     runtime.generate(ids[:2], mask[:2], max_new_tokens=5)
-    assert len(runtime.decoders.pool.free) == 2
+    assert len(runtime.model.decoders.pool.free) == 2
 
 
 @generators
@@ -537,7 +537,7 @@ def test_beams_move_nothing_and_fill_a_slot_each(exported):
     request = GenerationRequest(
         Options(max_new_tokens=8, num_beams=3), ids, np.ones_like(ids), prompts("seq2seq")
     )
-    decoder = runtime.decoders.start(request)
+    decoder = runtime.model.decoders.start(request)
     decoder.prefill(ids, np.ones_like(ids))
     decoder.expand(3)
     before = {

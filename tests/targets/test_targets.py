@@ -104,7 +104,8 @@ def test_a_batch_may_have_fewer_rows_than_the_caches(exported_for, name, options
     for rows, sizes in ((3, [4]), (5, [4, 8]), (7, [4, 8])):
         check_tokens(runtime, model, ids[:rows], mask[:rows], {"max_new_tokens": 8, **options})
         assert (
-            sorted(buffers.sizes["batch_size"] for buffers in runtime.decoders.pool.free) == sizes
+            sorted(buffers.sizes["batch_size"] for buffers in runtime.model.decoders.pool.free)
+            == sizes
         )
 
 

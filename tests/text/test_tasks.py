@@ -122,7 +122,7 @@ def test_labels_are_those_of_the_pipeline(made, options):
 def test_scores_are_made_as_the_kind_of_problem_wants_it(made, monkeypatch, problem):
     pipe, runtime = both(made, "classify", "text-classification")
     monkeypatch.setattr(pipe.model.config, "problem_type", problem)
-    monkeypatch.setitem(runtime.runtime.config, "problem_type", problem)
+    monkeypatch.setitem(runtime.info.config, "problem_type", problem)
     same(runtime.classify(TEXTS, top_k=None), pipe(TEXTS, top_k=None))
     for function in ("none", "softmax"):
         options = {"top_k": 3, "function_to_apply": function}
@@ -467,7 +467,7 @@ def test_a_linear_map_and_the_similarity_of_the_folder(embedded, name):
 
 def test_without_a_folder_embeddings_are_means_as_in_sentence_transformers(embedded):
     _, runtime = embedded(Pooling(SIZES["hidden_size"]))
-    runtime.runtime.artifact.manifest["sentence_modules"] = []
+    runtime.info.manifest["sentence_modules"] = []
     plain = runtime.path.parent.with_name("model")
     (plain / "modules.json").unlink()
     model = SentenceTransformer(str(plain), device="cpu")
@@ -842,7 +842,7 @@ def test_labels_that_the_config_lacks_are_an_error(made, monkeypatch):
         ),
         ({"0": "a", "1": "b", "2": "c"}, None),
     ):
-        monkeypatch.setitem(runtime.runtime.config, "id2label", labels)
+        monkeypatch.setitem(runtime.info.config, "id2label", labels)
         if said:
             with pytest.raises(ValueError, match=said):
                 runtime.classify(["a"])
@@ -896,7 +896,7 @@ def test_prompts_and_modules_that_are_not_there_are_an_error(embedded, monkeypat
             "expected 'sentence_embedding'",
         ),
     ):
-        monkeypatch.setitem(runtime.runtime.artifact.manifest, "sentence_modules", modules)
+        monkeypatch.setitem(runtime.info.manifest, "sentence_modules", modules)
         runtime.__dict__.pop("sentence_modules", None)
         with pytest.raises(ValueError, match=said):
             runtime.embed(["a"])

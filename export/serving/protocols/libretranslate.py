@@ -124,7 +124,7 @@ def check_counts(request: Request, model: ServedModel, body: Translation) -> Non
         raise RequestError(
             400, f"Invalid request: q has {len(body.q)} texts, expected at most {most}"
         )
-    if body.alternatives >= (rows := model.engine.room.rows):
+    if body.alternatives >= (rows := model.engine.admission.room.rows):
         raise RequestError(
             400,
             f"Invalid request: alternatives is {body.alternatives}, expected at most {rows - 1}",
@@ -155,7 +155,7 @@ async def translate_plain(
     places = [place for place, text in enumerate(texts) if text.strip()]
     options: dict[str, Any] = {}
     if count > 1:
-        beams = max(count, model.runtime.runtime.defaults.get("num_beams") or 1)
+        beams = max(count, model.runtime.info.defaults.get("num_beams") or 1)
         options |= {"num_beams": beams, "num_return_sequences": count, "do_sample": False}
     if places:
         given = [

@@ -150,7 +150,7 @@ def tensors_for(model: ServedModel) -> tuple[TensorSpec, ...]:
     its source or prompt is."""
     if model.reader is not None:
         return model.reader.spec.inputs
-    return token_inputs(model.runtime.runtime.config, ("batch_size", "source_length"))
+    return token_inputs(model.runtime.info.config, ("batch_size", "source_length"))
 
 
 def takes_texts(model: ServedModel) -> bool:
@@ -399,6 +399,6 @@ def jobs_of_ids(
     rows = [own[ones == 1].tolist() for own, ones in zip(ids, mask, strict=True)]
     targets = model.runtime.target_options(tgt_lang, len(rows), options)
     return [
-        model.engine.job(row, {**options, **target})
+        model.engine.admission.job(row, {**options, **target})
         for row, target in zip(rows, targets, strict=True)
     ]

@@ -220,7 +220,7 @@ async def complete(request: Request, body: CompletionRequest) -> Any:
         completes, "complete texts", name_in_path(request), body.model
     )
     engine: Engine = model.engine  # type: ignore[assignment]
-    options, stops = options_of(body, model.runtime.runtime.defaults), stops_of(body.stop)
+    options, stops = options_of(body, model.runtime.info.defaults), stops_of(body.stop)
     check_fields(body)
     prompts = await prompts_of(body.prompt, model.runtime, settings_of(request).max_batch)
     size = sum(len(each.ids) for each in prompts) + ONE_JOB * len(prompts)
@@ -332,12 +332,12 @@ def job_of(engine: Engine, each: Prompt, options: dict[str, Any], body: Completi
     """Raises RequestError and UsageError for what the engine cannot do, in the words of the
     request."""
     scores_prompt = bool(body.echo) and body.logprobs is not None
-    most, read, new = engine.room.length, len(each.ids), options["max_new_tokens"]
+    most, read, new = engine.admission.room.length, len(each.ids), options["max_new_tokens"]
     if read + new - 1 > most:  # the last one is not read again
         found = f"{read} tokens of the prompt and max_tokens {new}"
         raise too_long(f"{found}, expected at most {most + 1} together")
     try:
-        return engine.job(
+        return engine.admission.job(
             each.ids, options, top_logprobs=body.logprobs, scores_prompt=scores_prompt
         )
     except (TooLong, UsageError) as error:
@@ -360,9 +360,7 @@ async def prompts_of(given: Any, runtime: TextRuntime, most: int) -> list[Prompt
         return [Prompt(ids) for ids in inputs]
     encodings = await offloaded(sum(map(len, inputs)), runtime.encode, inputs, True)
     found: list[list[int]] = [prompt(encoding) for encoding in encodings]
-    first = special_token(
-        "bos_token_id", runtime.runtime.artifact.generation_config, runtime.runtime.config
-    )
+    first = special_token("bos_token_id", runtime.info.generation_config, runtime.info.config)
     for place, ids in enumerate(found):
         if not ids and first is None:
             seen = f"prompt {place} of {len(found)} is {shown(inputs[place])}, which has no tokens"
@@ -387,7 +385,7 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[An
             check_input_unicode(text, name, f"{name} {place} of {len(inputs)}")
         return inputs
     size, longest = (
-        runtime.runtime.config[field] for field in ("vocab_size", "max_position_embeddings")
+        runtime.info.config[field] for field in ("vocab_size", "max_position_embeddings")
     )
     for row in inputs:
         if not isinstance(row, list) or not row or not all(type(each) is int for each in row):
@@ -605,5 +603,5 @@ def model_of(request: Request, name: str) -> ServedModel:
 
 
 def described(model: ServedModel) -> dict[str, Any]:
-    made = int(model.runtime.runtime.artifact.directory.stat().st_mtime)
+    made = int(model.runtime.info.directory.stat().st_mtime)
     return {"id": model.name, "object": "model", "created": made, "owned_by": "vanilla-transformer"}

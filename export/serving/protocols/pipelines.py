@@ -554,4 +554,4 @@ def jobs_of(
     targets = model.runtime.target_options(own.get("tgt_lang"), len(rows), options)
     ids = model.runtime.rows(rows, own.get("src_lang"))
     engine = model.engine
-    return [engine.job(row, {**options, **target}) for row, target in zip(ids, targets)]
+    return [engine.admission.job(row, {**options, **target}) for row, target in zip(ids, targets)]

@@ -16,7 +16,7 @@ from tokenizers import Encoding, normalizers
 from ... import __version__
 from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
 from ...heads import CLASSIFY
-from ...runtime import MAX_TOKENS
+from ...inference.inputs import MAX_TOKENS
 from ...text.tasks import embedding
 from ...text.tasks.classification import FUNCTIONS, sentence_config
 from ...text.tasks.rows import (
@@ -321,7 +321,7 @@ def classifies(model: ServedModel) -> bool:
 
 
 def reranks(model: ServedModel) -> bool:
-    return classifies(model) and len(model.runtime.runtime.config["id2label"]) == 1
+    return classifies(model) and len(model.runtime.info.config["id2label"]) == 1
 
 
 def reads(model: ServedModel) -> bool:
@@ -335,7 +335,7 @@ def has_tokenizer(model: ServedModel) -> bool:
 def longest(model: ServedModel) -> int:
     """How many tokens of a text are read at most."""
     limit = (
-        model.runtime.runtime.config["max_position_embeddings"]
+        model.runtime.info.config["max_position_embeddings"]
         if model.reader is None
         else model.reader.longest
     )
@@ -345,7 +345,7 @@ def longest(model: ServedModel) -> int:
 def model_type(model: ServedModel) -> dict[str, Any]:
     if model.embeds:
         return {"embedding": {"pooling": "+".join(model.runtime.sentence_modules.poolings)}}
-    config = model.runtime.runtime.config
+    config = model.runtime.info.config
     names = {"id2label": config["id2label"], "label2id": config.get("label2id") or {}}
     return {"reranker" if reranks(model) else "classifier": names}
 
@@ -380,7 +380,7 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[st
     if not isinstance(inputs, list):
         raise UsageError(f"{name} is {given!r:.80}, expected a text, token ids or a list of these")
     check_number(name, inputs, most)
-    size = runtime.runtime.config["vocab_size"]
+    size = runtime.info.config["vocab_size"]
     for place, each in enumerate(inputs):
         if isinstance(each, str):
             check_input(each, f"{name} {place} of {len(inputs)}")
@@ -562,7 +562,7 @@ def scores_of(
 ) -> list[np.ndarray]:
     """Of all labels of each: logits, or probabilities, by the sigmoid where labels are independent
     or there is only one."""
-    config = model.runtime.runtime.config
+    config = model.runtime.info.config
     is_independent = (
         config.get("problem_type") == "multi_label_classification" or len(config["id2label"]) == 1
     )

@@ -61,8 +61,8 @@ def planned(
     check_sentences(model, texts, splitting)
     options = {"num_return_sequences": 1, **option_fields.check(options)}
     plan = plan_of(model.runtime, texts, splitting, src_lang, tgt_lang, options)
-    options["max_new_tokens"] = min(plan.limit, model.engine.room.length)
-    job = model.engine.job
+    options["max_new_tokens"] = min(plan.limit, model.engine.admission.room.length)
+    job = model.engine.admission.job
     return plan, [job(row, {**options, **target}) for row, target in zip(plan.rows, plan.targets)]
 
 
@@ -78,7 +78,9 @@ def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitti
         raise TooLong(
             f"the texts have {len(sizes)} sentences together, expected at most {MOST_SENTENCES}"
         )
-    if (longest := max(sizes, default=0)) > (most := model.engine.room.source * LONGEST_TOKEN):
+    if (longest := max(sizes, default=0)) > (
+        most := model.engine.admission.room.source * LONGEST_TOKEN
+    ):
         raise TooLong(f"a sentence has {longest} characters, expected at most {most}")
 
 

@@ -91,7 +91,7 @@ def scoring(runtime: "TextRuntime", name: str | None) -> Scoring:
         return FUNCTIONS[name]
     if recorded := recorded_activation(runtime):
         return activation(recorded, "the activation of this cross-encoder")
-    config = runtime.runtime.config
+    config = runtime.info.config
     problem = config.get("problem_type")
     if problem == "regression":
         return FUNCTIONS["none"]
@@ -102,7 +102,7 @@ def scoring(runtime: "TextRuntime", name: str | None) -> Scoring:
 def recorded_activation(runtime: "TextRuntime") -> str | None:
     """What a cross-encoder applies to its logits, by the name of torch's class, in one of the three
     places where sentence-transformers has put it."""
-    config = runtime.runtime.config
+    config = runtime.info.config
     nested = config.get("sentence_transformers")
     if isinstance(nested, dict) and nested.get("activation_fn"):
         return nested["activation_fn"]
@@ -113,10 +113,8 @@ def recorded_activation(runtime: "TextRuntime") -> str | None:
 
 def sentence_config(runtime: "TextRuntime") -> dict:
     """The content of config_sentence_transformers.json, empty without one."""
-    artifact = runtime.runtime.artifact
-    return json_object(
-        artifact.directory / SENTENCE_CONFIG, artifact.read(SENTENCE_CONFIG) or b"{}"
-    )
+    info = runtime.info
+    return json_object(info.directory / SENTENCE_CONFIG, info.read(SENTENCE_CONFIG) or b"{}")
 
 
 def activation(name: object, place: str) -> Scoring:
@@ -162,7 +160,7 @@ def zero_shot(
     entailment, contradiction = entailment_and_contradiction(runtime)
     pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
     rows = rows_of_pairs(runtime, pairs, runtime.tokenizer_settings.longest)
-    logits = np.zeros((len(pairs), len(runtime.runtime.config["id2label"])), np.float32)
+    logits = np.zeros((len(pairs), len(runtime.info.config["id2label"])), np.float32)
     for index, outputs in run(runtime, rows):
         logits[index] = outputs["logits"]
     by_text = logits.reshape(len(texts), len(candidates), -1)

@@ -19,7 +19,7 @@ from .classification import activation, sentence_config
 from .rows import Cut, Row, check_count, check_one_of, require, rows_of, run, strings
 
 if TYPE_CHECKING:
-    from ...inference.export_info import Artifact
+    from ...inference.export_info import ExportInfo
     from ...text_runtime import TextRuntime
 
 # of which `max_seq_length` and `do_lower_case` are read
@@ -181,15 +181,11 @@ def length_of(prompt: Encoding) -> int:
 
 def length_and_case(runtime: "TextRuntime") -> tuple[int, bool]:
     """How many tokens of a text are read at most, and whether in small letters."""
-    artifact = runtime.runtime.artifact
-    names = sorted(name for name in artifact.manifest["files"] if LENGTH_CONFIG.fullmatch(name))
-    config = (
-        json_object(artifact.directory / names[0], artifact.read(names[0]) or b"{}")
-        if names
-        else {}
-    )
+    info = runtime.info
+    names = sorted(name for name in info.manifest["files"] if LENGTH_CONFIG.fullmatch(name))
+    config = json_object(info.directory / names[0], info.read(names[0]) or b"{}") if names else {}
     longest = config.get("max_seq_length") or runtime.tokenizer_settings.longest
-    places = runtime.runtime.config["max_position_embeddings"]
+    places = runtime.info.config["max_position_embeddings"]
     return min(longest or places, places), bool(config.get("do_lower_case"))
 
 
@@ -202,20 +198,20 @@ def sentence_modules(runtime: "TextRuntime") -> SentenceModules:
     Raises:
         ValueError: for modules in an order, or with a setting, that this runtime does not apply.
     """
-    artifact = runtime.runtime.artifact
-    first, *rest = artifact.manifest.get("sentence_modules") or [
+    info = runtime.info
+    first, *rest = info.manifest.get("sentence_modules") or [
         {"type": "Pooling", "pooling_mode": "mean"}
     ]
     kinds = [module.get("type") for module in (first, *rest)]
     if kinds[0] != "Pooling" or not set(kinds[1:]) <= {"Dense", "Normalize"}:
         raise ValueError(
-            f"{artifact.directory} has the modules {kinds}, expected a Pooling and then Dense or "
+            f"{info.directory} has the modules {kinds}, expected a Pooling and then Dense or "
             f"Normalize"
         )
     for module in rest:
         check_names(module)
     steps = [
-        normalized if module["type"] == "Normalize" else dense(artifact, module) for module in rest
+        normalized if module["type"] == "Normalize" else dense(info, module) for module in rest
     ]
     return SentenceModules(poolings_of(first), first.get("include_prompt", True), tuple(steps))
 
@@ -267,7 +263,7 @@ def normalized(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), SMALLEST_NORM)
 
 
-def dense(artifact: "Artifact", module: dict) -> Step:
+def dense(info: "ExportInfo", module: dict) -> Step:
     """The linear map of a module, its activation after it.
 
     Raises:
@@ -283,17 +279,17 @@ def dense(artifact: "Artifact", module: dict) -> Step:
         module.get("activation_function", "torch.nn.Tanh"), "the activation of the module Dense"
     )
     if "folder" not in module:
-        raise ValueError(f"{artifact.directory} names no folder of its module Dense: export again")
+        raise ValueError(f"{info.directory} names no folder of its module Dense: export again")
     name = f"{module['folder']}/model.safetensors"
-    content = artifact.read(name)
+    content = info.read(name)
     if content is None:
         raise ValueError(
-            f"{artifact.directory} has no {name}, which its module Dense needs: export again"
+            f"{info.directory} has no {name}, which its module Dense needs: export again"
         )
     tensors = read_safetensors(content, name)
     if "linear.weight" not in tensors:
         raise ValueError(
-            f"{artifact.directory / name} has {reprlib.repr(list(tensors))}, expected linear.weight"
+            f"{info.directory / name} has {reprlib.repr(list(tensors))}, expected linear.weight"
         )
     weight, bias = tensors["linear.weight"], tensors.get("linear.bias", np.float32(0))
     return lambda vector: function(weight @ vector + bias)

@@ -40,7 +40,7 @@ def fill_mask(
             token.
     """
     require(runtime, FILL_MASK)
-    check_count("top_k", top_k, most=runtime.runtime.config["vocab_size"])
+    check_count("top_k", top_k, most=runtime.info.config["vocab_size"])
     mask = mask_token(runtime)
     chosen = None if targets is None else target_ids(runtime, targets)
     rows = rows_of(runtime, single_texts(texts))
@@ -87,7 +87,7 @@ def fillings(
     scores = softmax(logits)
     tokens = np.arange(len(scores)) if targets is None else np.array(targets)
     best = tokens[np.argsort(-scores[tokens], kind="stable")[:top_k]].tolist()
-    pad = runtime.runtime.config.get("pad_token_id")
+    pad = runtime.info.config.get("pad_token_id")
     found = []
     for token in best:
         filled = [*ids[:place], token, *ids[place + 1 :]]

@@ -14,8 +14,13 @@ from tokenizers import Encoding
 from ...errors import TokenizerError, UsageError, did_you_mean
 from ...heads import HEADS, READS_CHOICES, Task, architectures_for, has_task
 from ...inference.export_info import json_object
-from ...inference.inputs import bucket_by_length, check_positions, num_positions, pad_sequences
-from ...runtime import MAX_TOKENS
+from ...inference.inputs import (
+    MAX_TOKENS,
+    bucket_by_length,
+    check_positions,
+    num_positions,
+    pad_sequences,
+)
 from ..tokenization_spaces import clean_up, cleans_up
 
 if TYPE_CHECKING:
@@ -66,10 +71,8 @@ def errors_of(path: Path) -> Iterator[None]:
 
 def tokenizer_settings(runtime: "TextRuntime") -> TokenizerSettings:
     """Those of `runtime`'s export."""
-    artifact = runtime.runtime.artifact
-    config = json_object(
-        artifact.directory / TOKENIZER_CONFIG, artifact.read(TOKENIZER_CONFIG) or b"{}"
-    )
+    info = runtime.info
+    config = json_object(info.directory / TOKENIZER_CONFIG, info.read(TOKENIZER_CONFIG) or b"{}")
     is_silent = not any(name.endswith("_token") for name in config)
     tokens = {
         name: token_id(runtime, config.get(name), names if is_silent else ())
@@ -82,7 +85,7 @@ def tokenizer_settings(runtime: "TextRuntime") -> TokenizerSettings:
     return TokenizerSettings(
         int(longest) if is_limit else None,  # type: ignore[arg-type]
         tokens,
-        (runtime.runtime.config.get("type_vocab_size") or 0) > 1 and "token_type_ids" in types,
+        (runtime.info.config.get("type_vocab_size") or 0) > 1 and "token_type_ids" in types,
         cleans_up(config, type(runtime.tokenizer.model).__name__),
         config.get("truncation_side", "right"),
         config.get("padding_side", "right"),
@@ -126,8 +129,8 @@ def join(runtime: "TextRuntime", tokens: Sequence[str]) -> str:
 
 def require(runtime: "TextRuntime", task: Task) -> None:
     """Raises ValueError for an export whose head is not for `task`."""
-    if not has_task(runtime.runtime.architecture, task):
-        found = f"this export is a {runtime.runtime.architecture}, which {task.method} is not for"
+    if not has_task(runtime.info.architecture, task):
+        found = f"this export is a {runtime.info.architecture}, which {task.method} is not for"
         raise ValueError(f"{found}, expected one of {', '.join(architectures_for(task))}")
 
 
@@ -280,23 +283,23 @@ def run(
         ValueError: for a row of more tokens than the model has positions, or of none, before the
             first runs; and as `Runtime.outputs`.
     """
-    model = runtime.runtime
+    model, info = runtime.runtime, runtime.info
     all_ids = [row.ids for row in rows]
     for place, ids_of_row in enumerate(all_ids):
         check_row(
-            ids_of_row, names[place] if names else f"text {place} of {len(rows)}", model.config
+            ids_of_row, names[place] if names else f"text {place} of {len(rows)}", info.config
         )
-    ids, mask = pad_sequences(all_ids, model.config.get("pad_token_id"))
+    ids, mask = pad_sequences(all_ids, info.config.get("pad_token_id"))
     types = (
         pad_sequences([row.type_ids for row in rows], 0)[0]
         if runtime.tokenizer_settings.has_types
         else None
     )
-    [spec] = model.specs.values()
+    spec = info.specs["encoder"]
     per_token = {tensor.name for tensor in spec.outputs if tensor.shape[1:2] == ("source_length",)}
     for chosen, length in bucket_by_length(mask, MAX_TOKENS * model.threads):
         given = [None if array is None else array[chosen, :length] for array in (ids, mask, types)]
-        if HEADS[model.architecture].reads == READS_CHOICES:
+        if HEADS[info.architecture].reads == READS_CHOICES:
             given = [None if array is None else array[:, None] for array in given]
         outputs = model.outputs(*given)
         for place, index in enumerate(chosen.tolist()):
@@ -339,10 +342,10 @@ def labels_of(runtime: "TextRuntime") -> list[str]:
     Raises:
         ValueError: for a config without the name of one.
     """
-    names = runtime.runtime.config["id2label"]
+    names = runtime.info.config["id2label"]
     if missing := [number for number in range(len(names)) if str(number) not in names]:
         found = (
-            f"{runtime.runtime.artifact.directory / 'config.json'} has in id2label the labels "
+            f"{runtime.info.directory / 'config.json'} has in id2label the labels "
             f"{reprlib.repr(list(names))}"
         )
         raise ValueError(

@@ -11,6 +11,7 @@ from ...inference import options as option_fields
 from ...inference.inputs import batches
 from ...inference.logits import derived_seed
 from ...inference.options import as_list, special_token
+from ...requests import check_options
 from ..languages import LANGUAGE_WORD, Choice
 from .rows import check_row, require, single_texts
 from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, sentences_and_spaces
@@ -146,7 +147,7 @@ def plan_of(
     places = [text for text, _ in found]
     rows = runtime.rows(sentences, of_each(src_lang, places)) if sentences else []
     for row, (text, part) in zip(rows, found):
-        check_row(row, f"text {text} of {len(texts)}, {part!r:.60}", runtime.runtime.config)
+        check_row(row, f"text {text} of {len(texts)}, {part!r:.60}", runtime.info.config)
     return Plan(
         parts, sentences, rows, [targets[place] for place in places], most_tokens(runtime, options)
     )
@@ -164,7 +165,7 @@ def check_arguments(
     Raises:
         UsageError, ValueError: as `translate`, also if every sentence is copied.
     """
-    runtime.runtime.check_options(options)
+    check_options(runtime.info, options)
     runtime.languages.check_words(texts)
     if src_lang is not None:
         runtime.languages.ids("src_lang", src_lang, len(texts))
@@ -262,12 +263,12 @@ def translations(
 
 def most_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
     """New ones of one sentence."""
-    given = {**runtime.runtime.defaults, **options}
+    given = {**runtime.info.defaults, **options}
     if given.get("max_new_tokens") is not None:
         return given["max_new_tokens"]
     longest = given.get("max_length")
     return (
-        min(MOST_TOKENS, runtime.runtime.config["max_position_embeddings"])
+        min(MOST_TOKENS, runtime.info.config["max_position_embeddings"])
         if longest is None
         else longest - 1
     )
@@ -276,11 +277,9 @@ def most_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
 def is_cut(runtime: "TextRuntime", tokens: list[int], limit: int, options: dict[str, Any]) -> bool:
     """Whether no end token came by itself before the limit."""
     ends = as_list(
-        special_token("eos_token_id", options, runtime.runtime.defaults, runtime.runtime.config)
+        special_token("eos_token_id", options, runtime.info.defaults, runtime.info.config)
     )
-    is_forced = (
-        special_token("forced_eos_token_id", options, runtime.runtime.defaults, {}) is not None
-    )
+    is_forced = special_token("forced_eos_token_id", options, runtime.info.defaults, {}) is not None
     free = tokens[: limit - 1] if is_forced else tokens
     return len(tokens) >= limit and not set(free) & set(ends)
 

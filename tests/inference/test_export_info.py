@@ -11,7 +11,7 @@ from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.inference.export_info import (
     SCHEMA_VERSION,
-    read_artifact,
+    read_export_info,
     write_manifest,
 )
 
@@ -28,7 +28,7 @@ FACTS = {
 
 @pytest.fixture
 def export(tmp_path):
-    """What `read_artifact` takes for an export."""
+    """What `read_export_info` takes for an export."""
     directory = tmp_path / "export"
     (directory / "onnx").mkdir(parents=True)
     (directory / "onnx/model.onnx").write_bytes(GRAPH)
@@ -39,16 +39,16 @@ def export(tmp_path):
 
 def refused(export, error, *words):
     with pytest.raises(error) as caught:
-        read_artifact(export)
+        read_export_info(export)
     for word in words:
         assert word in str(caught.value)
 
 
 def test_what_was_written_is_read(export):
-    artifact = read_artifact(str(export))
-    assert (artifact.directory, artifact.generation_config) == (export, {})
-    assert artifact.config == {"vocab_size": 48, "model_type": "vanilla-encoder"}
-    assert artifact.manifest["architecture"] == "VanillaEncoderModel"
+    info = read_export_info(str(export))
+    assert (info.directory, info.generation_config) == (export, {})
+    assert info.config == {"vocab_size": 48, "model_type": "vanilla-encoder"}
+    assert info.manifest["architecture"] == "VanillaEncoderModel"
 
 
 def test_the_manifest_lists_every_other_file_with_its_size_and_sha256(export):
@@ -70,13 +70,13 @@ def test_the_manifest_lists_every_other_file_with_its_size_and_sha256(export):
 def test_the_generation_config_is_read_where_there_is_one(export):
     (export / "generation_config.json").write_text('{"num_beams": 3}')
     write_manifest(export, **FACTS)
-    assert read_artifact(export).generation_config == {"num_beams": 3}
+    assert read_export_info(export).generation_config == {"num_beams": 3}
 
 
 def test_the_model_type_is_the_manifest_s(export):
     (export / "config.json").write_text('{"model_type": "bert"}')
     write_manifest(export, **FACTS)
-    assert read_artifact(export).config == {"model_type": "vanilla-encoder"}
+    assert read_export_info(export).config == {"model_type": "vanilla-encoder"}
 
 
 @pytest.mark.parametrize("lost", [*FACTS, "files"])
@@ -120,7 +120,7 @@ def test_a_manifest_that_lacks_a_fact_is_refused(export, lost):
 def test_a_fact_of_another_type_is_refused_with_what_was_expected(export, facts, expected):
     edit_json(export / "manifest.json", **facts)
     with pytest.raises((ValueError, FileNotFoundError), match=expected):
-        read_artifact(export)
+        read_export_info(export)
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
@@ -194,7 +194,7 @@ def test_links_are_followed_as_in_the_hub_s_cache_and_what_they_lead_to_is_check
     blob = export.parent / "blob"
     (export / "onnx/model.onnx").rename(blob)
     (export / "onnx/model.onnx").symlink_to("../../blob")
-    read_artifact(export)
+    read_export_info(export)
     blob.write_bytes(GRAPH[::-1])
     refused(export, ValueError, "model.onnx", "SHA-256")
 
@@ -211,14 +211,14 @@ def test_a_manifest_of_endless_brackets_is_refused(export):
 
 
 def test_a_file_is_read_only_as_the_manifest_says(export):
-    artifact = read_artifact(export)
-    assert (artifact.read("onnx/model.onnx"), artifact.read("tokenizer.json")) == (GRAPH, None)
+    info = read_export_info(export)
+    assert (info.read("onnx/model.onnx"), info.read("tokenizer.json")) == (GRAPH, None)
     (export / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="manifest.json lists no tokenizer.json: export again"):
-        artifact.read("tokenizer.json")
+        info.read("tokenizer.json")
     (export / "onnx/model.onnx").write_bytes(GRAPH[::-1])
     with pytest.raises(ValueError, match="model.onnx has SHA-256"):
-        artifact.read("onnx/model.onnx")
+        info.read("onnx/model.onnx")
 
 
 def test_a_manifest_that_is_not_text_is_refused(export):
@@ -234,7 +234,7 @@ def test_a_manifest_that_is_not_text_is_refused(export):
 def test_a_name_of_any_length_is_an_error_of_a_line(export, files):
     edit_json(export / "manifest.json", files=files)
     with pytest.raises(ValueError, match="export again$") as error:
-        read_artifact(export)
+        read_export_info(export)
     assert len(str(error.value).replace(str(export), "")) < 400
 
 

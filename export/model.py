@@ -1,0 +1,282 @@
+"""An export whose graphs are open, which runs one batch at a time."""
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from .errors import UsageError
+from .heads import HEADS
+from .inference.config import check_config
+from .inference.decoder import CandidateDecoder, DecoderFactory, GenerationRequest, LoadedExport
+from .inference.devices import CUDA, TENSORRT, require, require_onnxruntime
+from .inference.export_info import ExportInfo, open_export_info
+from .inference.inputs import MAX_TOKENS, run_by_length
+from .inference.options import is_int64
+from .inference.prompt_lookup import tokens_by_lookup
+from .inference.search import Search, start_search
+from .inference.session import Session, Sessions
+from .requests import check_generates
+from .targets.registry import get_target, known_targets
+from .targets.target import Target
+
+if find_spec("onnxruntime") is None:  # it is imported when graphs are loaded
+    raise ImportError(
+        "onnxruntime is not installed: pip install 'vanilla-transformer[cpu]', or [gpu] for "
+        "onnxruntime-gpu"
+    )
+
+MAX_THREADS = 1024
+OPTIONAL_ROLES = ("step", "lookup")  # graphs that are opened when they are first needed
+
+
+def open_export(directory: str | os.PathLike, dtype: str | None = None) -> ExportInfo:
+    """Return the facts of an export, with the specs of its graphs for `dtype`, by default the
+    first. Its other files are still compared with their hashes, see `open_export_info`.
+
+    Raises:
+        FileNotFoundError, ValueError: as `Runtime`.
+        UsageError: for a dtype that the export does not have.
+    """
+    info = open_export_info(directory)
+    if (mode := info.manifest.get("generate")) is not None:
+        found = f"{info.directory} has one graph that generates by itself, by {mode} search"
+        raise ValueError(f"{found}: run that in onnxruntime, or export without --generate")
+    if info.architecture not in HEADS:
+        found = f"{info.directory} has the architecture {info.architecture!r}"
+        raise ValueError(f"{found}, expected one of {', '.join(HEADS)}")
+    target = target_of(info)
+    if dtype is not None and dtype not in info.dtypes:
+        raise UsageError(f"{directory} has no dtype {dtype!r}, expected one of {info.dtypes}")
+    check_config(info.config, info.directory / "config.json")
+    opened = dataclasses.replace(info, dtype=dtype or info.dtypes[0])
+    activations = info.manifest["activations"]
+    specs = target.graph_specs(info.config, info.architecture, opened.dtype, activations)
+    if info.manifest.get("step") is None:
+        specs = {role: spec for role, spec in specs.items() if role != "step"}
+    opened = dataclasses.replace(opened, specs=specs)
+    _ = opened.defaults  # which raises for values that generation_config.json cannot have
+    return opened
+
+
+def target_of(info: ExportInfo) -> Target:
+    """Return the target of an export. Raise ValueError for one that is not registered, and for a
+    dtype that the target does not have."""
+    name = info.manifest["target"]
+    try:
+        target = get_target(name)
+    except ValueError as error:
+        raise ValueError(f"{info.directory} is for the target {name!r}: {error}") from None
+    for dtype in info.dtypes:
+        if dtype not in target.dtypes:
+            found = f"{info.directory} is for the target {name!r} with dtype {dtype!r}"
+            raise ValueError(f"{found}, expected one of: {known_targets()}")
+    return target
+
+
+def check_threads(threads: Any) -> None:
+    """Raise UsageError unless `threads` is None or a number of threads that a graph can have."""
+    if threads is not None and not (is_int64(threads) and 1 <= threads <= MAX_THREADS):
+        raise UsageError(f"threads must be a whole number from 1 to {MAX_THREADS}, got {threads!r}")
+
+
+def main_roles(info: ExportInfo) -> list[str]:
+    """Return the roles of the graphs that every batch needs."""
+    return [role for role in info.specs if role not in OPTIONAL_ROLES]
+
+
+def open_for_workers(info: ExportInfo, threads: int) -> "OnnxModel":
+    """Return the model with the graphs that workers run: with a step instead of a decoder, if the
+    export has one. Raise as `OnnxModel.open`, and OSError for a device that does not run."""
+    require_onnxruntime()
+    check_threads(threads)
+    device = target_of(info).default_device
+    if device != "cpu":
+        require(device)
+    roles = main_roles(info)
+    if info.step is not None:
+        roles = [role for role in info.specs if role in ("encoder", info.step)]
+    return OnnxModel(info, threads, device=device).open(roles)
+
+
+class OnnxModel:
+    """The graphs of an export, which are opened by role: by `open`, or when they are first needed.
+
+    Args:
+        info: see `open_export`.
+        threads: processor threads of one operator.
+        arena: whether onnxruntime keeps memory from one run for the next.
+        device: one that the target has.
+        engine_cache: the directory where TensorRT keeps what it compiled.
+        sessions: graphs that are open already, by role.
+    """
+
+    def __init__(
+        self,
+        info: ExportInfo,
+        threads: int,
+        arena: bool = True,
+        device: str = "cpu",
+        engine_cache: Path | None = None,
+        sessions: Mapping[str, Session] | None = None,
+    ):
+        self.info = info
+        self.threads = threads
+        self.device = device
+        self.engine_cache = engine_cache
+        self.sessions: dict[str, Session] = dict(sessions or {})
+        self._opener = Sessions(info.directory, info.specs, {}, self._providers, threads, arena)
+
+    def open(self, roles: Iterable[str]) -> "OnnxModel":
+        """Open the graphs of `roles`, and return the model. Weights are compared with their hashes
+        while onnxruntime loads them.
+
+        Raises:
+            ValueError: for a file that is missing or changed, and for a graph that onnxruntime
+                cannot load or that does not fit the config.
+        """
+        self._check_listed()
+        done = self.sessions.keys() | self._opener.contents.keys()
+        if not (wanted := sorted(set(roles) - done)):
+            return self
+        on_demand = [role for role in wanted if self.info.specs[role].is_on_demand]
+        try:
+            self.info.check_listed()
+            self.info.check_hashes(".onnx")
+            contents = self._opener.contents | {role: self._content(role) for role in on_demand}
+            self._opener = dataclasses.replace(self._opener, contents=contents)
+            self.sessions |= self._opener.open([role for role in wanted if role not in contents])
+        finally:  # before an error that only follows from other weights
+            self.info.check_unchanged()
+        return self
+
+    def _check_listed(self) -> None:
+        info = self.info
+        for role, spec in info.specs.items():
+            if role != "step" and spec.file not in info.manifest["files"]:
+                raise ValueError(
+                    f"{info.directory}/manifest.json lists no {spec.file}: export again"
+                )
+
+    def _content(self, role: str) -> bytes:
+        content = self.info.read(self.info.specs[role].file)
+        assert content is not None  # the manifest lists it
+        return content
+
+    def session(self, role: str) -> Session:
+        """Return the session of the graph of `role`, which is opened if it is not yet."""
+        if role not in self.sessions:
+            self.open([role])
+        return self.sessions[role]
+
+    def _make_session(self, role: str, sizes: dict[str, int] | None = None) -> Session:
+        """Return a new session of the graph of `role`, with some axes fixed to `sizes`."""
+        session = self._opener.make(role, sizes)
+        if role in OPTIONAL_ROLES:
+            self.info.check_unchanged()
+        return session
+
+    def with_threads(self, threads: int, role: str) -> "OnnxModel":
+        """Return this model with the graph of `role` opened for `threads`. The other graphs that
+        are open are shared."""
+        if threads == self.threads:
+            return self
+        opened = {own: session for own, session in self.sessions.items() if own != role}
+        arena = self._opener.arena
+        return OnnxModel(self.info, threads, arena, self.device, self.engine_cache, opened)
+
+    # ---------------------------------------------------------------------------------- one batch
+
+    def outputs(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the outputs of the encoder by name, for the feeds of `requests.encoder_feeds`."""
+        spec, limit = self.info.specs["encoder"], MAX_TOKENS * self.threads
+        return run_by_length(self.session("encoder"), spec, feeds, limit)
+
+    def encode(self, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the outputs of the encoder for checked ids and mask (B, S)."""
+        return self.outputs({"input_ids": ids, "attention_mask": mask})
+
+    @functools.cached_property
+    def decoders(self) -> DecoderFactory:
+        """Makes a decoder for each batch. Raise ValueError for a model that does not generate."""
+        check_generates(self.info)
+        self.open(main_roles(self.info))
+        info, sessions = self.info, self.sessions
+        loaded = LoadedExport(
+            info.config, info.specs, sessions, self._make_session, self.device, self.encode
+        )
+        return target_of(info).open(loaded)
+
+    def check_lookup(self, request: GenerationRequest) -> None:
+        """Raise UsageError for prompt lookup with several rows, or with a target whose graphs
+        cannot do it."""
+        if (count := request.options.prompt_lookup_num_tokens) is None:
+            return
+        if (rows := len(request.input_ids)) > 1:
+            raise UsageError(f"prompt_lookup_num_tokens={count} is for one row, got {rows}")
+        if not self.decoders.takes_candidates:
+            target = self.info.manifest["target"]
+            raise UsageError(
+                f"prompt_lookup_num_tokens={count} does not go with this export, target "
+                f"{target!r}, expected None: its graphs do not check several tokens of a row at "
+                "once"
+            )
+
+    def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the new tokens and the scores of all rows; no scores unless they are computed."""
+        if (result := self.decoders.generate(request)) is not None:
+            return result
+        search = start_search(
+            request.options, request.prompt, request.is_scored, self.threads, request.seeds
+        )
+        collections.deque(self.tokens(request, search), maxlen=0)
+        return search.result()
+
+    def tokens(self, request: GenerationRequest, search: Search) -> Iterator[np.ndarray]:
+        """Drive `search` and yield the tokens of all rows after each step."""
+        with closing(self.decoders.start(request)) as decoder:
+            logits = decoder.prefill(request.input_ids, request.attention_mask)
+            if request.options.prompt_lookup_num_tokens is not None:
+                candidates = cast(CandidateDecoder, decoder)  # see `check_lookup`
+                yield from tokens_by_lookup(request, candidates, search, logits[:, -1])
+                return
+            if request.options.rows_per_input > 1:
+                decoder.expand(request.options.rows_per_input)
+            while True:
+                tokens, beam_idx = search.advance(logits[:, -1])
+                yield tokens
+                if search.finished:
+                    return
+                logits = decoder.step(tokens[:, None], beam_idx)
+
+    # ------------------------------------------------------------------------------------ devices
+
+    def _providers(self, role: str) -> list[tuple[str, dict]]:
+        """Return what runs the graph of `role`, with options. Each provider runs what those before
+        it cannot."""
+        providers: list[tuple[str, dict]] = [("CPUExecutionProvider", {})]
+        if self.device != "cpu":
+            # float32 is not rounded to 19 bits.
+            options = {"enable_cuda_graph": "0", "use_tf32": "0"}
+            providers.insert(0, (CUDA, options | target_of(self.info).provider_options(role)))
+        if self.device == "tensorrt" and role == "encoder":
+            providers.insert(0, (TENSORRT, self._engine_options()))
+        return providers
+
+    def _engine_options(self) -> dict[str, str]:
+        """Return TensorRT's options. TensorRT names its engines after the graph, not the weights:
+        each export has a directory of its own."""
+        if self.engine_cache is None:
+            return {}
+        files = json.dumps(self.info.manifest["files"], sort_keys=True)
+        path = self.engine_cache / hashlib.sha256(files.encode()).hexdigest()[:16]
+        return {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(path)}

@@ -1,0 +1,183 @@
+"""Checks of what callers give, and the batch that is made of it. No graph is needed."""
+
+from typing import Any
+
+import numpy as np
+
+from .errors import UsageError
+from .heads import HEADS
+from .inference import options as option_fields
+from .inference.decoder import GenerationRequest, check_memory
+from .inference.export_info import ExportInfo
+from .inference.inputs import (
+    check_contiguous,
+    check_ends,
+    check_input,
+    check_inputs,
+    check_patches,
+    check_positions,
+    move_padding,
+    num_positions,
+)
+from .inference.options import Options, as_list, resolve, special_token
+from .specs.sequences import token_inputs
+
+
+def check_options(info: ExportInfo, options: dict[str, Any]) -> Options:
+    """Return `options` over those of the export. Raise as `Runtime.generate` does for options that
+    are wrong with any inputs."""
+    check_generates(info)
+    return resolved(info, option_fields.check(options), prompt_length=1)
+
+
+def check_generates(info: ExportInfo) -> None:
+    """Raise ValueError for a model that does not generate."""
+    if not info.generates:
+        raise ValueError(f"{info.architecture} cannot generate: use encode")
+
+
+def resolved(info: ExportInfo, options: dict[str, Any], prompt_length: int) -> Options:
+    """Return checked `options` over those of the export, for prompts of `prompt_length` tokens."""
+    return resolve(options, info.generation_config | info.defaults, info.config, prompt_length)
+
+
+# ------------------------------------------------------------------------------- whole sequences
+
+
+def encoder_feeds(info: ExportInfo, given: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return the inputs of the encoder graph by name, from the arguments of `Runtime.outputs`.
+    Raise as `Runtime.outputs`."""
+    if "encoder" not in info.specs:
+        raise ValueError(f"{info.architecture} has no encoder: use generate")
+    spec = info.specs["encoder"]
+    if "token_type_ids" not in {tensor.name for tensor in spec.inputs} and not np.any(
+        given.get("token_type_ids")
+    ):
+        # zeros are what tokenizers give for models without types
+        given = {**given, "token_type_ids": None}
+    feeds = check_inputs(spec.inputs, given, info.architecture)
+    check_sequences(info, feeds)
+    return feeds
+
+
+def check_sequences(info: ExportInfo, feeds: dict[str, np.ndarray]) -> None:
+    """Check what the model asks of tokens and images, beyond the types and ranges of the graph."""
+    if "pixel_values" in feeds:
+        check_patches(feeds["pixel_values"], info.config)
+    for prefix in ("", "decoder_"):
+        if f"{prefix}input_ids" not in feeds:
+            continue
+        ids = feeds[f"{prefix}input_ids"]
+        mask = feeds[f"{prefix}attention_mask"]
+        check_positions(num_positions(ids, mask, info.config), info.config)
+        if prefix or info.config["model_type"] == "vanilla-decoder":
+            check_contiguous(mask, f"{prefix}attention_mask")
+    if HEADS[info.architecture].needs_end_token:
+        ends = as_list(info.config.get("eos_token_id"))
+        check_ends(feeds["input_ids"], feeds["attention_mask"], ends)
+
+
+# ------------------------------------------------------------------------------------ generation
+
+
+def generation_request(
+    info: ExportInfo,
+    input_ids: np.ndarray,
+    attention_mask: np.ndarray | None,
+    decoder_input_ids: np.ndarray | None,
+    options: dict[str, Any],
+    is_scored: bool = False,
+) -> GenerationRequest:
+    """Return the batch of a call of `Runtime.generate`. Raise as `Runtime.generate`."""
+    options = option_fields.check(options)
+    check_generates(info)
+    ids, mask = prompts(info, input_ids, attention_mask, options)
+    if not mask.any(axis=1).all():
+        raise ValueError(
+            f"row {int(mask.any(axis=1).argmin())} has no tokens, expected at least one in every "
+            f"row"
+        )
+    if "encoder" in info.specs:
+        request = seq2seq_request(info, (ids, mask), decoder_input_ids, options, is_scored)
+    elif decoder_input_ids is not None:
+        raise ValueError(f"{info.architecture} takes no decoder_input_ids: its prompt is input_ids")
+    else:
+        request = decoder_request(info, (ids, mask), options, is_scored)
+    # before a search has a state of its rows; a decoder adds its caches
+    check_memory(request, info.config["vocab_size"], cache_bytes=0)
+    return request
+
+
+def decoder_request(
+    info: ExportInfo,
+    prompt: tuple[np.ndarray, np.ndarray],
+    options: dict[str, Any],
+    is_scored: bool,
+) -> GenerationRequest:
+    """Return the batch of a decoder, whose prompts are padded on the left."""
+    ids, mask = prompt
+    final = resolved(info, options, ids.shape[1])
+    check_contiguous(mask, "attention_mask")
+    check_positions(int(mask.sum(axis=1).max()) + final.max_new_tokens - 1, info.config)
+    assert final.pad_token_id is not None  # see `resolve`
+    ids, mask = move_padding(ids, mask, "left", final.pad_token_id)
+    return GenerationRequest(final, ids, mask, None, is_scored)
+
+
+def seq2seq_request(
+    info: ExportInfo,
+    source: tuple[np.ndarray, np.ndarray],
+    decoder_input_ids: np.ndarray | None,
+    options: dict[str, Any],
+    is_scored: bool,
+) -> GenerationRequest:
+    """Return the batch of a seq2seq model, whose sources are padded on the right."""
+    ids, mask = source
+    start = start_tokens(info, len(ids), decoder_input_ids, options)
+    final = resolved(info, options, start.shape[1])
+    check_positions(num_positions(ids, mask, info.config), info.config)
+    check_positions(start.shape[1] + final.max_new_tokens - 1, info.config)
+    assert final.pad_token_id is not None  # see `resolve`
+    source = move_padding(ids, mask, "right", final.pad_token_id)
+    return GenerationRequest(final, start, np.ones_like(start), source, is_scored)
+
+
+def prompts(
+    info: ExportInfo,
+    input_ids: np.ndarray,
+    attention_mask: np.ndarray | None,
+    options: dict[str, Any],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return ids and mask (B, S); by default the mask is 0 where the ids have the pad token, unless
+    that is an end token too."""
+    pad = special_token("pad_token_id", options, info.defaults, info.config)
+    ends = as_list(special_token("eos_token_id", options, info.defaults, info.config))
+    if attention_mask is None and pad is not None and pad not in ends:
+        attention_mask = np.asarray(input_ids) != pad
+    given = {"input_ids": input_ids, "attention_mask": attention_mask}
+    tensors = token_inputs(info.config, ("batch_size", "source_length"))
+    feeds = check_inputs(tensors, given, info.architecture)
+    return feeds["input_ids"], feeds["attention_mask"]
+
+
+def start_tokens(
+    info: ExportInfo,
+    rows: int,
+    decoder_input_ids: np.ndarray | None,
+    options: dict[str, Any],
+) -> np.ndarray:
+    """Return the first tokens of `rows` targets (rows, P), with the start token before them, unless
+    a row begins with it already, as in transformers."""
+    start = special_token("decoder_start_token_id", options, info.defaults, info.config)
+    if start is None:
+        raise ValueError(
+            "decoder_start_token_id is None, expected the token id generation starts from"
+        )
+    if not 0 <= start < (size := info.config["vocab_size"]):
+        raise UsageError(f"decoder_start_token_id must be in [0, {size - 1}], got {start}")
+    starts = np.full((rows, 1), start)
+    if decoder_input_ids is None:
+        return starts
+    tensor = token_inputs(info.config, ("batch_size", "target_length"), prefix="decoder_")[0]
+    ids = check_input(tensor, np.asarray(decoder_input_ids), {"batch_size": rows})
+    return ids if (ids[:, 0] == start).any() else np.concatenate([starts, ids], axis=1)

@@ -1,0 +1,19 @@
+"""Engines over exports, in threads of the tests."""
+
+from vanilla_transformer_export import TextRuntime
+from vanilla_transformer_export.model import open_export, open_for_workers
+from vanilla_transformer_export.scheduler.admission import Admission
+from vanilla_transformer_export.scheduler.engine import Engine
+
+
+def engine_of(directory, workers=1, slots=None, threads=1, **sizes):
+    """Return an engine that is not started. `sizes` are those of `Admission`."""
+    info = open_export(directory)
+    admission = Admission(info, workers, threads, slots, **sizes)
+    return Engine.of(admission, open_for_workers(info, threads), max_waiting=10_000)
+
+
+def text_engine(directory, **sizes):
+    """Return the text side of an export, as `serve` has it, and its engine, started."""
+    engine = engine_of(directory, **sizes).start()
+    return TextRuntime.around(engine.admission), engine
