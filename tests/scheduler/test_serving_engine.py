@@ -7,8 +7,8 @@ import random
 import threading
 import time
 
-import engines
 import numpy as np
+import opened_engines as engines
 import pytest
 import torch
 from targets import SIZES

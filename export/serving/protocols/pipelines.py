@@ -109,15 +109,19 @@ async def predict(request: Request, task: str) -> Response:
     parameters = {name: value for name, value in given.items() if value is not None}
     if body.stream:
         raise UsageError("stream is true, expected false: /v1/completions streams")
-    if task in GENERATION_OPTIONS:
-        return await generated(model, task, body, parameters, settings_of(request).max_batch)
-    form = FORMATS.get(task, Format())
-    inputs = (form.inputs or reader_of(PIPELINES[task]))(
-        body.inputs, settings_of(request).max_batch
-    )
-    options = options_of(form, PIPELINES[task], parameters)
+    answer_all = generated if task in GENERATION_OPTIONS else run_task
+    return await answer_all(model, task, body, parameters, settings_of(request).max_batch)
+
+
+async def run_task(
+    model: ServedModel, name: str, body: PipelineRequest, given: dict[str, Any], most: int
+) -> Response:
+    """Answer with what a model reads, without generation."""
+    form, task = FORMATS.get(name, Format()), PIPELINES[name]
+    inputs = (form.inputs or reader_of(task))(body.inputs, most)
+    options = options_of(form, task, given)
     form.check(model, inputs, options)
-    answers = form.answers or functools.partial(plain, PIPELINES[task])
+    answers = form.answers or functools.partial(plain, task)
     return in_json(await model.read(len(inputs.rows), answer, answers, model, inputs, options))
 
 
