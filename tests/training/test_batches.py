@@ -3,6 +3,7 @@ lines, and what is rejected."""
 
 import gzip
 import json
+import os
 import random
 import signal
 import subprocess
@@ -433,6 +434,14 @@ def test_input_that_is_no_text_is_refused_and_nothing_stays(runtime, tmp_path):
     assert not [path for path in tmp_path.iterdir() if "out" in path.name]
 
 
+def test_a_pipe_has_no_parts(runtime, tmp_path):
+    os.mkfifo(tmp_path / "in")
+    for write_results, given in (("to_file", tmp_path / "in"), ("to_directory", [tmp_path / "in"])):
+        with pytest.raises(UsageError, match="in is a pipe or a device, expected a file, or its"):
+            getattr(runner(runtime), write_results)(given, tmp_path / "out")
+    assert names(tmp_path) == ["in"]
+
+
 def test_what_changes_while_it_is_read_is_an_error(runtime, tmp_path, monkeypatch):
     source, compute = write(tmp_path / "in", ["w5", "w6"]), run.compute
 
@@ -463,6 +472,7 @@ def test_options_that_cannot_be_are_refused_at_once(runtime, exported, tmp_path)
         Predictions(reader, None, {"num_beams": 2})
     (tmp_path / "decoder").mkdir()
     decoder = TextRuntime(with_words(exported("causal").directory, tmp_path / "decoder"), threads=1)
+    assert [Predictions(each).field for each in (runtime, decoder)] == ["translation", "prediction"]
     source = write(tmp_path / "in", ["w5"])
     with pytest.raises(UsageError, match="expected an encoder-decoder: a decoder continues its"):
         runner(decoder, {}, prefix=source)
