@@ -3,6 +3,7 @@ limits, what is measured."""
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import gc
 import itertools
@@ -15,10 +16,11 @@ from typing import Any
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from ..errors import UsageError
 from ..files.predictions import open_runtime
 from ..inference.devices import processors
-from ..inference.export_info import json_object
-from ..model import open_export, open_for_workers
+from ..inference.export_info import ExportInfo, json_object
+from ..model import open_export, open_for_workers, target_of
 from ..scheduler.admission import Admission
 from ..scheduler.capacity import Arrangement, arrangement
 from ..scheduler.client import Client, LocalScheduler
@@ -90,9 +92,10 @@ async def generator(
 ) -> tuple[TextRuntime, Client]:
     """Return the text side of a model that generates, and its scheduler, whose graphs are open in
     `process`, or here without one. Raise as `load`."""
+    info = await in_thread(functools.partial(open_export, source.directory, settings.dtype))
+    arranged = limited(arranged, info, settings)
     sizes: dict[str, Any] = dict(workers=arranged.workers, slots=settings.slots)
     sizes |= dict(max_source=settings.max_source, max_length=settings.max_length)
-    info = await in_thread(functools.partial(open_export, source.directory, settings.dtype))
     admission = Admission(info, threads=arranged.threads, max_waiting=settings.queue, **sizes)
     runtime = await in_thread(functools.partial(TextRuntime.around, admission))
     if process is None:
@@ -100,6 +103,20 @@ async def generator(
         return runtime, LocalScheduler(admission, model, events).start()
     opened = dict(directory=str(source.directory), threads=arranged.threads, dtype=settings.dtype)
     return runtime, await process.open(source.name, admission, events, **opened, sizes=sizes)
+
+
+def limited(arranged: Arrangement, info: ExportInfo, settings: Settings) -> Arrangement:
+    """Return `arranged` with as many workers as the target has at most. Raise UsageError if the
+    settings ask for more."""
+    most = target_of(info).max_workers
+    if most is None or arranged.workers <= most:
+        return arranged
+    if settings.workers is not None:
+        target = info.manifest["target"]
+        raise UsageError(
+            f"workers is {settings.workers}, expected at most {most} with the target {target!r}"
+        )
+    return dataclasses.replace(arranged, workers=most)
 
 
 def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangement:
