@@ -32,14 +32,14 @@ FINALISTS = 2
 def engine(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
     from vanilla_transformer_export.model import open_export, open_for_workers
     from vanilla_transformer_export.scheduler.admission import Admission
-    from vanilla_transformer_export.scheduler.engine import Engine
+    from vanilla_transformer_export.scheduler.client import LocalScheduler
 
     info = open_export(folder / dtype)
-    admission = Admission(info, workers, threads, slots=rows)
-    engine = Engine.of(admission, open_for_workers(info, threads), max_waiting=10**6).start()
+    admission = Admission(info, workers, threads, slots=rows, max_waiting=10**6)
+    engine = LocalScheduler(admission, open_for_workers(info, threads)).start()
 
     async def answers(ids):
-        return await engine.answers([engine.admission.job(row, {}) for row in ids])
+        return await engine.generate([engine.admission.job(row, {}) for row in ids])
 
     def generate(ids):
         order = sorted(range(len(ids)), key=lambda place: -len(ids[place]))
@@ -124,13 +124,13 @@ def loaded_memory(export: Path) -> dict:
     from vanilla_transformer_export.model import open_export, open_for_workers
     from vanilla_transformer_export.scheduler.admission import Admission
     from vanilla_transformer_export.scheduler.capacity import arrangement
-    from vanilla_transformer_export.scheduler.engine import Engine
+    from vanilla_transformer_export.scheduler.client import LocalScheduler
     from vanilla_transformer_export.scheduler.slot_batch import slot_bytes
 
     arranged = arrangement(json.loads((export / "config.json").read_text()), processors())
     info = open_export(export)
     admission = Admission(info, arranged.workers, arranged.threads)
-    engine = Engine.of(admission, open_for_workers(info, arranged.threads))
+    engine = LocalScheduler(admission, open_for_workers(info, arranged.threads))
     slots = engine.admission.slots * slot_bytes(info, admission.room)
     return {"loaded": memory_of("self"), "slots": slots}
 

@@ -50,7 +50,7 @@ class CTranslate2Engine:
             self.checked[key] = request.options
         return Job(self.checked[key], [], [str(token) for token in input_ids])
 
-    async def answers(self, jobs):
+    async def generate(self, jobs):
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in jobs]
         with self.changed:

@@ -21,7 +21,7 @@ def serve_arguments(parser: Parser) -> None:
 
 @verb("answer HTTP requests with exports", serve_arguments, extras="serve")
 def serve(args: argparse.Namespace) -> None:
-    from ..scheduler.process import engine_process
+    from ..scheduler.process import scheduler_process
     from ..serving.settings import settings_of, token_of
     from ..serving.sources import sources
 
@@ -33,7 +33,7 @@ def serve(args: argparse.Namespace) -> None:
         with contextlib.suppress(OSError):  # a full disk does not stop a server
             say(line)
 
-    with engine_process(any(source.generates for source in found)) as process:
+    with scheduler_process(any(source.generates for source in found)) as process:
         from ..serving.server import serve  # of which the other process would have a copy
 
         serve(found, settings, token, tell, process)

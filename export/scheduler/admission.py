@@ -13,6 +13,7 @@ from ..inference.inputs import position_limit
 from ..inference.options import Options
 from ..requests import generation_request
 from .capacity import Arrangement, rows_of_worker
+from .refusals import overloaded
 from .request import Job
 from .slot_batch import Room, slot_bytes
 
@@ -30,6 +31,7 @@ class Admission:
         max_source, max_length: tokens that are read of a source, and of a prompt with its new
             tokens, at most; by default the model's positions, and no more than 512. Learned
             positions are a limit always.
+        max_waiting: rows of requests that may wait for a batch.
 
     Raises:
         UsageError: for fewer slots than workers.
@@ -43,12 +45,14 @@ class Admission:
         slots: int | None = None,
         max_source: int | None = None,
         max_length: int | None = None,
+        max_waiting: int = 256,
     ):
         self.info = info
         self.arrangement = Arrangement(workers, threads)
         reads = "encoder" in info.specs
         self.room = Room(1, self.longest(max_source) if reads else 0, self.longest(max_length))
         self.room = dataclasses.replace(self.room, rows=self.rows_of_worker(workers, slots))
+        self.max_waiting = max_waiting
         self._known: dict[tuple, tuple[Options, list[int]]] = {}
 
     def longest(self, given: int | None) -> int:
@@ -151,6 +155,12 @@ class Admission:
             return self._known.get(key)
         except TypeError:
             return None
+
+    def check_queue(self, waiting: int, rows: int) -> None:
+        """Raise RequestError if `rows` more would be too many beside `waiting` rows. Where nothing
+        waits, a request may have any number."""
+        if waiting and waiting + rows > self.max_waiting:
+            raise overloaded(waiting, self.max_waiting)
 
     def check_lengths(self, given: int) -> None:
         """Before anything is made of them."""

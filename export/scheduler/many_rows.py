@@ -15,7 +15,7 @@ from ..inference.options import Options
 from ..model import OnnxModel
 from .admission import Admission
 from .capacity import LEAST_ROWS, MOST_BYTES, MOST_ROWS
-from .engine import Engine
+from .client import LocalScheduler
 from .request import Job
 from .slot_batch import Room, slot_bytes
 
@@ -59,13 +59,13 @@ def generate(model: OnnxModel, request: GenerationRequest, workers: int) -> np.n
     order = sorted(
         range(len(jobs)), key=lambda place: -len(jobs[place].source or jobs[place].prompt)
     )
-    engine = engine_for(model, jobs, workers).start()
+    scheduler = scheduler_for(model, jobs, workers).start()
     try:
-        found = engine.generate([jobs[place] for place in order], are_last=True)
+        found = scheduler.run([jobs[place] for place in order], are_last=True)
     except RuntimeError as failure:
         raise failure.__cause__ or failure from None
     finally:
-        engine.close()
+        scheduler.close()
     tokens = np.full(
         (len(jobs), max(len(answer.tokens) for [answer] in found)), request.options.fill_token_id
     )
@@ -135,11 +135,12 @@ def rows_of(ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
     return [row[is_token].tolist() for row, is_token in zip(ids, mask == 1)]
 
 
-def engine_for(model: OnnxModel, jobs: list[Job], workers: int) -> Engine:
+def scheduler_for(model: OnnxModel, jobs: list[Job], workers: int) -> LocalScheduler:
     """With slots that each of `jobs` fits into, and no more than there are jobs."""
     source = max(len(job.source or ()) for job in jobs)
     length = max(len(job.prompt) for job in jobs) + jobs[0].options.max_new_tokens - 1
     fitting = int(bytes_of_worker(workers) / slot_bytes(model.info, Room(1, source, length)))
     rows = max(1, min(MOST_ROWS, fitting, -(-len(jobs) // workers)))
-    admission = Admission(model.info, workers, model.threads, workers * rows, source, length)
-    return Engine.of(admission, model, len(jobs))
+    threads, count = model.threads, len(jobs)
+    admission = Admission(model.info, workers, threads, workers * rows, source, length, count)
+    return LocalScheduler(admission, model)

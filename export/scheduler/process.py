@@ -1,9 +1,9 @@
-"""Engines in a process of their own.
+"""Schedulers in a process of their own.
 
 The workers and what prepares their requests both run Python, and one interpreter runs one thread at
-a time: in one process each waits for the other. So engines can run in a child, forked before there
-are threads, whose pages of what both have imported are the parent's. Parent and child send each
-other messages, pickled, over a pair of sockets; the child ends with the parent.
+a time: in one process each waits for the other. So schedulers can run in a child, forked before
+there are threads, whose pages of what both have imported are the parent's. Parent and child send
+each other messages, pickled, over a pair of sockets; the child ends with the parent.
 """
 
 import asyncio
@@ -20,16 +20,17 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from ..model import open_export, open_for_workers
 from .admission import Admission
-from .engine import Engine
+from .client import generated, streamed
 from .queue import Ticket
-from .refusals import draining, overloaded
+from .refusals import draining
 from .request import Event, Generated, Job
-from .worker import SWITCH_INTERVAL, EngineEvents
+from .scheduler import Scheduler, open_batches
+from .worker import SWITCH_INTERVAL, SchedulerEvents
 
 HEADER = 4  # bytes before each message, which say how long it is
 LATE = 0.005  # seconds after which the parent hears of what no answer has told it
@@ -39,15 +40,14 @@ PR_SET_PDEATHSIG = 1  # of sys/prctl.h
 # refused sooner
 NICE = 5
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # to end, which the parent answers
-NO_LIMIT = sys.maxsize  # of rows that wait in the child: the parent counts them
 
 
 @contextlib.contextmanager
-def engine_process(is_needed: bool) -> Iterator["EngineProcess | None"]:
+def scheduler_process(is_needed: bool) -> Iterator["SchedulerProcess | None"]:
     if not is_needed:
         yield None
         return
-    with contextlib.closing(EngineProcess()) as process:
+    with contextlib.closing(SchedulerProcess()) as process:
         yield process
 
 
@@ -66,9 +66,9 @@ def framed(message: tuple) -> bytes:
 # --------------------------------------------------------------------------------------- the parent
 
 
-class EngineProcess(asyncio.Protocol):
-    """A child with engines, from where there is one thread only; `connect` before the first of them
-    is opened."""
+class SchedulerProcess(asyncio.Protocol):
+    """A child with schedulers, from where there is one thread only; `connect` before the first of
+    them is opened."""
 
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair()
@@ -76,7 +76,7 @@ class EngineProcess(asyncio.Protocol):
         gc.freeze()  # what there is stays: looking for garbage in it would make copies of its pages
         self.pid = forked(lambda: run_child(self.socket, theirs))
         theirs.close()
-        self.workers: dict[str, RemoteWorkers] = {}
+        self.clients: dict[str, SchedulerClient] = {}
         # is told if the child ends by itself
         self.failed: Callable[[ChildProcessError], object] = lambda error: None
         self.error: ChildProcessError | None = None
@@ -90,19 +90,19 @@ class EngineProcess(asyncio.Protocol):
         self._transport, _ = await loop.create_unix_connection(lambda: self, sock=self.socket)
 
     async def open(
-        self, name: str, most: int, events: EngineEvents, **arguments: Any
-    ) -> "RemoteWorkers":
-        """Those of an engine of the child that nothing else is called like, once it is loaded;
-        `most` rows may wait for them. `arguments` as `opened_engine` takes them.
+        self, name: str, admission: Admission, events: SchedulerEvents, **arguments: Any
+    ) -> "SchedulerClient":
+        """Return the client of a new scheduler in the child, once its model is loaded. No other may
+        have its `name`. `arguments` as `opened_scheduler` takes them.
 
         Raises:
-            What `opened_engine` raises, and ChildProcessError if the child has ended.
+            What `opened_scheduler` raises, and ChildProcessError if the child has ended.
         """
         self._opened = asyncio.get_running_loop().create_future()
         self.send(("open", name, arguments))
         await self._opened
-        self.workers[name] = RemoteWorkers(self, name, most, events)
-        return self.workers[name]
+        self.clients[name] = SchedulerClient(self, name, admission, events)
+        return self.clients[name]
 
     def send(self, message: tuple) -> None:
         """Raises ChildProcessError if the child has ended."""
@@ -122,8 +122,8 @@ class EngineProcess(asyncio.Protocol):
             self.received(*message)
 
     def received(self, name: str, *content: Any) -> None:
-        if name in self.workers:
-            self.workers[name].received(*content)
+        if name in self.clients:
+            self.clients[name].received(*content)
             return
         [error] = content
         assert self._opened is not None
@@ -143,8 +143,8 @@ class EngineProcess(asyncio.Protocol):
         )
         if self._opened is not None and not self._opened.done():
             self._opened.set_exception(self.error)
-        for workers in self.workers.values():
-            workers.fail()
+        for client in self.clients.values():
+            client.fail()
         self.failed(self.error)
 
     def reaped(self) -> str:
@@ -167,14 +167,15 @@ class EngineProcess(asyncio.Protocol):
             self.reaped()
 
 
-class RemoteWorkers:
-    """The `Workers` of an engine of the child with the name `engine`. All its methods are called in
-    the loop."""
+class SchedulerClient:
+    """The `Client` of the scheduler `name` in the child. All its methods are called in the loop."""
 
-    def __init__(self, process: EngineProcess, engine: str, most: int, events: EngineEvents):
+    def __init__(
+        self, process: SchedulerProcess, name: str, admission: Admission, events: SchedulerEvents
+    ):
         self.process = process
-        self.engine = engine
-        self.most = most
+        self.name = name
+        self.admission = admission
         self.events = events
         self.tickets: dict[int, Ticket] = {}  # that have no whole answer yet, by number
         self.numbers = itertools.count()
@@ -185,39 +186,35 @@ class RemoteWorkers:
 
     @property
     def waiting(self) -> int:
-        """As `Workers`; those on the way to the child too."""
+        """Rows that no worker has taken yet; those on the way to the child too."""
         return self.rows_sent - self.rows_taken
 
-    def start(self) -> None:
-        """As `Workers`: the child's have begun."""
+    async def generate(self, jobs: Sequence[Job]) -> list[list[Generated]]:
+        return await generated(self, jobs)
+
+    def stream(self, job: Job) -> AsyncGenerator[Event, None]:
+        return streamed(self, job)
 
     def put(self, ticket: Ticket) -> None:
-        """As `Workers`."""
         if self.is_ended or self.process.error is not None:
             raise draining()
         rows = ticket.rows_waiting
-        if self.waiting and self.waiting + rows > self.most:
-            raise overloaded(self.waiting, self.most)
+        self.admission.check_queue(self.waiting, rows)
         ticket.number = next(self.numbers)
         self.process.send(
-            ("put", self.engine, ticket.number, ticket.jobs, ticket.streams, time.perf_counter())
+            ("put", self.name, ticket.number, ticket.jobs, ticket.streams, time.perf_counter())
         )
         self.tickets[ticket.number] = ticket
         self.rows_sent += rows
 
     def cancel(self, ticket: Ticket) -> None:
-        """As `Workers`."""
         ticket.cancelled = True
         if self.tickets.pop(ticket.number, None) is not None and self.process.error is None:
-            self.process.send(("cancel", self.engine, ticket.number))
+            self.process.send(("cancel", self.name, ticket.number))
 
-    def end(self) -> None:
-        """As `Workers`."""
+    def close(self, seconds: float = 0.0) -> bool:
+        """End at once: the child ends with what is left."""
         self.is_ended = True
-
-    def close(self, seconds: float) -> bool:
-        """As `Workers`, at once: the child ends with what is left."""
-        self.end()
         is_finished = not self.tickets
         self.fail()
         return is_finished
@@ -318,7 +315,7 @@ def end(failure: threading.ExceptHookArgs) -> None:
 
 
 class Child:
-    """Engines by name, for who asks over `connection`."""
+    """Schedulers by name, for who asks over `connection`."""
 
     def __init__(self, connection: socket.socket):
         self.connection = connection
@@ -351,11 +348,11 @@ class Child:
 
 
 class Outbox:
-    """What the parent hears of one engine, which counts its events here."""
+    """What the parent hears of one scheduler, which counts its events here."""
 
     def __init__(self, send: Callable[..., None], arguments: dict[str, Any]):
         self._send = send
-        self.engine = opened_engine(events=self, **arguments)
+        self.scheduler = opened_scheduler(events=self, **arguments)
         self.tickets: dict[int, Ticket] = {}
         self.rows_put = 0
         self.lock = threading.Lock()
@@ -374,12 +371,12 @@ class Outbox:
         ticket.call = self.call
         self.tickets[number] = ticket
         self.rows_put += ticket.rows_waiting
-        self.engine.workers.put(ticket)
+        self.scheduler.put(ticket)
 
     def cancel(self, number: int) -> None:
         ticket = self.tickets.pop(number, None)
         if ticket is not None:
-            self.engine.workers.cancel(ticket)
+            self.scheduler.cancel(ticket)
             self.flush()
 
     # What workers tell.
@@ -412,7 +409,7 @@ class Outbox:
         for number, _, answers, error in news:
             if answers is not None or error is not None:
                 self.tickets.pop(number, None)
-        counts = self.rows_put - self.engine.waiting, self.engine.running
+        counts = self.rows_put - self.scheduler.waiting, self.scheduler.running
         self._send(
             counts, tuple([each.popleft() for _ in range(len(each))] for each in self.events), news
         )
@@ -423,17 +420,18 @@ def told(ticket: Ticket, events: list[Event], is_over: bool) -> tuple:
     return ticket.number, events, ticket.answers if is_over and error is None else None, error
 
 
-def opened_engine(
-    directory: str, threads: int, dtype: str | None, sizes: dict[str, Any], events: EngineEvents
-) -> Engine:
-    """Return a started engine, with `sizes` among the arguments of its `Admission`. Raise what
+def opened_scheduler(
+    directory: str, threads: int, dtype: str | None, sizes: dict[str, Any], events: SchedulerEvents
+) -> Scheduler:
+    """Return a started scheduler, with `sizes` among the arguments of its `Admission`. Raise what
     `Runtime` raises."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the parent opens the export too, without its graphs
         info = open_export(directory, dtype)
     model = open_for_workers(info, threads)
-    admission = Admission(info, threads=threads, **sizes)
-    return Engine.of(admission, model, NO_LIMIT, events).start()
+    scheduler = Scheduler(open_batches(Admission(info, threads=threads, **sizes), model), events)
+    scheduler.start()
+    return scheduler
 
 
 def portable(error: Exception) -> Exception:

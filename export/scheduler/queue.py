@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .refusals import draining, overloaded
+from .refusals import draining
 from .request import Event, Generated, Job
 from .runs import Run
 from .slot_batch import Batch
@@ -96,32 +96,22 @@ def samples_of(job: Job) -> int:
 
 class Queue:
     """Tickets in the order of their coming; each in turn gives one of its jobs, so that a long list
-    of texts holds up no short one.
+    of texts holds up no short one."""
 
-    Args:
-        most: rows that may wait, beyond which a ticket is refused, unless nothing else waits.
-    """
-
-    def __init__(self, most: int):
-        self.most = most
+    def __init__(self) -> None:
         self.tickets: deque[Ticket] = deque()
         self.rows = 0
         self.changed = threading.Condition()
         self.is_closed = False
 
     def put(self, ticket: Ticket) -> None:
-        """Raises RequestError where too many rows wait, and after `close`."""
+        """Raises RequestError after `close`."""
         with self.changed:
             if self.is_closed:
                 raise draining()
-            rows = ticket.rows_waiting
-            if self.rows + rows > self.most:
-                self.forget_over()
-            if self.rows and self.rows + rows > self.most:
-                raise overloaded(self.rows, self.most)
             ticket.put_at = ticket.put_at or time.perf_counter()
             self.tickets.append(ticket)
-            self.rows += rows
+            self.rows += ticket.rows_waiting
             self.changed.notify(len(ticket.jobs))
 
     def take(self, batch: Batch, last: float = 0.0) -> list[Run] | None:

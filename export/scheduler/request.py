@@ -11,8 +11,8 @@ STOP, LENGTH = "stop", "length"
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One input that is to be continued, checked; `Engine.job` makes it. Its beams, or its samples,
-    are rows of the batch.
+    """One input that is to be continued, checked; `Admission.job` makes it. Its beams, or its
+    samples, are rows of the batch.
 
     Args:
         options: resolved, see `options.resolve`.

@@ -1,9 +1,9 @@
-"""Threads that run the jobs of a queue, each in a batch of its own."""
+"""A thread that runs sequences of the queue in a batch of its own."""
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..errors import UsageError
@@ -17,7 +17,7 @@ from .slot_batch import Batch
 SWITCH_INTERVAL = 0.0002
 
 
-class EngineEvents(Protocol):
+class SchedulerEvents(Protocol):
     """What is counted; called by workers, so it must be quick and may be called by several at
     once."""
 
@@ -38,86 +38,10 @@ class NoEvents:
     def stepped(self, rows: int, tokens: int) -> None: ...
 
 
-class Workers(Protocol):
-    """What runs the jobs of an engine."""
-
-    @property
-    def waiting(self) -> int:
-        """Rows that no worker has taken yet."""
-
-    @property
-    def running(self) -> int:
-        """Rows of all workers."""
-
-    def start(self) -> None: ...
-
-    def put(self, ticket: Ticket) -> None:
-        """Raises RequestError if too many rows wait, and after `end`."""
-
-    def cancel(self, ticket: Ticket) -> None:
-        """Nobody waits for it any more."""
-
-    def end(self) -> None:
-        """Takes nothing more in."""
-
-    def close(self, seconds: float) -> bool:
-        """As `Engine.close`."""
-
-
-class ThreadWorkers:
-    """The `Workers` of this process: one thread for each of `batches`, which take what was put into
-    `queue`."""
-
-    def __init__(self, queue: Queue, batches: Sequence[Batch], events: EngineEvents):
-        self.queue = queue
-        self.all = [Worker(queue, batch, events) for batch in batches]
-
-    @property
-    def waiting(self) -> int:
-        """As `Workers`."""
-        return self.queue.rows
-
-    @property
-    def running(self) -> int:
-        """As `Workers`."""
-        return sum(len(run.slots) for worker in self.all for run in list(worker.batch.running))
-
-    def start(self) -> None:
-        """As `Workers`."""
-        for worker in self.all:
-            worker.thread.start()
-
-    def put(self, ticket: Ticket) -> None:
-        """As `Workers`."""
-        self.queue.put(ticket)
-
-    def cancel(self, ticket: Ticket) -> None:
-        """As `Workers`."""
-        self.queue.cancel(ticket)
-
-    def end(self) -> None:
-        """As `Workers`."""
-        self.queue.close()
-
-    def close(self, seconds: float) -> bool:
-        """As `Workers`."""
-        self.queue.close()
-        until = time.monotonic() + seconds
-        for worker in self.all:
-            worker.thread.join(max(0.0, until - time.monotonic()))
-        finished = not any(worker.thread.is_alive() for worker in self.all)
-        for worker in self.all:
-            worker.gives_up = True
-        self.queue.wake()
-        for worker in self.all:
-            worker.thread.join()
-        return finished
-
-
 class Worker:
     """Steps a batch in a thread of its own, as long as there are jobs."""
 
-    def __init__(self, queue: Queue, batch: Batch, events: EngineEvents):
+    def __init__(self, queue: Queue, batch: Batch, events: SchedulerEvents):
         self.thread = threading.Thread(target=self.run, name="worker", daemon=True)
         self.queue = queue
         self.batch = batch

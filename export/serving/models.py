@@ -8,7 +8,8 @@ from typing import Any
 
 from ..errors import RequestError, did_you_mean
 from ..heads import EMBED, GENERATE, TRANSLATE, Task, has_task
-from ..scheduler.engine import Engine
+from ..scheduler.admission import Admission
+from ..scheduler.client import Client
 from ..text.language_pairs import Directions, directions_of
 from .reading import Reader
 
@@ -19,7 +20,7 @@ class ServedModel:
 
     Args:
         runtime: a `TextRuntime` or an `ImageRuntime`.
-        engine: what generates; `None` for a model that only reads.
+        scheduler: what generates; `None` for a model that only reads.
         reader: what reads whole sequences, see `reading.batched`; `None` for a model that
             generates.
         languages: pairs of codes, source and target, that it translates.
@@ -27,7 +28,7 @@ class ServedModel:
 
     name: str
     runtime: Any
-    engine: Engine | None = None
+    scheduler: Client | None = None
     languages: list[tuple[str, str]] = field(default_factory=list)
     reader: Reader | None = None
 
@@ -41,16 +42,22 @@ class ServedModel:
         return await self.reader.call(rows, function, *args, **options)
 
     @property
-    def backend(self) -> Engine | Reader:
+    def backend(self) -> Client | Reader:
         """What its requests wait for."""
-        found = self.engine or self.reader
+        found = self.scheduler or self.reader
         assert found is not None  # one of them is there
         return found
 
+    @property
+    def admission(self) -> Admission:
+        """What the scheduler checks of requests; for models that generate."""
+        assert self.scheduler is not None
+        return self.scheduler.admission
+
     def describe(self) -> str:
         """Return in one line how its requests run."""
-        if self.engine is not None:
-            return self.engine.admission.describe()
+        if self.scheduler is not None:
+            return self.admission.describe()
         assert self.reader is not None  # one of them is there
         return self.reader.describe()
 

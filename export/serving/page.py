@@ -157,24 +157,24 @@ async def sentences(model: ServedModel, plan: Plan, jobs: list[Job]) -> AsyncGen
 
 
 async def completion(model: ServedModel, body: Given) -> AsyncGenerator[str, None]:
-    assert model.engine is not None  # every model that completes has one
+    assert model.scheduler is not None  # every model that completes has one
     [tokens] = await offloaded(len(body.text), model.runtime.rows, [body.text])
-    most = max(1, min(body.max_new_tokens, model.engine.admission.room.length + 1 - len(tokens)))
+    most = max(1, min(body.max_new_tokens, model.admission.room.length + 1 - len(tokens)))
     sampled = (
         {"do_sample": True, "temperature": body.temperature}
         if body.temperature
         else {"do_sample": False}
     )
-    job = model.engine.admission.job(
+    job = model.admission.job(
         tokens, {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": most, **sampled}
     )
     return pieces_of(model, job)
 
 
 async def pieces_of(model: ServedModel, job: Job) -> AsyncGenerator[str, None]:
-    assert model.engine is not None
+    assert model.scheduler is not None
     pieces = model.runtime.pieces()
-    async with aclosing(model.engine.stream(job)) as tokens:
+    async with aclosing(model.scheduler.stream(job)) as tokens:
         async for token in tokens:
             if piece := pieces.add(token.token):
                 yield piece

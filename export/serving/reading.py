@@ -28,7 +28,7 @@ from ..requests import encoder_feeds
 from ..runtime import Runtime
 from ..scheduler.capacity import Arrangement
 from ..scheduler.refusals import draining, overloaded
-from ..scheduler.worker import EngineEvents, NoEvents
+from ..scheduler.worker import NoEvents, SchedulerEvents
 from ..specs.graph_spec import TensorSpec, shape_of
 from ..specs.sequences import pair
 
@@ -228,7 +228,7 @@ class Reader:
         workers: int = 1,
         queue: int = QUEUE,
         longest: int | None = None,
-        events: EngineEvents | None = None,
+        events: SchedulerEvents | None = None,
         max_calls: int = MAX_CALLS,
     ):
         self.runtime = runtime

@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from ..scheduler.process import SIGNALS, EngineProcess
+from ..scheduler.process import SIGNALS, SchedulerProcess
 from .connections import Connections, files_for
 from .logs import taking_over
 from .protocols.protocol import Protocol
@@ -29,7 +29,7 @@ def serve(
     settings: Settings,
     token: bytes | None,
     say: Say,
-    process: EngineProcess | None = None,
+    process: SchedulerProcess | None = None,
 ) -> None:
     """Serves until it is told to stop by SIGTERM or SIGINT; a second signal ends the process at
     once. `process` as `Service`.
@@ -77,7 +77,7 @@ class Server:
         token: bytes | None,
         say: Say,
         protocols: tuple[Protocol, ...],
-        process: EngineProcess | None = None,
+        process: SchedulerProcess | None = None,
     ):
         self.settings = settings
         self.say = say

@@ -3,6 +3,7 @@ limits, what is measured."""
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import gc
 import itertools
@@ -15,14 +16,15 @@ from typing import Any
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from ..errors import UsageError
 from ..inference.devices import processors
-from ..inference.export_info import json_object
-from ..model import open_export, open_for_workers
+from ..inference.export_info import ExportInfo, json_object
+from ..model import open_export, open_for_workers, target_of
 from ..scheduler.admission import Admission
 from ..scheduler.capacity import Arrangement, arrangement
-from ..scheduler.engine import Engine
-from ..scheduler.process import EngineProcess
-from ..scheduler.worker import SWITCH_INTERVAL, EngineEvents
+from ..scheduler.client import Client, LocalScheduler
+from ..scheduler.process import SchedulerProcess
+from ..scheduler.worker import SWITCH_INTERVAL, SchedulerEvents
 from ..text.language_pairs import languages_of_model
 from ..text_runtime import TextRuntime, open_runtime
 from . import page
@@ -49,7 +51,11 @@ TICK, TICKS = 0.1, 5
 
 
 async def load(
-    source: Source, settings: Settings, metrics: Metrics, cores: int, process: EngineProcess | None
+    source: Source,
+    settings: Settings,
+    metrics: Metrics,
+    cores: int,
+    process: SchedulerProcess | None,
 ) -> ServedModel:
     """Workers and threads are for so many `cores`; those of what generates are in `process`, if
     there is one.
@@ -60,9 +66,9 @@ async def load(
     arranged = arrangement_for(source, settings, cores)
     events = metrics.of_engine(source.name)
     if source.generates:
-        runtime, engine = await generator(source, settings, events, arranged, process)
+        runtime, scheduler = await generator(source, settings, events, arranged, process)
         languages = languages_of_model(runtime, source.languages)
-        model = ServedModel(source.name, runtime, engine, languages)
+        model = ServedModel(source.name, runtime, scheduler, languages)
     else:
         options: dict[str, Any] = dict(threads=arranged.threads, dtype=settings.dtype)
         runtime = await in_thread(functools.partial(open_runtime, source.directory, **options))
@@ -71,33 +77,45 @@ async def load(
         )
         model = ServedModel(source.name, runtime, reader=reader)
     metrics.watch_rows(source.name, lambda: model.backend.waiting, lambda: model.backend.running)
-    if model.engine is not None:
-        metrics.watch_slots(
-            source.name, model.engine.admission.slots, lambda: model.backend.running
-        )
+    if model.scheduler is not None:
+        metrics.watch_slots(source.name, model.admission.slots, lambda: model.backend.running)
     return model
 
 
 async def generator(
     source: Source,
     settings: Settings,
-    events: EngineEvents,
+    events: SchedulerEvents,
     arranged: Arrangement,
-    process: EngineProcess | None,
-) -> tuple[TextRuntime, Engine]:
-    """Return the text side of a model that generates, and the engine, whose graphs are open in
+    process: SchedulerProcess | None,
+) -> tuple[TextRuntime, Client]:
+    """Return the text side of a model that generates, and its scheduler, whose graphs are open in
     `process`, or here without one. Raise as `load`."""
+    info = await in_thread(functools.partial(open_export, source.directory, settings.dtype))
+    arranged = limited(arranged, info, settings)
     sizes: dict[str, Any] = dict(workers=arranged.workers, slots=settings.slots)
     sizes |= dict(max_source=settings.max_source, max_length=settings.max_length)
-    info = await in_thread(functools.partial(open_export, source.directory, settings.dtype))
-    admission = Admission(info, threads=arranged.threads, **sizes)
+    admission = Admission(info, threads=arranged.threads, max_waiting=settings.queue, **sizes)
     runtime = await in_thread(functools.partial(TextRuntime.around, admission))
     if process is None:
         model = await in_thread(functools.partial(open_for_workers, info, arranged.threads))
-        return runtime, Engine.of(admission, model, settings.queue, events).start()
+        return runtime, LocalScheduler(admission, model, events).start()
     opened = dict(directory=str(source.directory), threads=arranged.threads, dtype=settings.dtype)
-    workers = await process.open(source.name, settings.queue, events, **opened, sizes=sizes)
-    return runtime, Engine(admission, workers).start()
+    return runtime, await process.open(source.name, admission, events, **opened, sizes=sizes)
+
+
+def limited(arranged: Arrangement, info: ExportInfo, settings: Settings) -> Arrangement:
+    """Return `arranged` with as many workers as the target has at most. Raise UsageError if the
+    settings ask for more."""
+    most = target_of(info).max_workers
+    if most is None or arranged.workers <= most:
+        return arranged
+    if settings.workers is not None:
+        target = info.manifest["target"]
+        raise UsageError(
+            f"workers is {settings.workers}, expected at most {most} with the target {target!r}"
+        )
+    return dataclasses.replace(arranged, workers=most)
 
 
 def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangement:
@@ -125,10 +143,10 @@ def description(model: ServedModel) -> str:
 
 async def warm(model: ServedModel) -> None:
     """The first run of a graph takes longer than those after it."""
-    if model.engine is not None:
-        tokens = min(2, model.engine.admission.room.length)
-        await model.engine.answers(
-            [model.engine.admission.job([0], {"max_new_tokens": tokens, "num_beams": 1})]
+    if model.scheduler is not None:
+        tokens = min(2, model.admission.room.length)
+        await model.scheduler.generate(
+            [model.admission.job([0], {"max_new_tokens": tokens, "num_beams": 1})]
         )
 
 
@@ -142,7 +160,7 @@ class Service:
         token: what clients have to send; `None` if they need none.
         say: is told of each model that is loaded.
         cores: processors that the models share; all that this process may use if not given.
-        process: for the engines of what generates, which run in this one if it is not given.
+        process: for the schedulers of what generates, which run in this one if it is not given.
     """
 
     def __init__(
@@ -153,7 +171,7 @@ class Service:
         say: Say,
         protocols: tuple[Protocol, ...] = PROTOCOLS,
         cores: int | None = None,
-        process: EngineProcess | None = None,
+        process: SchedulerProcess | None = None,
     ):
         self.sources = found
         self.settings = settings

@@ -43,6 +43,10 @@ class Target(Protocol):
     def default_device(self) -> str: ...
 
     @property
+    def max_workers(self) -> int | None:
+        """The most threads of a scheduler that run sessions; None for any number."""
+
+    @property
     def shares_weights(self) -> bool:
         """True if the graphs of an export have their weights in one file beside them, each weight
         once."""

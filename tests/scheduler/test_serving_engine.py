@@ -62,7 +62,7 @@ engine_of = functools.partial(engines.engine_of, slots=8)
 
 def batch_of(engine):
     """Return the batch of the first worker, for engines that are not started."""
-    return engine.workers.all[0].batch
+    return engine.scheduler.workers[0].batch
 
 
 @pytest.fixture
@@ -120,13 +120,13 @@ def test_each_job_has_the_tokens_that_it_has_alone(exported_for, started, name, 
     _, directory = exported_for(name, target, dtype)
     engine = started(directory, workers=2)
     is_continuous = target == "cpu" and name != "seq2seq-t5"  # whose heads are 12 wide
-    assert isinstance(engine.workers.all[0].batch, SlotBatch if is_continuous else WholeBatch)
+    assert isinstance(engine.scheduler.workers[0].batch, SlotBatch if is_continuous else WholeBatch)
     assert engine.admission.describe().startswith(
         "continuous batching, " if is_continuous else "whole batches "
     )
     jobs = jobs_of(engine, name)
     shuffled = random.Random(0).sample(jobs, len(jobs))
-    answers = dict(zip(shuffled, engine.generate(shuffled), strict=True))
+    answers = dict(zip(shuffled, engine.run(shuffled), strict=True))
     runtime = Runtime(directory, threads=1)
     wanted = [
         expected(runtime, ids, prefix, each) for ids, prefix in inputs(name) for each in OPTIONS
@@ -247,7 +247,7 @@ def test_probabilities_of_new_and_given_tokens_are_those_of_torch(exported_for, 
         job = engine.admission.job(
             prompt, {"max_new_tokens": MOST, **options}, top_logprobs=3, scores_prompt=True
         )
-        [[found]] = engine.generate([job])
+        [[found]] = engine.run([job])
         with torch.no_grad():
             logits = model(torch.tensor([prompt + found.tokens])).logits[0].double()
         log_p = torch.log_softmax(logits, dim=-1).numpy()
@@ -265,9 +265,7 @@ def test_samples_draw_with_the_seed_and_their_number(exported_for, started, targ
     _, directory = exported_for(DECODER, target)
     engine, runtime = started(directory), Runtime(directory, threads=1)
     options = dict(do_sample=True, top_k=0, max_new_tokens=MOST, seed=11)
-    [found] = engine.generate(
-        [engine.admission.job([5, 6, 7], {**options, "num_return_sequences": 4})]
-    )
+    [found] = engine.run([engine.admission.job([5, 6, 7], {**options, "num_return_sequences": 4})])
     for number, answer in enumerate(found):
         request = runtime.request(np.array([[5, 6, 7]]), None, None, options)
         search = start_search(request.options, request.prompt)
@@ -301,7 +299,7 @@ def test_a_stream_has_the_tokens_of_the_answer_one_by_one_and_frees_its_rows_whe
         return events
 
     async def check():
-        [answers] = await engine.answers([job])
+        [answers] = await engine.generate([job])
         events = await read(None)
         for index, answer in enumerate(answers):
             own = [event for event in events if event.index == index]
@@ -310,7 +308,7 @@ def test_a_stream_has_the_tokens_of_the_answer_one_by_one_and_frees_its_rows_whe
                 answer.finish_reason
             ]
         await read(2)
-        waiting = asyncio.create_task(engine.answers([job] * 20))
+        waiting = asyncio.create_task(engine.generate([job] * 20))
         await asyncio.sleep(0.01)
         waiting.cancel()
         for _ in range(200):
@@ -318,7 +316,7 @@ def test_a_stream_has_the_tokens_of_the_answer_one_by_one_and_frees_its_rows_whe
             if not engine.running + engine.waiting:
                 break
         assert engine.running == 0
-        assert await engine.answers([job]) == [answers]
+        assert await engine.generate([job]) == [answers]
         with pytest.raises(
             UsageError, match="num_beams is 2, which cannot stream: expected num_beams=1"
         ):
@@ -368,16 +366,16 @@ def test_slots_that_there_is_no_memory_for_are_wrong_usage(exported_for, monkeyp
 
 
 def test_a_list_of_texts_holds_up_no_short_request_and_a_full_queue_refuses(exported_for):
-    engine = engine_of(exported_for(DECODER, "cpu")[1], slots=2)
+    engine = engine_of(exported_for(DECODER, "cpu")[1], slots=2, max_waiting=30)
     job = functools.partial(engine.admission.job, [5], dict(max_new_tokens=3))
     order = []
-    queue = Queue(most=30)
+    queue = engine.scheduler.queue
     bulk, single = (Ticket([job() for _ in range(count)], lambda *news: None) for count in (20, 1))
-    queue.put(bulk)
-    queue.put(single)
+    engine.put(bulk)
+    engine.put(single)
     assert queue.rows == 21
     with pytest.raises(RequestError, match="21 rows are waiting, expected at most 30") as refused:
-        queue.put(Ticket([job() for _ in range(10)], lambda *news: None))
+        engine.put(Ticket([job() for _ in range(10)], lambda *news: None))
     assert (refused.value.status, refused.value.retry_after) == (429, 1)
     batch = batch_of(engine)
     while queue.rows:
@@ -390,36 +388,36 @@ def test_a_list_of_texts_holds_up_no_short_request_and_a_full_queue_refuses(expo
                 batch.leave(run)
     assert order[:3] == [bulk, single, bulk] and order.count(bulk) == 20
     # more than may wait, where nothing does
-    queue.put(Ticket([job() for _ in range(40)], lambda *news: None))
+    engine.put(Ticket([job() for _ in range(40)], lambda *news: None))
     queue.close()
     with pytest.raises(RequestError, match="shutting down") as refused:
-        queue.put(single)
+        engine.put(single)
     assert refused.value.status == 503
 
 
 def test_requests_whose_clients_have_gone_take_no_room_in_the_queue_and_a_full_batch_takes_nothing(
     exported_for,
 ):
-    engine = engine_of(exported_for(DECODER, "cpu")[1], slots=1)
+    engine = engine_of(exported_for(DECODER, "cpu")[1], slots=1, max_waiting=4)
     job = engine.admission.job([5], dict(max_new_tokens=3))
-    queue, batch = Queue(most=4), batch_of(engine)
+    queue, batch = engine.scheduler.queue, batch_of(engine)
     first, gone, last = (Ticket([job] * count, lambda *news: None) for count in (2, 2, 2))
-    queue.put(first)
-    queue.put(gone)
+    engine.put(first)
+    engine.put(gone)
     batch.join(queue.take(batch))
     assert (batch.room, queue.take(batch), queue.rows) == (0, [], 3)
     with pytest.raises(RequestError, match="3 rows are waiting, expected at most 4"):
-        queue.put(last)
-    queue.cancel(gone)
+        engine.put(last)
+    engine.cancel(gone)
     assert queue.rows == 1
-    queue.put(last)
+    engine.put(last)
     assert queue.rows == 3
 
 
 def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=12)
     job = engine.admission.job([5], dict(max_new_tokens=3))
-    batch, queue = batch_of(engine), Queue(100)
+    batch, queue = batch_of(engine), Queue()
 
     def put(count):
         for _ in range(count):
@@ -462,7 +460,7 @@ def test_a_run_of_many_rows_is_not_overtaken_for_ever(exported_for, monkeypatch)
     monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.OVERTAKEN", 0.0)
     monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.WAIT", 0.0)
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=4)
-    batch, queue = batch_of(engine), Queue(100)
+    batch, queue = batch_of(engine), Queue()
     small = engine.admission.job([5], dict(max_new_tokens=20, min_new_tokens=20))
     queue.put(Ticket([small], lambda *news: None))
     batch.join(queue.take(batch))
@@ -482,22 +480,22 @@ def test_what_fails_fails_alone(exported_for, started, monkeypatch):
 
     async def check():
         return await asyncio.gather(
-            engine.answers([suppressed]), engine.answers([fine]), return_exceptions=True
+            engine.generate([suppressed]), engine.generate([fine]), return_exceptions=True
         )
 
     error, answers = asyncio.run(check())
     assert isinstance(error, ValueError) and "no token may follow" in str(error)
-    assert answers == engine.generate([fine])
-    run = engine.workers.all[0].batch.session.run_bound
+    assert answers == engine.run([fine])
+    run = engine.scheduler.workers[0].batch.session.run_bound
     monkeypatch.setattr(
-        engine.workers.all[0].batch.session,
+        engine.scheduler.workers[0].batch.session,
         "run_bound",
         lambda *args: (_ for _ in ()).throw(ValueError("no memory")),
     )
     with pytest.raises(RuntimeError, match="the engine failed: no memory"):
-        engine.generate([fine])
-    monkeypatch.setattr(engine.workers.all[0].batch.session, "run_bound", run)
-    assert engine.generate([fine]) == answers
+        engine.run([fine])
+    monkeypatch.setattr(engine.scheduler.workers[0].batch.session, "run_bound", run)
+    assert engine.run([fine]) == answers
 
 
 def test_closing_finishes_what_was_taken_in_or_gives_up_at_the_limit(exported_for):
@@ -509,7 +507,7 @@ def test_closing_finishes_what_was_taken_in_or_gives_up_at_the_limit(exported_fo
         def ask(engine=engine, results=results):
             try:
                 results.append(
-                    engine.generate(
+                    engine.run(
                         [engine.admission.job([5], dict(max_new_tokens=50, min_new_tokens=50))] * 30
                     )
                 )
@@ -525,7 +523,7 @@ def test_closing_finishes_what_was_taken_in_or_gives_up_at_the_limit(exported_fo
         [result] = results
         assert result == 503 if not finished else len(result) == 30
         with pytest.raises(RequestError, match="shutting down"):
-            engine.generate([engine.admission.job([5], {})])
+            engine.run([engine.admission.job([5], {})])
 
 
 # -------------------------------------------------------------------------------------------- sizes
@@ -574,9 +572,9 @@ def test_options_of_each_request_are_its_own(exported_for, started):
     """The searches of one batch share nothing: the same as alone, in all orders of two."""
     engine = started(exported_for(SEQ2SEQ, "cpu")[1])
     jobs = [engine.admission.job([5, 6, 7], {"max_new_tokens": MOST, **each}) for each in OPTIONS]
-    alone = [engine.generate([job])[0] for job in jobs]
-    assert engine.generate(jobs) == alone
-    assert engine.generate(jobs[::-1]) == alone[::-1]
+    alone = [engine.run([job])[0] for job in jobs]
+    assert engine.run(jobs) == alone
+    assert engine.run(jobs[::-1]) == alone[::-1]
 
 
 def test_what_is_remembered_of_options_is_checked_for_other_types_and_tokens_all_the_same(

@@ -33,7 +33,7 @@ from serving_servers import OURS, Plan, Server, outcome
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.scheduler.process import engine_process, portable
+from vanilla_transformer_export.scheduler.process import portable, scheduler_process
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 
@@ -263,10 +263,10 @@ def test_a_child_that_was_stopped_holds_the_clock_up_and_ends_with_its_server(ex
 def test_a_message_that_cannot_be_read_ends_both(export, tmp_path):
     """As no message is; the server must not wait for a child that goes on."""
     code = """
-from vanilla_transformer_export.scheduler.process import RemoteWorkers
+from vanilla_transformer_export.scheduler.process import SchedulerClient
 def received(self, *_):
     raise LookupError("a mistake")
-RemoteWorkers.received = received
+SchedulerClient.received = received
 """
     log = tmp_path / "log"
     with pytest.raises(RuntimeError, match="was not ready"):
@@ -373,19 +373,19 @@ def test_errors_that_cannot_come_as_they_are_come_with_their_message(error):
 
 
 def test_there_is_no_child_where_nothing_generates():
-    with engine_process(False) as process:
+    with scheduler_process(False) as process:
         assert process is None
 
 
 LARGE = """
 import asyncio, os
 from vanilla_transformer_export.scheduler import process
-opened = process.opened_engine
+opened = process.opened_scheduler
 
 def fail(text, **arguments):
     raise ValueError(len(text) * "x")
 
-process.opened_engine = fail
+process.opened_scheduler = fail
 
 async def main(child):
     await child.connect()
@@ -401,7 +401,7 @@ async def main(child):
         except ChildProcessError as error:
             print(error)
 
-with process.engine_process(True) as child:
+with process.scheduler_process(True) as child:
     asyncio.run(main(child))
 """
 

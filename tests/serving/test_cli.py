@@ -9,6 +9,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -17,7 +18,9 @@ from command_line import COMMAND, error_of
 
 from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.scheduler.capacity import Arrangement
 from vanilla_transformer_export.serving import server
+from vanilla_transformer_export.serving.service import limited
 from vanilla_transformer_export.serving.settings import (
     FIELDS,
     PREFIX,
@@ -372,3 +375,12 @@ def test_the_container_is_built_from_what_is_there_and_runs_as_nobody_special():
         for name in needed
         if "torch" in name or "transformers" in name.replace("vanilla-transformer", "")
     ]
+
+
+def test_a_target_states_its_most_workers():
+    arranged = Arrangement(4, 1)
+    cpu, cuda = (SimpleNamespace(manifest={"target": name}, dtypes=[]) for name in ("cpu", "cuda"))
+    assert limited(arranged, cpu, Settings()) == arranged
+    assert limited(arranged, cuda, Settings()) == Arrangement(1, 1)
+    with pytest.raises(UsageError, match="workers is 4, expected at most 1 with the target 'cuda'"):
+        limited(arranged, cuda, Settings(workers=4))

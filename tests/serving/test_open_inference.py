@@ -58,7 +58,7 @@ def server(exported, tmp_path_factory):
         found.exports = made
         yield found
     for model in generators.values():
-        model.engine.close()
+        model.scheduler.close()
 
 
 @pytest.fixture(scope="module")

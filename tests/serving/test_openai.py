@@ -126,7 +126,7 @@ class OneByOne:
                 reason = STOP if token in options.eos_token_ids else LENGTH
                 yield Event(index, token, reason if search.finished else None, known)
 
-    async def answers(self, jobs):
+    async def generate(self, jobs):
         return [self.answer(job) for job in jobs]
 
     def answer(self, job):

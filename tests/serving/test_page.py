@@ -42,7 +42,7 @@ def served(exported_for, tmp_path_factory):
     )
     yield ServedModels({**found, "reader": ServedModel("reader", reader)})
     for model in found.values():
-        model.engine.close()
+        model.scheduler.close()
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +208,7 @@ class Failing:
     """An engine that gives two tokens and then fails; `closed` tells whether its stream was."""
 
     def __init__(self, served):
-        self.admission, self.closed = served.engine.admission, False
+        self.admission, self.closed = served.scheduler.admission, False
 
     async def stream(self, job):
         try:
@@ -240,4 +240,4 @@ def test_a_client_that_goes_away_leaves_no_stream(served):
             await anext(shown)
 
     asyncio.run(one_piece())
-    assert model.engine.closed
+    assert model.scheduler.closed

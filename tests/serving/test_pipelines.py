@@ -314,7 +314,7 @@ def generators(tmp_path_factory):
         server.server.service.models.models.update(models)
         yield made, server.url
     for model in models.values():
-        model.engine.close()
+        model.scheduler.close()
 
 
 @pytest.mark.slow

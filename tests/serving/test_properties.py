@@ -117,7 +117,7 @@ def app(exported_for, tmp_path_factory):
         found[name] = ServedModel(name, *text_engine(export, slots=4), languages)
     yield create_app(ServedModels(found), PROTOCOLS)
     for model in found.values():
-        model.engine.close()
+        model.scheduler.close()
 
 
 @st.composite

@@ -1,19 +1,20 @@
-"""Engines over exports, in threads of the tests."""
+"""Schedulers over exports, in threads of the tests."""
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.model import open_export, open_for_workers
 from vanilla_transformer_export.scheduler.admission import Admission
-from vanilla_transformer_export.scheduler.engine import Engine
+from vanilla_transformer_export.scheduler.client import LocalScheduler
 
 
 def engine_of(directory, workers=1, slots=None, threads=1, **sizes):
-    """Return an engine that is not started. `sizes` are those of `Admission`."""
+    """Return a scheduler that is not started. `sizes` are those of `Admission`."""
+    sizes = {"max_waiting": 10_000, **sizes}
     info = open_export(directory)
     admission = Admission(info, workers, threads, slots, **sizes)
-    return Engine.of(admission, open_for_workers(info, threads), max_waiting=10_000)
+    return LocalScheduler(admission, open_for_workers(info, threads))
 
 
 def text_engine(directory, **sizes):
-    """Return the text side of an export, as `serve` has it, and its engine, started."""
+    """Return the text side of an export, as `serve` has it, and its scheduler, started."""
     engine = engine_of(directory, **sizes).start()
     return TextRuntime.around(engine.admission), engine

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...scheduler.engine import Engine
+from ...scheduler.client import Client
 from ...scheduler.request import LENGTH, STOP, Event, Generated, Job, TokenLogprobs
 from ...text_runtime import TextRuntime
 from ..translation.translator import offloaded
@@ -164,15 +164,15 @@ class Completion:
         )
         return ONE_READ * tokens if self.is_read else tokens
 
-    async def chunks(self, engine: Engine) -> AsyncGenerator[Chunk, None]:
+    async def chunks(self, scheduler: Client) -> AsyncGenerator[Chunk, None]:
         """Parts of the answers, each as soon as it is known. Ends with the last answer: what the
         engine would generate behind stop texts is given up."""
         if self.is_replayed:
-            [generated] = await engine.answers([self.job])
+            [generated] = await scheduler.generate([self.job])
             for chunk in await offloaded(self.size(generated), self.whole, generated):
                 yield chunk
             return
-        async with aclosing(engine.stream(self.job)) as events:
+        async with aclosing(scheduler.stream(self.job)) as events:
             begun = False
             async for event in events:
                 if not begun:  # not before: until here the request may be refused

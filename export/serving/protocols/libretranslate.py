@@ -118,13 +118,13 @@ async def translate_texts(request: Request) -> JSONResponse:
 def check_counts(request: Request, model: ServedModel, body: Translation) -> None:
     """Raises RequestError 400 for more texts than one request may have, and more alternatives than
     a worker has slots for."""
-    assert model.engine is not None  # every model that translates has one
+    assert model.scheduler is not None  # every model that translates has one
     most = settings_of(request).max_batch
     if isinstance(body.q, list) and len(body.q) > most:
         raise RequestError(
             400, f"Invalid request: q has {len(body.q)} texts, expected at most {most}"
         )
-    if body.alternatives >= (rows := model.engine.admission.room.rows):
+    if body.alternatives >= (rows := model.admission.room.rows):
         raise RequestError(
             400,
             f"Invalid request: alternatives is {body.alternatives}, expected at most {rows - 1}",

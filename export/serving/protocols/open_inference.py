@@ -378,9 +378,9 @@ async def generated(model: ServedModel, asked: Asked) -> list[str]:
         raise UsageError(
             f"src_lang is {languages['src_lang']!r:.60} without {TEXT.name}, expected it with texts"
         )
-    assert model.engine is not None  # every model that generates has one
+    assert model.scheduler is not None  # every model that generates has one
     size = sum(values.size for values in asked.inputs.values())
-    found = await model.engine.answers(
+    found = await model.scheduler.generate(
         await offloaded(size, jobs_of_ids, model, asked.inputs, languages["tgt_lang"], options)
     )
     tokens = [answer.tokens for [answer] in found]
@@ -391,7 +391,7 @@ def jobs_of_ids(
     model: ServedModel, inputs: dict[str, np.ndarray], tgt_lang: str | None, options: dict[str, Any]
 ) -> list[Job]:
     """Raises ValueError as `Runtime.generate`, and for a row without tokens."""
-    assert model.engine is not None
+    assert model.scheduler is not None
     feeds = check_inputs(tensors_for(model), dict(inputs), model.architecture)
     ids, mask = feeds["input_ids"], feeds["attention_mask"]
     check_contiguous(mask, "attention_mask")
@@ -399,6 +399,6 @@ def jobs_of_ids(
     rows = [own[ones == 1].tolist() for own, ones in zip(ids, mask, strict=True)]
     targets = model.runtime.target_options(tgt_lang, len(rows), options)
     return [
-        model.engine.admission.job(row, {**options, **target})
+        model.admission.job(row, {**options, **target})
         for row, target in zip(rows, targets, strict=True)
     ]

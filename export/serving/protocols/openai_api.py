@@ -19,7 +19,7 @@ from tokenizers import Encoding
 from ...errors import RequestError, TooLong, UsageError
 from ...inference import options as generation
 from ...inference.options import special_token
-from ...scheduler.engine import Engine
+from ...scheduler.client import Client
 from ...scheduler.request import Generated, Job
 from ...text.tasks import embedding
 from ...text.tasks.rows import Row, check_unicode
@@ -219,12 +219,12 @@ async def complete(request: Request, body: CompletionRequest) -> Any:
     model = models_of(request).choose(
         completes, "complete texts", name_in_path(request), body.model
     )
-    engine: Engine = model.engine  # type: ignore[assignment]
+    scheduler: Client = model.scheduler  # type: ignore[assignment]
     options, stops = options_of(body, model.runtime.info.defaults), stops_of(body.stop)
     check_fields(body)
     prompts = await prompts_of(body.prompt, model.runtime, settings_of(request).max_batch)
     size = sum(len(each.ids) for each in prompts) + ONE_JOB * len(prompts)
-    asked = await offloaded(size, asked_of, model.runtime, engine, prompts, options, stops, body)
+    asked = await offloaded(size, asked_of, model.runtime, scheduler, prompts, options, stops, body)
     about = {
         "id": f"cmpl-{uuid.uuid4().hex}",
         "object": "text_completion",
@@ -234,14 +234,14 @@ async def complete(request: Request, body: CompletionRequest) -> Any:
     if body.stream:
         with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return EventStream(
-            events(await begun(parts(engine, asked)), about, asked if with_usage else None)
+            events(await begun(parts(scheduler, asked)), about, asked if with_usage else None)
         )
-    return Response(await whole(engine, asked, about), media_type="application/json")
+    return Response(await whole(scheduler, asked, about), media_type="application/json")
 
 
 def asked_of(
     runtime: TextRuntime,
-    engine: Engine,
+    scheduler: Client,
     prompts: Sequence[Prompt],
     options: dict[str, Any],
     stops: list[str],
@@ -249,7 +249,7 @@ def asked_of(
 ) -> list[Completion]:
     """Of each prompt what is to be generated. Raises as `job_of`."""
     n, is_empty = options["num_return_sequences"], body.max_tokens == 0
-    jobs = [job_of(engine, each, options, body) for each in prompts]
+    jobs = [job_of(scheduler, each, options, body) for each in prompts]
     echoes = [echoed(each, runtime) if body.echo else "" for each in prompts]
     made = enumerate(zip(jobs, echoes, strict=True))
     return [
@@ -328,16 +328,16 @@ def options_of(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, An
     return options
 
 
-def job_of(engine: Engine, each: Prompt, options: dict[str, Any], body: CompletionFields) -> Job:
+def job_of(scheduler: Client, each: Prompt, options: dict[str, Any], body: CompletionFields) -> Job:
     """Raises RequestError and UsageError for what the engine cannot do, in the words of the
     request."""
     scores_prompt = bool(body.echo) and body.logprobs is not None
-    most, read, new = engine.admission.room.length, len(each.ids), options["max_new_tokens"]
+    most, read, new = scheduler.admission.room.length, len(each.ids), options["max_new_tokens"]
     if read + new - 1 > most:  # the last one is not read again
         found = f"{read} tokens of the prompt and max_tokens {new}"
         raise too_long(f"{found}, expected at most {most + 1} together")
     try:
-        return engine.admission.job(
+        return scheduler.admission.job(
             each.ids, options, top_logprobs=body.logprobs, scores_prompt=scores_prompt
         )
     except (TooLong, UsageError) as error:
@@ -425,12 +425,12 @@ def usage_of(asked: Sequence[Completion]) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
 
 
-async def whole(engine: Engine, asked: Sequence[Completion], about: dict[str, Any]) -> bytes:
+async def whole(scheduler: Client, asked: Sequence[Completion], about: dict[str, Any]) -> bytes:
     """The answer, in JSON. Answers that a stop text may end are heard as they come, so that they
     end there."""
     if asked[0].stops and not asked[0].is_replayed:
-        return rendered(about, joined([chunk async for chunk in parts(engine, asked)]), asked)
-    found = await engine.answers([each.job for each in asked])
+        return rendered(about, joined([chunk async for chunk in parts(scheduler, asked)]), asked)
+    found = await scheduler.generate([each.job for each in asked])
     size = sum(each.size(generated) for each, generated in zip(asked, found, strict=True))
     return await offloaded(size, of_generated, about, asked, found)
 
@@ -449,10 +449,10 @@ def rendered(about: dict[str, Any], choices: list[Chunk], asked: Sequence[Comple
     return json_of({**about, "choices": choices, "usage": usage_of(asked)})
 
 
-async def parts(engine: Engine, asked: Sequence[Completion]) -> AsyncGenerator[Chunk, None]:
+async def parts(scheduler: Client, asked: Sequence[Completion]) -> AsyncGenerator[Chunk, None]:
     """Of all choices, as they come. Closed early, it leaves nothing running."""
     if len(asked) == 1:
-        async with aclosing(asked[0].chunks(engine)) as chunks:
+        async with aclosing(asked[0].chunks(scheduler)) as chunks:
             async for chunk in chunks:
                 yield chunk
         return
@@ -460,7 +460,7 @@ async def parts(engine: Engine, asked: Sequence[Completion]) -> AsyncGenerator[C
 
     async def forward(each: Completion) -> None:
         try:
-            async with aclosing(each.chunks(engine)) as chunks:
+            async with aclosing(each.chunks(scheduler)) as chunks:
                 async for chunk in chunks:
                     queue.put_nowait(chunk)
             queue.put_nowait(None)

@@ -539,10 +539,10 @@ def generation_options(task: str, given: dict[str, Any]) -> tuple[dict[str, Any]
 async def continued(
     model: ServedModel, rows: list[str], own: dict[str, Any], options: dict[str, Any]
 ) -> list[list[str]]:
-    assert model.engine is not None  # every model that generates has one
+    assert model.scheduler is not None  # every model that generates has one
     size = sum(map(len, rows))
     jobs = await offloaded(size, jobs_of, model, rows, own, options)
-    found = await model.engine.answers(jobs)
+    found = await model.scheduler.generate(jobs)
     decoded = iter(
         await offloaded(
             size, model.runtime.decode, [each.tokens for answers in found for each in answers]
@@ -554,8 +554,8 @@ async def continued(
 def jobs_of(
     model: ServedModel, rows: list[str], own: dict[str, Any], options: dict[str, Any]
 ) -> list[Job]:
-    assert model.engine is not None
+    assert model.scheduler is not None
     targets = model.runtime.target_options(own.get("tgt_lang"), len(rows), options)
     ids = model.runtime.rows(rows, own.get("src_lang"))
-    engine = model.engine
-    return [engine.admission.job(row, {**options, **target}) for row, target in zip(ids, targets)]
+    job = model.admission.job
+    return [job(row, {**options, **target}) for row, target in zip(ids, targets)]

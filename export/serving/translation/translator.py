@@ -1,4 +1,4 @@
-"""Texts to an engine's jobs, one for each sentence, and what comes back to texts, as
+"""Texts to jobs, one for each sentence, and what comes back to texts, as
 `TextRuntime.translate`."""
 
 import asyncio
@@ -30,15 +30,15 @@ async def translate(
 
     Raises:
         UsageError, ValueError: as `TextRuntime.translate`.
-        TooLong, RequestError: as `Engine.job` and `Engine.answers`; TooLong for more than
+        TooLong, RequestError: as `Admission.job` and `Client.generate`; TooLong for more than
             `MOST_SENTENCES`.
     """
-    assert model.engine is not None  # every model that translates has one
+    assert model.scheduler is not None  # every model that translates has one
     size = sum(map(len, texts))
     plan, jobs = await offloaded(
         size, planned, model, texts, splitting, src_lang, tgt_lang, options
     )
-    answers = await model.engine.answers(jobs) if jobs else []
+    answers = await model.scheduler.generate(jobs) if jobs else []
     num_results = options.get("num_return_sequences") or 1
     return await offloaded(size, joined, model, plan, answers, num_results)
 
@@ -56,20 +56,20 @@ def planned(
     tgt_lang: str | None,
     options: dict[str, Any],
 ) -> tuple[Plan, list[Job]]:
-    assert model.engine is not None
+    assert model.scheduler is not None
     splitting.check()
     check_sentences(model, texts, splitting)
     options = {"num_return_sequences": 1, **option_fields.check(options)}
     plan = plan_of(model.runtime, texts, splitting, src_lang, tgt_lang, options)
-    options["max_new_tokens"] = min(plan.limit, model.engine.admission.room.length)
-    job = model.engine.admission.job
+    options["max_new_tokens"] = min(plan.limit, model.admission.room.length)
+    job = model.admission.job
     return plan, [job(row, {**options, **target}) for row, target in zip(plan.rows, plan.targets)]
 
 
 def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitting) -> None:
     """Raises TooLong for more than `MOST_SENTENCES`, and for one that no slot holds, before their
     tokens take memory."""
-    assert model.engine is not None
+    assert model.scheduler is not None
     if sum(map(len, texts)) <= MOST_SENTENCES:
         return
     parts = [part for text in texts for part in parts_of(model.runtime, text, splitting)]
@@ -78,9 +78,7 @@ def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitti
         raise TooLong(
             f"the texts have {len(sizes)} sentences together, expected at most {MOST_SENTENCES}"
         )
-    if (longest := max(sizes, default=0)) > (
-        most := model.engine.admission.room.source * LONGEST_TOKEN
-    ):
+    if (longest := max(sizes, default=0)) > (most := model.admission.room.source * LONGEST_TOKEN):
         raise TooLong(f"a sentence has {longest} characters, expected at most {most}")
 
 

@@ -26,6 +26,7 @@ class Cpu:
     dtypes = ("fp32", "int8", "int4")
     opsets = (21,)
     default_device = "cpu"
+    max_workers = None
     shares_weights = True
     is_standard = False
     integer_dtypes = ("int8",)

@@ -24,6 +24,7 @@ class Cuda:
     dtypes = ("fp32", "fp16", "bf16", "int8", "int4")
     opsets = (24,)
     default_device = "cuda"
+    max_workers = 1  # one thread alone runs sessions: the GPU runs one batch at a time
     shares_weights = False
     is_standard = False
     integer_dtypes: tuple[str, ...] = ()

@@ -26,6 +26,7 @@ class Portable:
     dtypes = ("fp32", "int8")
     opsets = (18, 19, 20, 21, 22, 23)
     default_device = "cpu"
+    max_workers = None
     shares_weights = False
     is_standard = True
     integer_dtypes: tuple[str, ...] = ()
