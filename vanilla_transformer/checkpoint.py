@@ -124,9 +124,11 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
         with readers_errors(directory):
             tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
             # found only when it reads
-            if not isinstance(longest := tokenizer.model_max_length, int | float):
+            longest = tokenizer.model_max_length
+            if not isinstance(longest, int | float):
                 raise ValueError(f"model_max_length is {shown(longest)}, expected a number")
-            if (target := directory / TARGET_TOKENIZER).is_file():
+            target = directory / TARGET_TOKENIZER
+            if target.is_file():
                 give_target(tokenizer, Tokenizer.from_file(str(target)))
             return tokenizer
     except ValueError:
@@ -191,10 +193,11 @@ def check_tokenizer(directory: Path) -> None:
     if (directory / "tokenizer.json").is_file() or not has_tokenizer(directory):
         return
     tokenizer_class = find_tokenizer_class(directory)
-    if names := {*getattr(tokenizer_class, "vocab_files_names", {}).values()} - {
+    names = {*getattr(tokenizer_class, "vocab_files_names", {}).values()} - {
         "tokenizer.json",
         "tokenizer_config.json",
-    }:
+    }
+    if names:
         check_vocabulary(directory, tokenizer_class.__name__, sorted(names))
 
 

@@ -224,7 +224,8 @@ def check_replaceable(directory: Path, force: bool) -> None:
         return
     if not directory.is_dir():
         raise NotADirectoryError(f"{directory} is a file, expected a directory or a new path")
-    if not (entries := entries_of(directory)):
+    entries = entries_of(directory)
+    if not entries:
         return
     if os.path.ismount(directory):
         raise ValueError(

@@ -173,7 +173,8 @@ class QuestionAnsweringPipeline(ChunkPipeline):
         last = len(windows.encodings) - 1
         vocab_size = self.model.get_input_embeddings().num_embeddings
         for index, encoding in enumerate(windows.encodings):
-            if (largest := max(encoding.ids)) >= vocab_size:
+            largest = max(encoding.ids)
+            if largest >= vocab_size:
                 raise ValueError(
                     f"the tokenizer gave token id {largest}, but the model's vocabulary has "
                     f"{vocab_size} entries: "

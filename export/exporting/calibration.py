@@ -95,7 +95,9 @@ def read(
             f"{found}, expected text as the model reads it; without calibration each row has a "
             "scale of its own"
         )
-    if (most := max(map(max, filter(None, rows)))) >= (size := model.config.vocab_size):
+    most = max(map(max, filter(None, rows)))
+    size = model.config.vocab_size
+    if most >= size:
         raise ValueError(
             f"the tokenizer gives the token {most}, expected one of [0, {size - 1}], the vocabulary"
         )

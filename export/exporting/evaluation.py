@@ -359,12 +359,14 @@ class TorchEngine:
         **options: Any,
     ) -> list[str]:
         options |= self.chosen_languages(src_lang, tgt_lang)
-        if (beams := options.get("num_beams", 1)) > self.model.config.vocab_size:
+        beams = options.get("num_beams", 1)
+        if beams > self.model.config.vocab_size:
             raise UsageError(
                 f"num_beams is {beams}, expected at most {self.model.config.vocab_size}, the "
                 f"vocabulary"
             )
-        if (seed := options.pop("seed", None)) is not None:
+        seed = options.pop("seed", None)
+        if seed is not None:
             import transformers
 
             transformers.set_seed(seed)
@@ -395,7 +397,8 @@ class TorchEngine:
             raise UsageError(str(error)) from None
 
     def check(self, ids: np.ndarray) -> None:
-        if ids.max() >= (size := self.model.config.vocab_size):
+        size = self.model.config.vocab_size
+        if ids.max() >= size:
             raise ValueError(
                 f"the tokenizer gives the token {ids.max()}, expected one of [0, {size - 1}], the "
                 "vocabulary"

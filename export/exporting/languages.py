@@ -41,7 +41,8 @@ def languages_of(directory: Path, start: int | None) -> dict[str, Any] | None:
     """
     content = content_of(directory / "tokenizer.json")
     added = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
-    if words := [token for token in added if OF_MARIAN.fullmatch(token)]:
+    words = [token for token in added if OF_MARIAN.fullmatch(token)]
+    if words:
         return {"words": words}
     names = CLASSES.get(class_of(directory / "tokenizer_config.json"))
     tokens = (

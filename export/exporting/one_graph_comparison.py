@@ -71,7 +71,8 @@ def random_feeds(
     longest = max(min(LONGEST, positions - (steps if is_decoder else 2)), 1)
     rows, length = rng.integers(1, MOST_ROWS), rng.integers(1, longest + 1)
     ids = rng.integers(0, size, (rows, length))
-    if (pad := config.get("pad_token_id")) is not None:  # what is not padding does not look like it
+    pad = config.get("pad_token_id")
+    if pad is not None:  # what is not padding does not look like it
         ids[ids == pad] = (pad + 1) % size
     mask = (np.arange(length) < rng.integers(1, length + 1, (rows, 1))).astype(np.int64)
     if is_decoder and rng.random() < 0.5:  # padding of a prompt may stand on either side

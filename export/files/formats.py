@@ -94,7 +94,8 @@ def format_of(
             check_output_field(path, name)
             read = lambda line: without_field(fields.of_json(line), name)  # noqa: E731
             return Lines(read, lambda number, row, result: json_line(row, result, name))
-    if len(keys := fields.forms[0]) > 1:
+    keys = fields.forms[0]
+    if len(keys) > 1:
         seen = f"{path} has one text on each line, and the task reads {' and '.join(keys)}"
         raise UsageError(f"{seen}: expected JSON lines, a name with .jsonl")
     for option, value in {"field": field, "output_field": output_field}.items():

@@ -38,7 +38,8 @@ class Parquet:
             schema = pyarrow.parquet.read_schema(path)
         except pyarrow.ArrowInvalid as error:
             raise ValueError(f"{path} is not a whole Parquet file: {error}") from None
-        if doubles := [name for name, count in Counter(schema.names).items() if count > 1]:
+        doubles = [name for name, count in Counter(schema.names).items() if count > 1]
+        if doubles:
             raise ValueError(
                 f"{path} has several columns of the name {', '.join(doubles)}, expected one of "
                 f"each name"

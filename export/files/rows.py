@@ -131,7 +131,8 @@ def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def finite_number(text: str) -> float:
     """Return the number. Raises ValueError if it overflows: the infinity that Python reads is no
     JSON."""
-    if math.isinf(number := float(text)):
+    number = float(text)
+    if math.isinf(number):
         raise ValueError(f"the number {text:.40} is beyond float64, expected at most 1.8e308")
     return number
 

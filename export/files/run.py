@@ -79,7 +79,8 @@ class Runner:
 
     def check_target_prefix(self) -> None:
         seen = f"the target prefixes are {self.target_prefix}"
-        if (method := self.predictions.kind.method) != "generate":
+        method = self.predictions.kind.method
+        if method != "generate":
             raise UsageError(f"{seen}, expected the task generate, not {method}")
         if "encoder" not in self.predictions.runtime.runtime.specs:
             raise UsageError(f"{seen}, expected an encoder-decoder: a decoder continues its prompt")

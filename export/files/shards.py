@@ -58,7 +58,8 @@ class Input:
             return
         with open_lines(self.target_prefix) as file:
             count = sum(1 for _ in raw_lines(file, str(self.target_prefix)))
-        if count != (expected := self.format.count(self.path)):
+        expected = self.format.count(self.path)
+        if count != expected:
             raise ValueError(
                 f"{self.target_prefix} has {count} lines, expected {expected} as {self.path}"
             )

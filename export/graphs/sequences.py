@@ -129,7 +129,8 @@ def choice_logits(g: GraphContext, inputs: Values, attention: EncoderAttention) 
 def vocabulary_logits(g: GraphContext, states: Value) -> Value:
     """Return the logits of masked tokens, after BERT's transform or a projection to the width of
     embeddings."""
-    if not (act := g.config.lm_transform_act):
+    act = g.config.lm_transform_act
+    if not act:
         return logits(g, projected(g, states, "transform"))
     inner = g.target.dialect.activated_linear(g, states, "transform.dense", act)
     return logits(g, norm(g, inner, "transform.norm"))

@@ -127,7 +127,8 @@ def plan_or_base(
     except MissingTensors as error:
         for base in base_classes(converter):
             with contextlib.suppress(ValueError, RuntimeError):
-                if not other_heads(plan := plan_as(base)):
+                plan = plan_as(base)
+                if not other_heads(plan):
                     return plan, [
                         f"the head of {architecture} is missing, so the base class {base} is "
                         f"converted"

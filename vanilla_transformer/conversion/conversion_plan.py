@@ -110,13 +110,15 @@ class ConversionPlan:
         # as sinusoids, which a model computes
         optional = set(self.model._keys_to_ignore_on_load_missing or ())
         difference = sorted(expected.keys() ^ self.shapes.keys())
-        if difference := [name for name in difference if not {name, f"model.{name}"} & optional]:
+        difference = [name for name in difference if not {name, f"model.{name}"} & optional]
+        if difference:
             raise RuntimeError(
                 f"the mapping of {type(self.model).__name__} is not complete: {difference}"
             )
         for step in self.steps:
             for name in step.writes:
-                if (found := self.shapes[name][0]) != expected[name]:
+                found = self.shapes[name][0]
+                if found != expected[name]:
                     raise ValueError(
                         f"{', '.join(step.reads)} gives {name} the shape {found}, expected "
                         f"{expected[name]} by the config"
@@ -169,7 +171,8 @@ class ConversionPlan:
         needed = sum(
             torch.Size(shape).numel() * dtype.itemsize for shape, dtype in self.shapes.values()
         )
-        if (free := shutil.disk_usage(directory).free) < needed:
+        free = shutil.disk_usage(directory).free
+        if free < needed:
             raise OSError(
                 f"{directory} has {free / 1e6:,.1f} MB free, expected {needed / 1e6:,.1f} MB for "
                 "the weights"

@@ -483,7 +483,8 @@ def read_known_config(source: str | PathLike, path: Path) -> PreTrainedConfig:
         ValueError: for another family.
     """
     content, _ = read_raw_config(path)
-    if (model_type := content["model_type"]) in REFUSED:
+    model_type = content["model_type"]
+    if model_type in REFUSED:
         raise ValueError(
             f"{source} has model_type {model_type}, which cannot be converted: "
             f"{REFUSED[model_type]}"

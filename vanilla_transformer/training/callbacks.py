@@ -161,7 +161,8 @@ class Watch(TrainerCallback):
                 "tokens": sum(counts.values()),
                 "tokens_per_second": round(sum(counts.values()) / seconds, 1),
             }
-            if (name := device_name()) in PEAK:
+            name = device_name()
+            if name in PEAK:
                 done = 3 * sum(count * self.costs.get(side, 0) for side, count in counts.items())
                 measured["mfu"] = round(done / seconds / (PEAK[name] * args.world_size), 4)
             logs |= measured

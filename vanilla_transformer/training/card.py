@@ -113,9 +113,8 @@ def toml(recipe: dict) -> str:
         )
     ]
     for name, table in tables.items():
-        if rows := [
-            f"{key} = {toml_value(value)}" for key, value in table.items() if value is not None
-        ]:
+        rows = [f"{key} = {toml_value(value)}" for key, value in table.items() if value is not None]
+        if rows:
             blocks.append("\n".join([f"[{name}]", *rows]))
     return "\n\n".join(blocks)
 

@@ -150,7 +150,8 @@ def last_checkpoints(state: Path, count: int) -> list[Path]:
         ValueError: if one of them is damaged: the mean would be of others.
     """
     last = marked_checkpoints(state)[-count:]
-    if damaged := [str(path) for path in last if not is_whole(path)]:
+    damaged = [str(path) for path in last if not is_whole(path)]
+    if damaged:
         raise ValueError(
             f"average_last={count}, and {', '.join(damaged)} is damaged: remove it, or begin anew "
             "with --restart"

@@ -86,7 +86,8 @@ def check_data(data: dict, task: "Task") -> None:
         raise UsageError(
             f"{seen}, expected no data.{parts[1]} beside it: both set what is held out"
         )
-    if len({*(names := data.get("label_names", []))}) < len(names):
+    names = data.get("label_names", [])
+    if len({*names}) < len(names):
         raise UsageError(f"data.label_names is {names}, expected names that differ")
     if data.get("stride", 0) >= data.get("max_length", 2**63):
         raise UsageError(
@@ -98,7 +99,8 @@ def check_data(data: dict, task: "Task") -> None:
 def check_tokenizer(recipe: "Recipe", task: "Task") -> None:
     tokenizer = recipe.tokenizer
     is_new = not (tokenizer.get("path") or recipe.model.get("path"))
-    if (dropout := tokenizer.get("bpe_dropout")) and not task.ABILITIES.bpe_dropout:
+    dropout = tokenizer.get("bpe_dropout")
+    if dropout and not task.ABILITIES.bpe_dropout:
         raise UsageError(
             f"tokenizer.bpe_dropout is {dropout}, expected 0: the subwords of {recipe.task} are "
             "always the same"
@@ -144,7 +146,8 @@ def check_training(recipe: "Recipe", task: "Task") -> None:
             f"training.label_smoothing_factor is {smoothing}, expected 0: the loss of "
             f"{recipe.task} has none"
         )
-    if (r_drop := training.get("r_drop")) and not (task.ABILITIES.label_smoothing and by_tokens):
+    r_drop = training.get("r_drop")
+    if r_drop and not (task.ABILITIES.label_smoothing and by_tokens):
         reason = "it takes batches by tokens_per_update, and one loss of `labels`"
         raise UsageError(f"training.r_drop is {r_drop}, expected 0: {reason}")
     if "teachers" in training:
@@ -180,7 +183,8 @@ def check_checkpoints(training: dict) -> None:
         if training.get("save_strategy") == "no":
             conflict = 'does not go with save_strategy="no", which leaves nothing to average'
             raise UsageError(f"training.average_last={count} {conflict}")
-        if (kept := training.get("save_total_limit") or count) < count:
+        kept = training.get("save_total_limit") or count
+        if kept < count:
             raise UsageError(
                 f"training.save_total_limit is {kept}, expected at least average_last={count}"
             )

@@ -51,7 +51,8 @@ def check_complete(recipe: Recipe) -> None:
     task = TASKS[recipe.task]
     if not data.keys() & {"train", "dataset"}:
         raise UsageError(f"the recipe has no training text: its [data] is {data}, expected `train`")
-    if lacking := [name for name in task.ABILITIES.needs if name not in data]:
+    lacking = [name for name in task.ABILITIES.needs if name not in data]
+    if lacking:
         expected = in_words(task.DATA[lacking[0]].type)
         raise UsageError(
             f"the recipe has no data.{lacking[0]}, expected {expected}: {recipe.task} needs it"

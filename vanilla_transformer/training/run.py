@@ -183,7 +183,8 @@ def save_checkpoint(
     else:
         save_tokenizer(tokenizer, directory, learned_positions(model.config))
     # without the spaces that are half of it
-    if (vocabulary := directory / "tokenizer.json").is_file():
+    vocabulary = directory / "tokenizer.json"
+    if vocabulary.is_file():
         text = json.dumps(
             json.loads(vocabulary.read_text(encoding="utf-8")),
             ensure_ascii=False,

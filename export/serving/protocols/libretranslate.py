@@ -124,7 +124,8 @@ def check_counts(request: Request, model: ServedModel, body: Translation) -> Non
         raise RequestError(
             400, f"Invalid request: q has {len(body.q)} texts, expected at most {most}"
         )
-    if body.alternatives >= (rows := model.engine.admission.room.rows):
+    rows = model.engine.admission.room.rows
+    if body.alternatives >= rows:
         raise RequestError(
             400,
             f"Invalid request: alternatives is {body.alternatives}, expected at most {rows - 1}",
@@ -187,7 +188,8 @@ async def translate_html(
 def runs_of(texts: list[str]) -> list[list[Run]]:
     """The text of each. Raises TooLong for more than can be sentences of one request."""
     runs = [text_runs(text) for text in texts]
-    if (found := sum(map(len, runs))) > MOST_SENTENCES:
+    found = sum(map(len, runs))
+    if found > MOST_SENTENCES:
         raise TooLong(f"the html has {found} pieces of text, expected at most {MOST_SENTENCES}")
     return runs
 
@@ -261,7 +263,8 @@ async def form_of(request: Request, kind: str) -> dict[str, Any]:
 def translators(request: Request, name: str | None = None) -> list[ServedModel]:
     """The models that translate; the only one that the path names, else the body."""
     models = models_of(request)
-    if (in_path := name_in_path(request)) is not None or name is not None:
+    in_path = name_in_path(request)
+    if in_path is not None or name is not None:
         return [models.choose(lambda model: model.translates, "translate", in_path, name)]
     found = [model for model in models if model.translates]
     return found or [models.only([], "translate")]

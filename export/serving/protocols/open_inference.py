@@ -207,7 +207,8 @@ class Asked:
 async def infer(request: Request, name: str) -> Response:
     """The outputs of a model for inputs, which are texts or token ids; images are pixel values."""
     model = named(request, name)
-    if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
         raise RequestError(
             415,
             f"Content-Encoding is {encoding!r:.60}, expected none: compressed bodies are not "
@@ -272,7 +273,8 @@ def check_widths(model: ServedModel, inputs: dict[str, np.ndarray]) -> None:
 
 
 def read_and_answer(model: ServedModel, asked: Asked) -> Response:
-    if unknown := [name for name in asked.parameters if name not in READING]:
+    unknown = [name for name in asked.parameters if name not in READING]
+    if unknown:
         raise UsageError(
             f"parameters has {unknown[0]!r:.60}, expected some of {', '.join(READING)}"
         )
@@ -306,7 +308,8 @@ def outputs_of_tensors(
 
 
 def check_no_empty_rows(mask: np.ndarray) -> None:
-    if not (has_tokens := mask.any(axis=1)).all():
+    has_tokens = mask.any(axis=1)
+    if not has_tokens.all():
         raise ValueError(
             f"row {int(has_tokens.argmin())} of attention_mask is all 0, expected tokens"
         )
@@ -366,12 +369,15 @@ async def generated(model: ServedModel, asked: Asked) -> list[str]:
         if language is not None and not isinstance(language, str):
             raise UsageError(f"{name} is {language!r:.60}, expected the name of a language")
     options = {"num_return_sequences": 1, **checked_options(given)}
-    if (several := options["num_return_sequences"]) != 1:
+    several = options["num_return_sequences"]
+    if several != 1:
         raise UsageError(
             f"num_return_sequences is {several}, expected 1: each row has one answer here"
         )
-    if (texts := asked.texts) is not None:
-        if (longest := max(map(len, texts))) > CHARACTERS:
+    texts = asked.texts
+    if texts is not None:
+        longest = max(map(len, texts))
+        if longest > CHARACTERS:
             raise TooLong(f"a text has {longest} characters, expected at most {CHARACTERS}")
         return list(itertools.chain(*await continued(model, texts, languages, options)))
     if languages["src_lang"] is not None:

@@ -265,7 +265,8 @@ def completes(model: ServedModel) -> bool:
 def check_fields(body: CompletionFields) -> None:
     """Raises UsageError for what is not supported, and for fields that do not go together."""
     for name, neutral in NEUTRAL.items():
-        if (value := getattr(body, name)) not in (None, neutral):
+        value = getattr(body, name)
+        if value not in (None, neutral):
             expected = f"null or {json.dumps(neutral)}"
             raise UsageError(
                 f"{name} is {shown(value)}, expected {expected}: it is not supported here", name
@@ -394,7 +395,8 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[An
             raise too_long(
                 f"{name} has {len(row)} tokens, expected at most {longest}, the model's positions"
             )
-        if outside := [token for token in row if not 0 <= token < size]:
+        outside = [token for token in row if not 0 <= token < size]
+        if outside:
             raise UsageError(
                 f"{name} has the token {outside[0]}, expected ids in [0, {size - 1}], the "
                 f"vocabulary",

@@ -520,7 +520,8 @@ def generation_options(task: str, given: dict[str, Any]) -> tuple[dict[str, Any]
         raise UsageError(f"generate_parameters is {more!r:.80}, expected an object")
     given |= {name: value for name, value in more.items() if value is not None}
     own = {name: given.pop(name, default) for name, default in GENERATION_OPTIONS[task].items()}
-    if unused := [name for name in given if name in LEFT_OUT]:
+    unused = [name for name in given if name in LEFT_OUT]
+    if unused:
         # What huggingface_hub's client knows as "leave these out": it warns, and asks again without
         # them.
         raise UsageError(

@@ -245,7 +245,8 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise UsageError(f"inputs is {body.inputs!r:.80}, expected a text or a list of texts")
     check_number("inputs", texts, settings_of(request).max_batch)
-    if (size := sum(map(len, texts))) > MOST_CHARACTERS:
+    size = sum(map(len, texts))
+    if size > MOST_CHARACTERS:
         raise TooLong(f"inputs has {size} characters, expected at most {MOST_CHARACTERS}")
     return in_json(await model.read(len(texts), tokens_in_json, model.runtime, texts, body))
 
@@ -387,7 +388,8 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[st
             continue
         if not isinstance(each, list) or not each or not all(type(token) is int for token in each):
             raise UsageError(f"{name} has {each!r:.80}, expected a text or token ids")
-        if outside := [token for token in each if not 0 <= token < size]:
+        outside = [token for token in each if not 0 <= token < size]
+        if outside:
             raise UsageError(
                 f"{name} has the token {outside[0]}, expected ids in [0, {size - 1}], the "
                 f"vocabulary"
@@ -427,9 +429,8 @@ def encoded(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) ->
         shortened = [first_characters(text, limit * CHARACTERS, how.side) for text in texts]
         return rows_of(model.runtime, shortened, Cut(limit, side=how.side))
     for text in texts:
-        if (
-            size := len(text) if isinstance(text, str) else sum(map(len, text))
-        ) > limit * CHARACTERS:
+        size = len(text) if isinstance(text, str) else sum(map(len, text))
+        if size > limit * CHARACTERS:
             raise TooLong(
                 f"a text has {size} characters, expected at most {limit * CHARACTERS}, or truncate"
             )

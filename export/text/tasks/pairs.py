@@ -57,7 +57,8 @@ def choose(
 
 def checked_choices(texts: object, choices: object) -> list[list[Pair]]:
     given = listed(choices, "lists of strings, the choices")
-    if len(found := listed(texts, "strings")) != len(given):
+    found = listed(texts, "strings")
+    if len(found) != len(given):
         raise ValueError(
             f"{len(found)} texts and {len(given)} lists of choices, expected as many of one as of "
             "the other"

@@ -145,7 +145,8 @@ def listed(texts: object, expected: str) -> Sequence[Any]:
 
 def check_text(text: object, name: str) -> str:
     """Return `text`, which must be a string with words. `name` is for errors."""
-    if not (checked := check_string(text, name)).strip():
+    checked = check_string(text, name)
+    if not checked.strip():
         raise ValueError(f"{name} is {text!r:.40}, expected words")
     return checked
 
@@ -343,7 +344,8 @@ def labels_of(runtime: "TextRuntime") -> list[str]:
         ValueError: for a config without the name of one.
     """
     names = runtime.info.config["id2label"]
-    if missing := [number for number in range(len(names)) if str(number) not in names]:
+    missing = [number for number in range(len(names)) if str(number) not in names]
+    if missing:
         found = (
             f"{runtime.info.directory / 'config.json'} has in id2label the labels "
             f"{reprlib.repr(list(names))}"
