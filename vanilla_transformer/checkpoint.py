@@ -214,18 +214,16 @@ def check_vocabulary(directory: Path, tokenizer: str, names: list[str]) -> None:
         raise FileNotFoundError(
             f"{directory} has a {tokenizer} without {missing[0]}: {expected}; {without}"
         )
-    if "vocab.txt" in present and not (path := directory / "vocab.txt").stat().st_size:
+    path = directory / "vocab.txt"
+    if "vocab.txt" in present and not path.stat().st_size:
         raise ValueError(f"{path} is empty, expected the vocabulary of a {tokenizer}")
 
 
 def find_tokenizer_class(directory: Path) -> type | None:
     """Return transformers' class of the tokenizer that the configs in `directory` name, or that of
     the family."""
-    contents = [
-        read_json(path)
-        for name in ("tokenizer_config.json", CONFIG)
-        if (path := directory / name).is_file()
-    ]
+    paths = [directory / "tokenizer_config.json", directory / CONFIG]
+    contents = [read_json(path) for path in paths if path.is_file()]
     names = [content.get("tokenizer_class") for content in contents]
     names += [TOKENIZER_MAPPING_NAMES.get(content.get("model_type")) for content in contents]
     return next(

@@ -471,14 +471,10 @@ class VanillaSeq2SeqConfig(VanillaTextConfig):
     share_encoder_decoder_embeddings: bool = True
 
     def __post_init__(self, **kwargs):
-        both = {
-            name: value
-            for name in ("N", "num_hidden_layers")
-            if (value := kwargs.pop(name, None)) is not None
-        }
-        given = both | {
-            stack: value for stack in DEPTHS if (value := getattr(self, stack)) is not None
-        }
+        depths = {name: kwargs.pop(name, None) for name in ("N", "num_hidden_layers")}
+        both = {name: value for name, value in depths.items() if value is not None}
+        stacks = {stack: getattr(self, stack) for stack in DEPTHS}
+        given = both | {stack: value for stack, value in stacks.items() if value is not None}
         depth = next(iter(both.values()), 6)
         if both and any(value != depth for value in given.values()):
             found = ", ".join(f"{name}={value!r}" for name, value in given.items())

@@ -315,9 +315,8 @@ def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
         if isinstance(modules, list)
         else set()
     )
-    of_modules = {
-        name for name in files if (found := OF_MODULE.fullmatch(name)) and found[1] in named
-    }
+    matches = [match for match in map(OF_MODULE.fullmatch, files) if match]
+    of_modules = {match[0] for match in matches if match[1] in named}
     return of_modules | {name for name in files if COMPANION.fullmatch(name)}
 
 

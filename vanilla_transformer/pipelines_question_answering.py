@@ -92,7 +92,8 @@ class QuestionAnsweringPipeline(ChunkPipeline):
             "max_question_len": max_question_len,
         }
         for name, value in {"top_k": top_k, "max_answer_len": max_answer_len, **lengths}.items():
-            if value is not None and value < (smallest := 0 if name == "doc_stride" else 1):
+            smallest = 0 if name == "doc_stride" else 1
+            if value is not None and value < smallest:
                 raise ValueError(f"{name} must be at least {smallest}, got {value}")
         preprocess = {**lengths, "padding": padding}
         postprocess = {

@@ -45,11 +45,8 @@ def languages_of(directory: Path, start: int | None) -> dict[str, Any] | None:
     if words:
         return {"words": words}
     names = CLASSES.get(class_of(directory / "tokenizer_config.json"))
-    tokens = (
-        {found[1]: id for token, id in added.items() if (found := names.token.fullmatch(token))}
-        if names
-        else {}
-    )
+    matches = [(names.token.fullmatch(token), id) for token, id in added.items()] if names else []
+    tokens = {match[1]: id for match, id in matches if match}
     template = [part.get("SpecialToken", {}).get("id") for part in template_of(content)]
     ids = [added.get(token) for token in template]
     sources = [name for name, id in tokens.items() if id in ids]

@@ -56,7 +56,8 @@ class Fields:
         text."""
         if line.lstrip().startswith(b"{"):
             return self.of_json(line)
-        if line.strip() and len(keys := self.forms[0]) > 1:
+        keys = self.forms[0]
+        if line.strip() and len(keys) > 1:
             seen = reprlib.repr(line.decode(errors="replace"))
             return Row(fault=f"it is {seen}, expected a JSON object with {' and '.join(keys)}")
         return self.of_text(line)

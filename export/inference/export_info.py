@@ -109,10 +109,8 @@ class ExportInfo:
         listed = self.manifest["files"]
         for folder in {(self.directory / name).parent for name in listed if name.endswith(".onnx")}:
             for path in sorted(folder.rglob("*")):
-                if (
-                    not path.is_dir()
-                    and (name := path.relative_to(self.directory).as_posix()) not in listed
-                ):
+                name = path.relative_to(self.directory).as_posix()
+                if not path.is_dir() and name not in listed:
                     raise ValueError(
                         f"{self.directory} has {name!r:.200}, which {MANIFEST} does not list: "
                         f"remove it"

@@ -83,11 +83,10 @@ def facts_of(model: ServedModel) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": model.name, "task": task, "architecture": model.architecture}
     if task == "translate":
         facts["pairs"] = model.languages
-    if (
-        task == "fill-mask"
-        and (mask := model.runtime.tokenizer_settings.special_tokens["mask_token"]) is not None
-    ):
-        facts["mask"] = model.runtime.tokenizer.id_to_token(mask)
+    if task == "fill-mask":
+        mask = model.runtime.tokenizer_settings.special_tokens["mask_token"]
+        if mask is not None:
+            facts["mask"] = model.runtime.tokenizer.id_to_token(mask)
     return facts
 
 

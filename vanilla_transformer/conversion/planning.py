@@ -164,9 +164,8 @@ def plan_directory(source: str | PathLike, path: Path, overrides: Overrides) -> 
     )
     plan, more = plan_or_base(architecture, converter, planner(theirs, converter, files))
     plan.remarks += remarks + more
-    plan.left_out += [
-        f"{name}={value}" for name in TRAINING_FIELDS if (value := getattr(theirs, name, 0))
-    ]
+    values = {name: getattr(theirs, name, 0) for name in TRAINING_FIELDS}
+    plan.left_out += [f"{name}={value}" for name, value in values.items() if value]
     return attach_other_files(plan, source, path)
 
 

@@ -59,7 +59,8 @@ def check_generation(settings: dict) -> None:
 
 def check_data(data: dict, task: "Task") -> None:
     files = [name for name in SPLITS if name in data]
-    if "dataset" in data and (unread := [name for name in ("directory", *files) if name in data]):
+    unread = [name for name in ("directory", *files) if name in data]
+    if "dataset" in data and unread:
         raise UsageError(
             f"data.dataset is {data['dataset']!r}, expected no data.{unread[0]} beside it"
         )
@@ -105,7 +106,8 @@ def check_tokenizer(recipe: "Recipe", task: "Task") -> None:
             f"tokenizer.bpe_dropout is {dropout}, expected 0: the subwords of {recipe.task} are "
             "always the same"
         )
-    if is_new and dropout and (kind := tokenizer.get("kind", "bpe")) != "bpe":
+    kind = tokenizer.get("kind", "bpe")
+    if is_new and dropout and kind != "bpe":
         raise UsageError(
             f"tokenizer.bpe_dropout is {dropout}, expected 0 with tokenizer.kind={kind!r}: only "
             f"bpe has it"
@@ -128,7 +130,8 @@ def check_tokenizer(recipe: "Recipe", task: "Task") -> None:
 def check_training(recipe: "Recipe", task: "Task") -> None:
     training = recipe.training
     by_tokens = "tokens_per_update" in training
-    if by_tokens and (others := [name for name in BATCH_KEYS if name in training]):
+    others = [name for name in BATCH_KEYS if name in training]
+    if by_tokens and others:
         expected = "expected none: tokens_per_update is the size of an update"
         raise UsageError(f"training.{others[0]} is {training[others[0]]}, {expected}")
     if by_tokens and task.ABILITIES.images:
@@ -141,7 +144,8 @@ def check_training(recipe: "Recipe", task: "Task") -> None:
             f"training.tokens_per_batch is {training['tokens_per_batch']}, expected "
             f"tokens_per_update too"
         )
-    if not task.ABILITIES.label_smoothing and (smoothing := training.get("label_smoothing_factor")):
+    smoothing = training.get("label_smoothing_factor")
+    if smoothing and not task.ABILITIES.label_smoothing:
         raise UsageError(
             f"training.label_smoothing_factor is {smoothing}, expected 0: the loss of "
             f"{recipe.task} has none"

@@ -221,9 +221,9 @@ def set_generation(model: PreTrainedModel, recipe: Recipe) -> None:
 
 def generation_config(recipe: Recipe, config: PreTrainedConfig) -> GenerationConfig:
     for name, value in recipe.generation.items():
-        if name in TOKEN_KEYS and (
-            unknown := [token for token in tokens_in(value) if not 0 <= token < config.vocab_size]
-        ):
+        tokens = tokens_in(value) if name in TOKEN_KEYS else []
+        unknown = [token for token in tokens if not 0 <= token < config.vocab_size]
+        if unknown:
             raise UsageError(
                 f"generation.{name} has {unknown[0]}, expected tokens from 0 to "
                 f"{config.vocab_size - 1}"

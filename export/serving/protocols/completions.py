@@ -28,7 +28,7 @@ class StopTexts:
 
     def add(self, piece: str) -> str:
         text = self.held + piece
-        places = [place for stop in self.stops if (place := text.find(stop)) >= 0]
+        places = [text.find(stop) for stop in self.stops if stop in text]
         self.found = bool(places)
         certain = (
             min(places)

@@ -279,11 +279,8 @@ def model_for(request: Request, body: Translation) -> tuple[ServedModel, Directi
     """
     models = translators(request, body.model)
     source = only_source(models) if body.source.lower() == AUTO else body.source
-    found = {
-        model.name: (model, each)
-        for model in models
-        if (each := model.directions.find(source, body.target))
-    }
+    directions = [(model, model.directions.find(source, body.target)) for model in models]
+    found = {model.name: (model, direction) for model, direction in directions if direction}
     if not found:
         pairs = [f"{source} to {target}" for model in models for source, target in model.languages]
         more = f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""

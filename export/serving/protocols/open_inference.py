@@ -265,7 +265,8 @@ def check_widths(model: ServedModel, inputs: dict[str, np.ndarray]) -> None:
     axes = {tensor.name: tensor.shape[-1] for tensor in model.reader.spec.inputs}
     longest = model.reader.longest
     for name, values in inputs.items():
-        if axes.get(name) in LENGTHS and (width := values.shape[-1]) > longest:
+        width = values.shape[-1] if axes.get(name) in LENGTHS else 0
+        if width > longest:
             raise TooLong(f"{name} has rows of {width} tokens, expected at most {longest}")
 
 

@@ -300,7 +300,8 @@ def options_of(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, An
     Raises:
         UsageError: for a value that an option cannot have, and for values that do not go together.
     """
-    given = {name: value for name in OPTIONS if (value := getattr(body, name)) is not None}
+    values = {name: getattr(body, name) for name in OPTIONS}
+    given = {name: value for name, value in values.items() if value is not None}
     options = checked_options({"num_beams": 1, **given})
     beams, n = options["num_beams"], body.n or 1
     temperature = body.temperature

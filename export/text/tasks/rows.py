@@ -97,10 +97,8 @@ def token_id(runtime: "TextRuntime", token: Any, otherwise: Iterable[str]) -> in
     that there is."""
     content = token.get("content") if isinstance(token, dict) else token
     names = [content] if isinstance(content, str) else otherwise
-    return next(
-        (found for name in names if (found := runtime.tokenizer.token_to_id(name)) is not None),
-        None,
-    )
+    ids = map(runtime.tokenizer.token_to_id, names)
+    return next((id for id in ids if id is not None), None)
 
 
 def decode(runtime: "TextRuntime", ids: Sequence[int], skip_special_tokens: bool) -> str:
