@@ -20,7 +20,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-class Given:
+class FixedUniforms:
     """In place of a generator of random numbers: those `uniforms` (B, steps), a column at each
     call."""
 
@@ -101,7 +101,7 @@ def expected_sequences(runtime: Runtime, feeds: dict[str, np.ndarray], mode: str
     request = runtime.request(feeds["input_ids"], feeds["attention_mask"], None, options)
     search: Search = start_search(request.options, request.prompt)
     if isinstance(search, TokenSearch) and isinstance(search.choose, Sampler):
-        search.choose.generators = [Given(feeds["uniforms"])]
+        search.choose.generators = [FixedUniforms(feeds["uniforms"])]
     for _ in runtime.model.tokens(request, search):
         pass
     return np.concatenate([request.input_ids, search.result()[0]], axis=1)

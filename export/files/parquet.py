@@ -12,17 +12,17 @@ import pyarrow
 import pyarrow.parquet
 
 from ..errors import UsageError
-from .rows import Fields, Row
+from .rows import RecordFields, Row
 from .shards import Shard
 
 
 @dataclass(frozen=True)
 class Parquet:
-    """The `Format` of tables: the content of a shard is a batch of rows. Results are written as a
-    column `output_field` after the others: a list of float32 if the results are vectors, else a
+    """The `FileFormat` of tables: the content of a shard is a batch of rows. Results are written as
+    a column `output_field` after the others: a list of float32 if the results are vectors, else a
     string, which is JSON unless the result is a text."""
 
-    fields: Fields
+    fields: RecordFields
     has_vectors: bool
     output_field: str
 

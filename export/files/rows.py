@@ -25,7 +25,7 @@ MISSING = object()
 
 
 @dataclass(frozen=True)
-class Fields:
+class RecordFields:
     """The fields that a task reads of a record: the keys of one of its `forms`, the form with the
     most keys that are there; or `field`, in place of the only key of the first form. Dots in
     `field` lead into nested records, unless a field has the whole name.

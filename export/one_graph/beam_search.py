@@ -17,7 +17,7 @@ from ..inference.options import EXCLUDED_SCORE
 from ..specs.graph_spec import TensorSpec
 from .generation_config import Rules
 from .searches import EACH, SEQUENCES
-from .step import Inputs
+from .step import LoopInputs
 
 LOWEST = np.array(-np.inf, np.float32)
 HIGHEST = np.array(np.inf, np.float32)
@@ -46,7 +46,9 @@ class Beams:
         self.max_count = ops("Reshape", ops("ReduceMax", self.counts, keepdims=0), [1])
         return self.max_count
 
-    def begin(self, inputs: Inputs, settings: Values, prompt: Value, limit: Value) -> list[Value]:
+    def begin(
+        self, inputs: LoopInputs, settings: Values, prompt: Value, limit: Value
+    ) -> list[Value]:
         """Return the states before the first token.
 
         These are tokens (B, K, t) and scores (B, K) of unfinished hypotheses, tokens, scores and

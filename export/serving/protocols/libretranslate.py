@@ -13,7 +13,7 @@ from ...errors import RequestError, TooLong
 from ...text.language_pairs import Direction, language_name
 from ...text.tasks.translation import Splitting
 from ..models import ServedModel
-from ..translation.html_text import Run, replaced, text_runs
+from ..translation.html_text import TextRun, replaced, text_runs
 from ..translation.translator import MOST_SENTENCES, offloaded, translate
 from .protocol import Protocol, models_of, name_in_path, settings_of
 
@@ -185,7 +185,7 @@ async def translate_html(
     return await offloaded(size, lambda: [[replaced(*each)] for each in zip(texts, runs, found)])
 
 
-def runs_of(texts: list[str]) -> list[list[Run]]:
+def runs_of(texts: list[str]) -> list[list[TextRun]]:
     """The text of each. Raises TooLong for more than can be sentences of one request."""
     runs = [text_runs(text) for text in texts]
     found = sum(map(len, runs))

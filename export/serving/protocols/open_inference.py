@@ -19,7 +19,7 @@ from ...inference.inputs import check_contiguous, check_inputs
 from ...scheduler.request import Job
 from ...specs.graph_spec import TensorSpec
 from ...specs.sequences import token_inputs
-from ...text.tasks.rows import Row, run, strings
+from ...text.tasks.rows import TokenRow, run, strings
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
 from ..reading import LENGTHS
@@ -328,7 +328,7 @@ def outputs_of_texts(
     """
     strings(texts)
     how = SimilarityParameters.model_validate({"truncate": truncates})
-    rows: Sequence[Encoding | Row]
+    rows: Sequence[Encoding | TokenRow]
     prompt_length = 0
     if model.embeds:
         rows, prompt_length = rows_to_embed(model, texts, how)

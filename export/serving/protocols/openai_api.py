@@ -22,7 +22,7 @@ from ...inference.options import special_token
 from ...scheduler.engine import Engine
 from ...scheduler.request import Generated, Job
 from ...text.tasks import embedding
-from ...text.tasks.rows import Row, check_unicode
+from ...text.tasks.rows import TokenRow, check_unicode
 from ...text_runtime import TextRuntime, prompt
 from ..app import refusal_of
 from ..models import ServedModel
@@ -97,7 +97,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = Field(None, description="Has no effect.")
 
 
-class Fields(BaseModel):
+class OpenAIRequest(BaseModel):
     """Those that OpenAI has. `null` is as if a field were not there; a field that is not known is
     refused."""
 
@@ -109,7 +109,7 @@ class Fields(BaseModel):
     user: str | None = Field(None, description="Has no effect.")
 
 
-class CompletionFields(Fields):
+class CompletionFields(OpenAIRequest):
     prompt: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
         None,
         description=(
@@ -156,7 +156,7 @@ class CompletionFields(Fields):
     frequency_penalty: float | None = Field(0, description="Not supported, but for 0.")
 
 
-class EmbeddingRequest(Fields):
+class EmbeddingRequest(OpenAIRequest):
     input: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
         description=f"What is embedded: {EXPECTED}.", examples=["a dog"]
     )
@@ -207,7 +207,7 @@ PROTOCOL = Protocol("OpenAI", router, error_body)
 # -------------------------------------------------------------------------------------- completions
 
 
-class Prompt(NamedTuple):
+class CompletionPrompt(NamedTuple):
     ids: list[int]
     text: str | None = None  # if it was given
 
@@ -242,7 +242,7 @@ async def complete(request: Request, body: CompletionRequest) -> Any:
 def asked_of(
     runtime: TextRuntime,
     engine: Engine,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[CompletionPrompt],
     options: dict[str, Any],
     stops: list[str],
     body: CompletionFields,
@@ -330,7 +330,9 @@ def options_of(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, An
     return options
 
 
-def job_of(engine: Engine, each: Prompt, options: dict[str, Any], body: CompletionFields) -> Job:
+def job_of(
+    engine: Engine, each: CompletionPrompt, options: dict[str, Any], body: CompletionFields
+) -> Job:
     """Raises RequestError and UsageError for what the engine cannot do, in the words of the
     request."""
     scores_prompt = bool(body.echo) and body.logprobs is not None
@@ -354,12 +356,12 @@ def in_their_words(error: TooLong | UsageError) -> UsageError:
     return UsageError(text, None if param is None else WORDS.get(param, param))
 
 
-async def prompts_of(given: Any, runtime: TextRuntime, most: int) -> list[Prompt]:
+async def prompts_of(given: Any, runtime: TextRuntime, most: int) -> list[CompletionPrompt]:
     """Without a prompt, and for an empty one, the model's first token. Raises UsageError where it
     has none, for what are no prompts, and for more than `most` of them."""
     inputs: list[Any] = [""] if given is None else inputs_of("prompt", given, most, runtime)
     if not isinstance(inputs[0], str):
-        return [Prompt(ids) for ids in inputs]
+        return [CompletionPrompt(ids) for ids in inputs]
     encodings = await offloaded(sum(map(len, inputs)), runtime.encode, inputs, True)
     found: list[list[int]] = [prompt(encoding) for encoding in encodings]
     first = special_token("bos_token_id", runtime.info.generation_config, runtime.info.config)
@@ -369,7 +371,7 @@ async def prompts_of(given: Any, runtime: TextRuntime, most: int) -> list[Prompt
             raise UsageError(
                 f"{seen}: expected words, as the model has no first token of its own", "prompt"
             )
-    return [Prompt(ids or [first], text) for ids, text in zip(found, inputs, strict=True)]
+    return [CompletionPrompt(ids or [first], text) for ids, text in zip(found, inputs, strict=True)]
 
 
 def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[Any]:
@@ -419,7 +421,7 @@ def shown(value: Any) -> str:
     return f"{value!r:.80}"
 
 
-def echoed(each: Prompt, runtime: TextRuntime) -> str:
+def echoed(each: CompletionPrompt, runtime: TextRuntime) -> str:
     return each.text if each.text is not None else runtime.decode([each.ids])[0]
 
 
@@ -569,11 +571,11 @@ def embeddings_of(
     return json_of({**about, "data": data, "usage": usage})
 
 
-def rows_of(runtime: TextRuntime, inputs: list[Any]) -> tuple[Sequence[Encoding | Row], int]:
+def rows_of(runtime: TextRuntime, inputs: list[Any]) -> tuple[Sequence[Encoding | TokenRow], int]:
     """What is read of each input, and how many of its tokens are a prompt's; ids are read as they
     are."""
     if not isinstance(inputs[0], str):
-        return [Row(ids, [0] * len(ids)) for ids in inputs], 0
+        return [TokenRow(ids, [0] * len(ids)) for ids in inputs], 0
     for place, text in enumerate(inputs):
         check_input(text, f"input {place} of {len(inputs)}")
     return embedding.rows_to_embed(

@@ -126,7 +126,7 @@ async def run_task(
 
 
 def answer(
-    answers: "Answers", model: ServedModel, inputs: "Inputs", options: dict[str, Any]
+    answers: "Answers", model: ServedModel, inputs: "RequestInputs", options: dict[str, Any]
 ) -> bytes:
     found = answers(model.runtime, inputs.rows, options)
     return (
@@ -165,14 +165,14 @@ def begins_an_object(content: bytes) -> bool:
 
 
 @dataclass
-class Inputs:
+class RequestInputs:
     """`rows`, and whether they came as a list, so that their answers are one too."""
 
     rows: list[Any]
     is_list: bool
 
 
-def checked(rows: list[Any], is_list: bool, most: int) -> Inputs:
+def checked(rows: list[Any], is_list: bool, most: int) -> RequestInputs:
     if not rows:
         raise UsageError("inputs is empty, expected at least one")
     if len(rows) > most:
@@ -180,7 +180,7 @@ def checked(rows: list[Any], is_list: bool, most: int) -> Inputs:
     for text in characters_of(rows):
         if len(text) > CHARACTERS:
             raise TooLong(f"a text has {len(text)} characters, expected at most {CHARACTERS}")
-    return Inputs(rows, is_list)
+    return RequestInputs(rows, is_list)
 
 
 def characters_of(value: Any) -> list[str]:
@@ -196,18 +196,18 @@ def characters_of(value: Any) -> list[str]:
     return [text for part in parts for text in characters_of(part)]
 
 
-def texts(given: Any, most: int) -> Inputs:
+def texts(given: Any, most: int) -> RequestInputs:
     """One text, or a list of them."""
     return checked(given if isinstance(given, list) else [given], isinstance(given, list), most)
 
 
-def classified_texts(given: Any, most: int) -> Inputs:
+def classified_texts(given: Any, most: int) -> RequestInputs:
     """Texts or pairs. The answer to one is a list of one too, which is what huggingface_hub's
     client reads."""
-    return Inputs(texts(given, most).rows, True)
+    return RequestInputs(texts(given, most).rows, True)
 
 
-def pairs(given: Any, most: int) -> Inputs:
+def pairs(given: Any, most: int) -> RequestInputs:
     """Two texts, as a list or an object; or a list of such pairs."""
     is_one = isinstance(given, dict) or (
         isinstance(given, list) and bool(given) and isinstance(given[0], str)
@@ -218,10 +218,10 @@ def pairs(given: Any, most: int) -> Inputs:
     return checked([tuple(row) if isinstance(row, list) else row for row in rows], not is_one, most)
 
 
-def objects(*keys: str) -> Callable[[Any, int], Inputs]:
+def objects(*keys: str) -> Callable[[Any, int], RequestInputs]:
     """An object with these keys, or a list of such objects."""
 
-    def read(given: Any, most: int) -> Inputs:
+    def read(given: Any, most: int) -> RequestInputs:
         rows = given if isinstance(given, list) else [given]
         for row in rows:
             if not isinstance(row, dict) or set(row) != set(keys):
@@ -237,11 +237,11 @@ def objects(*keys: str) -> Callable[[Any, int], Inputs]:
     return read
 
 
-def images(given: Any, most: int) -> Inputs:
+def images(given: Any, most: int) -> RequestInputs:
     """An image's bytes, or base64 of them; or a list of such texts."""
     rows = given if isinstance(given, list) else [given]
     checked([None] * len(rows), True, most)
-    return Inputs(rows, isinstance(given, list))
+    return RequestInputs(rows, isinstance(given, list))
 
 
 def image_of(given: Any) -> Any:
@@ -285,16 +285,16 @@ class Format:
         check: raises TooLong for inputs that take too long.
     """
 
-    inputs: Callable[[Any, int], Inputs] | None = None
+    inputs: Callable[[Any, int], RequestInputs] | None = None
     answers: Answers | None = None
     has_options: bool = True
     defaults: dict[str, Any] = field(default_factory=dict)
-    check: Callable[[ServedModel, Inputs, dict[str, Any]], None] = lambda model, inputs, options: (
-        None
+    check: Callable[[ServedModel, RequestInputs, dict[str, Any]], None] = (
+        lambda model, inputs, options: None
     )
 
 
-def reader_of(task: Task) -> Callable[[Any, int], Inputs]:
+def reader_of(task: Task) -> Callable[[Any, int], RequestInputs]:
     """Return how `inputs` of a task are read."""
     ours = {TEXT: texts, PAIR: pairs, IMAGE: images}
     return ours.get(task.forms[0]) or objects(*task.forms[0])
@@ -349,7 +349,7 @@ def zero_shot(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) ->
     ]
 
 
-def check_candidates(model: ServedModel, inputs: Inputs, options: dict[str, Any]) -> None:
+def check_candidates(model: ServedModel, inputs: RequestInputs, options: dict[str, Any]) -> None:
     count = len(inputs.rows) * len(checked_candidates(options["candidate_labels"]))
     if count > MOST_WINDOWS:
         raise TooLong(
@@ -357,7 +357,7 @@ def check_candidates(model: ServedModel, inputs: Inputs, options: dict[str, Any]
         )
 
 
-def check_tag_windows(model: ServedModel, inputs: Inputs, options: dict[str, Any]) -> None:
+def check_tag_windows(model: ServedModel, inputs: RequestInputs, options: dict[str, Any]) -> None:
     longest = model.runtime.tokenizer_settings.longest
     if longest is not None and options.get("stride"):
         room = (
@@ -386,7 +386,7 @@ def answered(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> 
     return found if options.get("top_k", 1) > 1 else [each[0] for each in found]
 
 
-def check_question(model: ServedModel, inputs: Inputs, options: dict[str, Any]) -> None:
+def check_question(model: ServedModel, inputs: RequestInputs, options: dict[str, Any]) -> None:
     """Its length, as what it leaves of a window may be next to nothing."""
     size = options.get("max_seq_len") or min(model.runtime.tokenizer_settings.longest or 384, 384)
     stride = options["doc_stride"] if options.get("doc_stride") is not None else min(size // 2, 128)

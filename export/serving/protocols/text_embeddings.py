@@ -22,7 +22,7 @@ from ...text.tasks.classification import FUNCTIONS, sentence_config
 from ...text.tasks.rows import (
     Cut,
     Pair,
-    Row,
+    TokenRow,
     check_string,
     decode,
     errors_of,
@@ -74,7 +74,7 @@ SEQUENCES = {
 # ----------------------------------------------------------------------------------------- requests
 
 
-class Fields(BaseModel):
+class TEIRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = Field(
@@ -82,7 +82,7 @@ class Fields(BaseModel):
     )
 
 
-class Truncation(Fields):
+class Truncation(TEIRequest):
     truncate: bool | None = Field(
         False, description="Whether texts that are too long are cut; else they are refused."
     )
@@ -126,7 +126,7 @@ class RerankRequest(Truncation):
     return_text: bool = Field(False, description="Whether each rank has its text.")
 
 
-class Sentences(Fields):
+class Sentences(TEIRequest):
     source_sentence: str
     sentences: list[str]
 
@@ -135,12 +135,12 @@ class SimilarityParameters(Truncation):
     prompt_name: str | None = None
 
 
-class SimilarityRequest(Fields):
+class SimilarityRequest(TEIRequest):
     inputs: Sentences
     parameters: SimilarityParameters | None = None
 
 
-class TokenizeRequest(Fields):
+class TokenizeRequest(TEIRequest):
     inputs: Annotated[Any, WithJsonSchema(TEXTS)] = Field(
         description="A text, or a list of texts.", examples=["a dog"]
     )
@@ -148,7 +148,7 @@ class TokenizeRequest(Fields):
     prompt_name: str | None = None
 
 
-class DecodeRequest(Fields):
+class DecodeRequest(TEIRequest):
     ids: Annotated[Any, WithJsonSchema(IDS)] = Field(
         description="Token ids, or a list of such lists.", examples=[[1, 2]]
     )
@@ -296,7 +296,7 @@ async def info(request: Request, model: str | None = None) -> Response:
 
 
 # What POST / does with a model, of the first line that fits.
-ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[Fields]], ...] = (
+ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[TEIRequest]], ...] = (
     (lambda model: model.embeds, embed, EmbedRequest),
     (lambda model: reranks(model), rerank, RerankRequest),
     (lambda model: classifies(model), predict, PredictRequest),
@@ -454,7 +454,7 @@ def first_characters(text: str | Pair, most: int, side: str) -> str | Pair:
 
 def rows_to_embed(
     model: ServedModel, inputs: Sequence[str | list[int]], how: Embedded | SimilarityParameters
-) -> tuple[list[Encoding | Row], int]:
+) -> tuple[list[Encoding | TokenRow], int]:
     """As `embedding.rows_to_embed`, of texts and ids; ids are read as they are, or with a prompt as
     the text that they are."""
     runtime = model.runtime
@@ -477,11 +477,11 @@ def rows_to_embed(
     return rows, min(length, longest(model))
 
 
-def row_of(ids: list[int], limit: int, how: Truncation) -> Row:
+def row_of(ids: list[int], limit: int, how: Truncation) -> TokenRow:
     if how.truncate:
         ids = ids[:limit] if how.side == "right" else ids[-limit:]
     check_lengths([len(ids)], limit)
-    return Row(ids, [0] * len(ids))
+    return TokenRow(ids, [0] * len(ids))
 
 
 # ------------------------------------------------------------------------------------------ answers

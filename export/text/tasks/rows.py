@@ -245,7 +245,7 @@ class Cut(NamedTuple):
     side: str | None = None
 
 
-class Row(NamedTuple):
+class TokenRow(NamedTuple):
     """One text's tokens that no tokenizer made, and the type of each."""
 
     ids: list[int]
@@ -272,7 +272,7 @@ def rows_of(
 
 
 def run(
-    runtime: "TextRuntime", rows: Sequence[Encoding | Row], names: Sequence[str] | None = None
+    runtime: "TextRuntime", rows: Sequence[Encoding | TokenRow], names: Sequence[str] | None = None
 ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
     """The number of each row, and what the graph returns for it by name: of each of its tokens (S,
     ...), or of all (...). Rows of similar length run together, and come in that order. `names` are
