@@ -93,7 +93,12 @@ def format_of(
         case "JSON lines":
             check_output_field(path, name)
             read = lambda line: without_field(fields.of_json(line), name)  # noqa: E731
-            return Lines(read, lambda number, row, result: json_line(row, result, name))
+            return Lines(
+                read,
+                lambda number, row, result: to_json(
+                    None if row.record is None else {**row.record, name: result}
+                ),
+            )
     keys = fields.forms[0]
     if len(keys) > 1:
         seen = f"{path} has one text on each line, and the task reads {' and '.join(keys)}"
@@ -192,11 +197,6 @@ class Lines:
             for part in parts:
                 with open(part, "rb") as file:
                     shutil.copyfileobj(file, whole)
-
-
-def json_line(row: Row, result: Any, name: str) -> str:
-    """The object that was read with the result in it, or null."""
-    return to_json(None if row.record is None else {**row.record, name: result})
 
 
 def to_json(value: Any) -> str:

@@ -88,15 +88,6 @@ class Directions:
         return {source for source, _ in self.pairs}
 
 
-def directions_of(runtime: "TextRuntime", pairs: Sequence[Pair]) -> Directions:
-    """Those of a loaded export that translates `pairs`, which are what `languages_of_model`
-    gives."""
-    languages = runtime.languages
-    return Directions(
-        pairs, names_by_code([*languages.tokens, *languages.words]), bool(languages.words)
-    )
-
-
 def languages_of_model(runtime: "TextRuntime", given: Sequence[Pair] = ()) -> list[Pair]:
     """The pairs of languages that an export translates: those `given`; else all pairs of the
     tokenizer's languages; else what its card says, where one direction stands in the name of the

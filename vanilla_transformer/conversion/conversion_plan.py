@@ -69,7 +69,10 @@ class ConversionPlan:
             name: stored for step in self.steps for name, stored in zip(step.writes, step.stored)
         }
         for step in self.steps:
-            inputs = [self._on_meta(name) for name in step.reads]
+            inputs = [
+                torch.empty(shape, dtype=dtype, device="meta")
+                for shape, dtype in (self.files.shapes[name] for name in step.reads)
+            ]
             outputs = self._outputs(step, inputs)
             dtypes = (
                 [tensor.dtype for tensor in outputs]
@@ -79,10 +82,6 @@ class ConversionPlan:
             for name, tensor, dtype in zip(step.writes, outputs, dtypes, strict=True):
                 self.shapes[name] = (tuple(tensor.shape), dtype)
         self._check_shapes()
-
-    def _on_meta(self, name: str) -> torch.Tensor:
-        shape, dtype = self.files.shapes[name]
-        return torch.empty(shape, dtype=dtype, device="meta")
 
     def _outputs(self, step: TensorStep, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         try:

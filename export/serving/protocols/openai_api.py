@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
@@ -558,7 +557,7 @@ def embeddings_of(
         check_dimensions(body.dimensions, vectors.shape[1])
         vectors = embedding.normalized(vectors)
     values = (
-        [base64_of(vector) for vector in vectors]
+        [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
         if body.encoding_format == "base64"
         else vectors.tolist()
     )
@@ -581,10 +580,6 @@ def rows_of(runtime: TextRuntime, inputs: list[Any]) -> tuple[Sequence[Encoding 
     return embedding.rows_to_embed(
         runtime, inputs, embedding.chosen_prompt(embedding.sentence_config(runtime), None, None)
     )
-
-
-def base64_of(vector: np.ndarray) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
 # ------------------------------------------------------------------------------------------- models

@@ -118,7 +118,9 @@ async def run_task(
 ) -> Response:
     """Answer with what a model reads, without generation."""
     form, task = FORMATS.get(name, Format()), PIPELINES[name]
-    inputs = (form.inputs or reader_of(task))(body.inputs, most)
+    ours = {TEXT: texts, PAIR: pairs, IMAGE: images}
+    read = form.inputs or ours.get(task.forms[0]) or objects(*task.forms[0])
+    inputs = read(body.inputs, most)
     options = options_of(form, task, given)
     form.check(model, inputs, options)
     answers = form.answers or functools.partial(plain, task)
@@ -143,7 +145,8 @@ def body_of(content: bytes, media_type: str, reads_images: bool) -> PipelineRequ
         ValueError: for what is no JSON object.
         RequestValidationError: for fields of another type.
     """
-    is_json = media_type.split(";")[0].strip() == "application/json" or begins_an_object(content)
+    begins_an_object = content.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{"
+    is_json = media_type.split(";")[0].strip() == "application/json" or begins_an_object
     if reads_images and not is_json:
         return PipelineRequest.model_validate({"inputs": content})
     try:
@@ -154,11 +157,6 @@ def body_of(content: bytes, media_type: str, reads_images: bool) -> PipelineRequ
         raise UsageError(f"the body is {found!r:.80}, expected an object with inputs")
     with validated(found, "body"):
         return PipelineRequest.model_validate(found)
-
-
-def begins_an_object(content: bytes) -> bool:
-    """Return whether `content` begins as a JSON object does, after a byte order mark too."""
-    return content.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{"
 
 
 # ------------------------------------------------------------------------------------------- inputs
@@ -278,7 +276,7 @@ class Format:
     """How a pipeline differs from the function of its task.
 
     Args:
-        inputs: reads `inputs`, see `reader_of`.
+        inputs: reads `inputs`, if not as the form of the task says.
         answers: returns the answer to each input, see `plain`.
         has_options: false if the pipeline has none.
         defaults: of options that have another default.
@@ -292,12 +290,6 @@ class Format:
     check: Callable[[ServedModel, RequestInputs, dict[str, Any]], None] = (
         lambda model, inputs, options: None
     )
-
-
-def reader_of(task: Task) -> Callable[[Any, int], RequestInputs]:
-    """Return how `inputs` of a task are read."""
-    ours = {TEXT: texts, PAIR: pairs, IMAGE: images}
-    return ours.get(task.forms[0]) or objects(*task.forms[0])
 
 
 def plain(task: Task, runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:

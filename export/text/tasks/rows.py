@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from ...errors import TokenizerError, UsageError, did_you_mean
-from ...heads import HEADS, READS_CHOICES, Task, architectures_for, has_task
+from ...heads import HEADS, READS_CHOICES, Task, has_task
 from ...inference.export_info import json_object
 from ...inference.inputs import (
     MAX_TOKENS,
@@ -129,7 +129,8 @@ def require(runtime: "TextRuntime", task: Task) -> None:
     """Raises ValueError for an export whose head is not for `task`."""
     if not has_task(runtime.info.architecture, task):
         found = f"this export is a {runtime.info.architecture}, which {task.method} is not for"
-        raise ValueError(f"{found}, expected one of {', '.join(architectures_for(task))}")
+        expected = [name for name, head in HEADS.items() if task in head.tasks]
+        raise ValueError(f"{found}, expected one of {', '.join(expected)}")
 
 
 def listed(texts: object, expected: str) -> Sequence[Any]:
@@ -186,10 +187,6 @@ def texts_or_pairs(texts: object) -> list[str | Pair]:
         check_string(text, name) if isinstance(text, str) else pair_of(text, name)
         for text, name in given
     ]
-
-
-def pairs_only(texts: object) -> list[Pair]:
-    return [pair_of(text, name) for text, name in named(listed(texts, "pairs"))]
 
 
 def named(texts: Sequence[Any]) -> list[tuple[Any, str]]:
