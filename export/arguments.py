@@ -125,13 +125,6 @@ def one_of(what: str, known: Iterable[str]) -> Callable[[str], str]:
     return name
 
 
-def one_or_more_of(what: str, known: Iterable[str]) -> Callable[[str], str | list[str]]:
-    """The type of an argument that is one of the names `known`, or a list of several with commas
-    between."""
-    one = one_of(what, known)
-    return lambda text: [one(name) for name in text.split(",")] if "," in text else one(text)
-
-
 def of_kind(kind: Any) -> Callable[[str], Any]:
     """The type of an argument in JSON for which `kind.holds`; `kind.expected` are the words for
     what does."""

@@ -202,11 +202,6 @@ def has_task(architecture: str, task: Task) -> bool:
     return architecture in HEADS and task in HEADS[architecture].tasks
 
 
-def architectures_for(task: Task) -> list[str]:
-    """Return the architectures that have `task`."""
-    return [name for name, head in HEADS.items() if task in head.tasks]
-
-
 def find_task(architecture: str, name: str | None) -> Task:
     """Return the task `name` of an architecture, by default the first.
 

@@ -200,7 +200,9 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tex
         own = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not own:
         raise ValueError(f"the text {text!r} has no tokens, expected at least one")
-    if (largest := max(ids)) >= (size := model.config.vocab_size):
+    largest = max(ids)
+    size = model.config.vocab_size
+    if largest >= size:
         raise ValueError(
             f"the tokenizer gives the token {largest}, expected one of [0, {size - 1}], the "
             "model's vocabulary"
@@ -209,7 +211,8 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tex
         max(getattr(model.config, name) for name in depth_fields(model.config))
         * model.config.num_attention_heads
     )
-    if len(ids) > (most := math.isqrt(MAX_MAP_VALUES // maps)):
+    most = math.isqrt(MAX_MAP_VALUES // maps)
+    if len(ids) > most:
         raise ValueError(
             f"a text has {len(ids)} tokens, expected at most {most} for maps of {maps} layers "
             f"and heads"

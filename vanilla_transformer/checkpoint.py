@@ -124,9 +124,11 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
         with readers_errors(directory):
             tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
             # found only when it reads
-            if not isinstance(longest := tokenizer.model_max_length, int | float):
+            longest = tokenizer.model_max_length
+            if not isinstance(longest, int | float):
                 raise ValueError(f"model_max_length is {shown(longest)}, expected a number")
-            if (target := directory / TARGET_TOKENIZER).is_file():
+            target = directory / TARGET_TOKENIZER
+            if target.is_file():
                 give_target(tokenizer, Tokenizer.from_file(str(target)))
             return tokenizer
     except ValueError:
@@ -191,10 +193,11 @@ def check_tokenizer(directory: Path) -> None:
     if (directory / "tokenizer.json").is_file() or not has_tokenizer(directory):
         return
     tokenizer_class = find_tokenizer_class(directory)
-    if names := {*getattr(tokenizer_class, "vocab_files_names", {}).values()} - {
+    names = {*getattr(tokenizer_class, "vocab_files_names", {}).values()} - {
         "tokenizer.json",
         "tokenizer_config.json",
-    }:
+    }
+    if names:
         check_vocabulary(directory, tokenizer_class.__name__, sorted(names))
 
 
@@ -211,18 +214,16 @@ def check_vocabulary(directory: Path, tokenizer: str, names: list[str]) -> None:
         raise FileNotFoundError(
             f"{directory} has a {tokenizer} without {missing[0]}: {expected}; {without}"
         )
-    if "vocab.txt" in present and not (path := directory / "vocab.txt").stat().st_size:
+    path = directory / "vocab.txt"
+    if "vocab.txt" in present and not path.stat().st_size:
         raise ValueError(f"{path} is empty, expected the vocabulary of a {tokenizer}")
 
 
 def find_tokenizer_class(directory: Path) -> type | None:
     """Return transformers' class of the tokenizer that the configs in `directory` name, or that of
     the family."""
-    contents = [
-        read_json(path)
-        for name in ("tokenizer_config.json", CONFIG)
-        if (path := directory / name).is_file()
-    ]
+    paths = [directory / "tokenizer_config.json", directory / CONFIG]
+    contents = [read_json(path) for path in paths if path.is_file()]
     names = [content.get("tokenizer_class") for content in contents]
     names += [TOKENIZER_MAPPING_NAMES.get(content.get("model_type")) for content in contents]
     return next(

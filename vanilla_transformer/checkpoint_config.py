@@ -28,7 +28,8 @@ def read_config(directory: Path) -> tuple[Any, str]:
     content, name = read_raw_config(directory)
     if content["model_type"] is None:
         raise ValueError(f"{directory / CONFIG} has the model_type None, expected a name")
-    if (model_type := content["model_type"]) not in CONFIGS:
+    model_type = content["model_type"]
+    if model_type not in CONFIGS:
         known = [
             name
             for config_class in CONFIGS.values()
@@ -37,7 +38,8 @@ def read_config(directory: Path) -> tuple[Any, str]:
         found = f"{directory} has model_type {model_type} and architecture {name}"
         raise ValueError(f"{found}, expected one of {', '.join(known)}: convert it first")
     config_class = CONFIGS[model_type]
-    if name not in (known := config_class.auto_classes().values()):
+    known = config_class.auto_classes().values()
+    if name not in known:
         raise ValueError(
             f"{directory} has model_type {model_type} and architecture {name}, expected one of "
             f"{', '.join(known)}"
@@ -66,11 +68,11 @@ def read_raw_config(directory: Path) -> tuple[dict, str]:
     if not path.is_file():
         raise FileNotFoundError(f"{directory} has no config.json: expected a checkpoint directory")
     content = read_json(path)
-    if not isinstance(model_type := content.get("model_type"), str | None):
+    model_type = content.get("model_type")
+    if not isinstance(model_type, str | None):
         raise ValueError(f"{path} has the model_type {shown(model_type)}, expected a name")
-    if not isinstance(names := content.get("architectures") or ["none"], list) or not isinstance(
-        names[0], str
-    ):
+    names = content.get("architectures") or ["none"]
+    if not isinstance(names, list) or not isinstance(names[0], str):
         raise ValueError(f"{path} has the architectures {shown(names)}, expected a list of names")
     return content | {"model_type": model_type or model_type_of(names[0])}, names[0]
 
@@ -113,7 +115,8 @@ def made_config(config_class: type, content: dict, directory: Path) -> Any:
     for name in ("id2label", "label2id"):
         if not isinstance(content.get(name) or {}, dict):
             raise ValueError(f"{path} has {name} {shown(content[name])}, expected a JSON object")
-    if not isinstance(attention := content.get("_attn_implementation"), str | None):
+    attention = content.get("_attn_implementation")
+    if not isinstance(attention, str | None):
         raise ValueError(f"{path} has _attn_implementation {shown(attention)}, expected a name")
     if "quantization_config" in content:
         raise ValueError(f"{path} has a quantization_config, expected weights in floating point")
@@ -147,7 +150,8 @@ def check_depth(config: Any, shapes: dict[str, tuple], where: Path | str) -> Non
         "num_hidden_layers": layers,
         "hidden_size": widest,
     }.items():
-        if (found := getattr(config, field, 0)) > most:
+        found = getattr(config, field, 0)
+        if found > most:
             raise ValueError(
                 f"{field} is {found} in the config of {where}, expected at most {most} by its "
                 f"tensors"

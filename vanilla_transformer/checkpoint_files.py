@@ -201,7 +201,8 @@ def weight_files(directory: Path, names: tuple[str, ...] = (WEIGHTS,)) -> list[P
         if (directory / name).is_file():
             check_no_pointer(directory / name)
             return [directory / name]
-        if (index := directory / index_of(name)).is_file():
+        index = directory / index_of(name)
+        if index.is_file():
             return shards(index, Path(name).suffix)
     found = ", ".join(sorted(os.listdir(directory))[:10]) or "nothing"
     raise FileNotFoundError(
@@ -226,9 +227,11 @@ def shards(index: Path, suffix: str) -> list[Path]:
             f"{index} has the metadata {shown(content['metadata'])}, expected a JSON object"
         )
     names = sorted(set(places.values()))
-    if wrong := [name for name in names if Path(name).name != name or Path(name).suffix != suffix]:
+    wrong = [name for name in names if Path(name).name != name or Path(name).suffix != suffix]
+    if wrong:
         raise ValueError(f"{index} names {shown(wrong)}, expected {suffix} files beside it")
-    if missing := [name for name in names if not (index.parent / name).is_file()]:
+    missing = [name for name in names if not (index.parent / name).is_file()]
+    if missing:
         raise FileNotFoundError(
             f"{index.parent} lacks {', '.join(missing[:5])}, which {index.name} names"
         )

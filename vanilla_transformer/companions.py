@@ -128,7 +128,8 @@ def read_modules(path: Path) -> tuple[Module, ...]:
         raise ValueError(
             f"{path} begins with a {first.kind} in {first.folder!r}, expected a Transformer in ''"
         )
-    if unknown := [module.kind for module in rest if module.kind not in REQUIRED_FILES]:
+    unknown = [module.kind for module in rest if module.kind not in REQUIRED_FILES]
+    if unknown:
         raise ValueError(
             f"{path} has modules of type {', '.join(unknown)}, expected {', '.join(REQUIRED_FILES)}"
         )

@@ -191,7 +191,8 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
 
     def _check_values(self):
         for name in [*SIZES, *DEPTHS, "num_hidden_layers", "sliding_window"]:
-            if (value := getattr(self, name, None)) is not None and value < 1:
+            value = getattr(self, name, None)
+            if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         for name in [*SIZES, "type_vocab_size", "relative_attention_num_buckets"]:
             if (getattr(self, name, None) or 0) > LARGEST:
@@ -206,7 +207,8 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
                     f"num_attention_heads times {name} must be at most {LARGEST}, got {found}"
                 )
         for name in [field.name for field in fields(self) if field.name.endswith("_act")]:
-            if (value := getattr(self, name)) is not None and value not in ACT2FN:
+            value = getattr(self, name)
+            if value is not None and value not in ACT2FN:
                 raise ValueError(
                     f"{name} must be one of {', '.join(sorted(ACT2FN))}, got {value!r}"
                 )
@@ -469,14 +471,10 @@ class VanillaSeq2SeqConfig(VanillaTextConfig):
     share_encoder_decoder_embeddings: bool = True
 
     def __post_init__(self, **kwargs):
-        both = {
-            name: value
-            for name in ("N", "num_hidden_layers")
-            if (value := kwargs.pop(name, None)) is not None
-        }
-        given = both | {
-            stack: value for stack in DEPTHS if (value := getattr(self, stack)) is not None
-        }
+        depths = {name: kwargs.pop(name, None) for name in ("N", "num_hidden_layers")}
+        both = {name: value for name, value in depths.items() if value is not None}
+        stacks = {stack: getattr(self, stack) for stack in DEPTHS}
+        given = both | {stack: value for stack, value in stacks.items() if value is not None}
         depth = next(iter(both.values()), 6)
         if both and any(value != depth for value in given.values()):
             found = ", ".join(f"{name}={value!r}" for name, value in given.items())
@@ -634,7 +632,8 @@ class VanillaVisionConfig(VanillaTransformerConfig):
             raise ValueError(
                 f"image_size must be at least patch_size, {self.patch_size}, got {self.image_size}"
             )
-        if (count := math.prod(self.grid_shape)) > LARGEST:
+        count = math.prod(self.grid_shape)
+        if count > LARGEST:
             raise ValueError(f"an image must have at most {LARGEST} patches, got {count}")
 
 

@@ -207,11 +207,6 @@ def output_path(path: StrPath, inputs: Iterable[StrPath] = ()) -> Path:
     return out
 
 
-def entries_of(directory: Path) -> list[str]:
-    ignored = IGNORED_ON_MOUNT if os.path.ismount(directory) else set()
-    return sorted(entry for entry in os.listdir(directory) if entry not in ignored)
-
-
 def named(names: list[str]) -> str:
     rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + rest
@@ -224,7 +219,9 @@ def check_replaceable(directory: Path, force: bool) -> None:
         return
     if not directory.is_dir():
         raise NotADirectoryError(f"{directory} is a file, expected a directory or a new path")
-    if not (entries := entries_of(directory)):
+    ignored = IGNORED_ON_MOUNT if os.path.ismount(directory) else set()
+    entries = sorted(entry for entry in os.listdir(directory) if entry not in ignored)
+    if not entries:
         return
     if os.path.ismount(directory):
         raise ValueError(
@@ -314,9 +311,8 @@ def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
         if isinstance(modules, list)
         else set()
     )
-    of_modules = {
-        name for name in files if (found := OF_MODULE.fullmatch(name)) and found[1] in named
-    }
+    matches = [match for match in map(OF_MODULE.fullmatch, files) if match]
+    of_modules = {match[0] for match in matches if match[1] in named}
     return of_modules | {name for name in files if COMPANION.fullmatch(name)}
 
 

@@ -42,7 +42,7 @@ def info(source: str | os.PathLike, variant: str | None = None) -> dict[str, Any
         OSError: if there is no config, or no weights of `variant`.
         ValueError: if it is damaged, or neither one of ours nor one that converts.
     """
-    config, model_class = (class_of_ours if is_ours(source) else class_converted)(source, variant)
+    config, model_class = config_and_class_of(source, variant)
     model = with_one_layer(model_class, config)
     parameters = parameters_by_block(model, config)
     total = sum(parameters.values())
@@ -62,19 +62,17 @@ def info(source: str | os.PathLike, variant: str | None = None) -> dict[str, Any
     }
 
 
-def class_of_ours(
+def config_and_class_of(
     source: str | os.PathLike, variant: str | None
 ) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
+    """Return the config and the model class of a checkpoint of ours, or those that it converts
+    to."""
+    if not is_ours(source):
+        model = plan_conversion(source, variant=variant).model
+        return model.config, type(model)
     if variant is not None:
         check_variant(checkpoint_directory(source), variant)
     return config_and_class(source)
-
-
-def class_converted(
-    source: str | os.PathLike, variant: str | None
-) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
-    model = plan_conversion(source, variant=variant).model
-    return model.config, type(model)
 
 
 def depth_fields(config: VanillaTransformerConfig) -> tuple[str, ...]:

@@ -73,7 +73,8 @@ def register_pipelines() -> None:
 
 
 def _check_task(registry, check_task, task):
-    if (pair := LANGUAGE_PAIR.fullmatch(task)) and task not in registry.supported_tasks:
+    pair = LANGUAGE_PAIR.fullmatch(task)
+    if pair and task not in registry.supported_tasks:
         return "translation", registry.supported_tasks["translation"], pair.groups()
     return check_task(task)
 

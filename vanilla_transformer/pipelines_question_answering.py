@@ -92,7 +92,8 @@ class QuestionAnsweringPipeline(ChunkPipeline):
             "max_question_len": max_question_len,
         }
         for name, value in {"top_k": top_k, "max_answer_len": max_answer_len, **lengths}.items():
-            if value is not None and value < (smallest := 0 if name == "doc_stride" else 1):
+            smallest = 0 if name == "doc_stride" else 1
+            if value is not None and value < smallest:
                 raise ValueError(f"{name} must be at least {smallest}, got {value}")
         preprocess = {**lengths, "padding": padding}
         postprocess = {
@@ -173,7 +174,8 @@ class QuestionAnsweringPipeline(ChunkPipeline):
         last = len(windows.encodings) - 1
         vocab_size = self.model.get_input_embeddings().num_embeddings
         for index, encoding in enumerate(windows.encodings):
-            if (largest := max(encoding.ids)) >= vocab_size:
+            largest = max(encoding.ids)
+            if largest >= vocab_size:
                 raise ValueError(
                     f"the tokenizer gave token id {largest}, but the model's vocabulary has "
                     f"{vocab_size} entries: "

@@ -137,7 +137,8 @@ class Text2TextGenerationPipeline(Pipeline):
             raise ValueError(f"the text must be a non-empty string, got {text!r}")
         inputs = self.tokenize(text, **kwargs)
         vocab_size = self.model.get_input_embeddings().num_embeddings
-        if (largest := inputs["input_ids"].max().item()) >= vocab_size:
+        largest = inputs["input_ids"].max().item()
+        if largest >= vocab_size:
             raise ValueError(
                 f"the tokenizer gave token id {largest}, but the model's vocabulary has "
                 f"{vocab_size} entries: "

@@ -27,7 +27,8 @@ def find_variants(
     variants: dict[str, dict[str, str]] = {}
     for file in sorted(path.name for path in directory.iterdir() if path.is_file()):
         for pattern, plain in name_patterns(names):
-            if (match := re.fullmatch(pattern, file)) and not SHARD.fullmatch(match[1]):
+            match = re.fullmatch(pattern, file)
+            if match and not SHARD.fullmatch(match[1]):
                 variants.setdefault(match[1], {})[plain] = file
     return variants
 
@@ -61,7 +62,8 @@ def variant_hint(directory: Path, names: Collection[str]) -> str:
 
 def check_variant(directory: Path, variant: str) -> None:
     """Raise FileNotFoundError if `directory` has no weights of `variant`."""
-    if variant in (variants := find_variants(directory)):
+    variants = find_variants(directory)
+    if variant in variants:
         return
     stem, suffix = os.path.splitext(WEIGHTS)
     found = ", ".join(sorted(os.listdir(directory))[:10]) or "nothing"

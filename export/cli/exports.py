@@ -100,7 +100,8 @@ def verify(args: argparse.Namespace) -> None:
 
             settings |= {"batch_size": args.batch_size, "variant": args.variant}
             say(json.dumps(compare(args.export, args.checkpoint, dtype, **settings)))
-    if failures := [failure for report in reports.values() for failure in report.failures]:
+    failures = [failure for report in reports.values() for failure in report.failures]
+    if failures:
         sys.exit("\n".join(failures))
 
 

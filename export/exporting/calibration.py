@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.training.data import lines_of
 
-from ..graphs.input_scales import Calibration, Inputs
+from ..graphs.input_scales import Calibration, InputStatistics
 from ..graphs.weights import bare
 from ..heads import HEADS, READS_CHOICES
 from .shortlist_head import SHORTLISTED
@@ -95,7 +95,9 @@ def read(
             f"{found}, expected text as the model reads it; without calibration each row has a "
             "scale of its own"
         )
-    if (most := max(map(max, filter(None, rows)))) >= (size := model.config.vocab_size):
+    most = max(map(max, filter(None, rows)))
+    size = model.config.vocab_size
+    if most >= size:
         raise ValueError(
             f"the tokenizer gives the token {most}, expected one of [0, {size - 1}], the vocabulary"
         )
@@ -111,7 +113,7 @@ def observed(model: PreTrainedModel) -> Iterator[Calibration]:
 
     def observe(module: nn.Linear, inputs: tuple[torch.Tensor], name: str) -> None:
         rows = inputs[0].reshape(-1, inputs[0].shape[-1]).numpy()
-        calibration.observe(name, Inputs.sample(rows, generator))
+        calibration.observe(name, InputStatistics.sample(rows, generator))
 
     layers = {
         bare(name.removesuffix(SHORTLISTED)): layer

@@ -36,7 +36,7 @@ WINDOW = 256  # tokens a decoder sees at most; windows do not overlap
 MAX_LOGITS = 1 << 26  # held at once, 256 MB
 
 
-class Engine(Protocol):
+class Backend(Protocol):
     """A model that is run. Logits are float32; a place is a position in a sequence, from 0 on."""
 
     name: str
@@ -121,7 +121,7 @@ def engine_of(
     dtype: str | None,
     workers: int | None = None,
     variant: str | None = None,
-) -> Engine:
+) -> Backend:
     if (Path(directory) / MANIFEST).is_file():
         if variant is not None:
             raise UsageError(
@@ -159,7 +159,7 @@ def compare(
 
 
 def bleu(
-    engine: Engine,
+    engine: Backend,
     source: Path,
     references: Path,
     batch_size: int,
@@ -182,7 +182,7 @@ def bleu(
     return {"bleu": round(score, 2), "signature": signature, "sentences": len(sources)}
 
 
-def perplexity(engine: Engine, text: Path, batch_size: int) -> dict[str, Any]:
+def perplexity(engine: Backend, text: Path, batch_size: int) -> dict[str, Any]:
     [encoding] = engine.encode([read_text(text)], special_tokens=False)
     ids = np.array(encoding.ids)
     if len(ids) < 2:
@@ -207,7 +207,7 @@ def perplexity(engine: Engine, text: Path, batch_size: int) -> dict[str, Any]:
     return {"perplexity": round(float(np.exp(total / predicted)), 4), "tokens": predicted}
 
 
-def pseudo_perplexity(engine: Engine, text: Path, batch_size: int) -> dict[str, Any]:
+def pseudo_perplexity(engine: Backend, text: Path, batch_size: int) -> dict[str, Any]:
     mask_token = engine.tokenizer.token_to_id(engine.mask_token or "")
     if mask_token is None:
         raise ValueError("the tokenizer has no mask token, which pseudo-perplexity needs")
@@ -231,7 +231,7 @@ def pseudo_perplexity(engine: Engine, text: Path, batch_size: int) -> dict[str, 
     return {"pseudo_perplexity": round(float(np.exp(total / len(rows))), 4), "tokens": len(rows)}
 
 
-def accuracy(engine: Engine, text: Path, labels: Path, batch_size: int) -> dict[str, Any]:
+def accuracy(engine: Backend, text: Path, labels: Path, batch_size: int) -> dict[str, Any]:
     texts, wanted = zip(*read_parallel(text, labels))
     names = {str(name): int(index) for index, name in engine.config["id2label"].items()}
     names |= {str(index): index for index in names.values() if str(index) not in names}
@@ -297,18 +297,18 @@ class OnnxEngine:
         return None if token is None else self.tokenizer.id_to_token(token)
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """As `Engine`."""
+        """As `Backend`."""
         options = {
             name: value for name, value in options.items() if name not in ("src_lang", "tgt_lang")
         }
         return self.runtime.rows_together(rows, batch_size, options)
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """As `Engine`."""
+        """As `Backend`."""
         return self.runtime.encode(ids, mask)
 
     def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """As `Engine`."""
+        """As `Backend`."""
         first = ids[:, :1]
         request = GenerationRequest(
             Options(max_new_tokens=max(1, ids.shape[1] - 1)), first, np.ones_like(first)
@@ -359,12 +359,14 @@ class TorchEngine:
         **options: Any,
     ) -> list[str]:
         options |= self.chosen_languages(src_lang, tgt_lang)
-        if (beams := options.get("num_beams", 1)) > self.model.config.vocab_size:
+        beams = options.get("num_beams", 1)
+        if beams > self.model.config.vocab_size:
             raise UsageError(
                 f"num_beams is {beams}, expected at most {self.model.config.vocab_size}, the "
                 f"vocabulary"
             )
-        if (seed := options.pop("seed", None)) is not None:
+        seed = options.pop("seed", None)
+        if seed is not None:
             import transformers
 
             transformers.set_seed(seed)
@@ -375,7 +377,7 @@ class TorchEngine:
         return self.text.batch_decode(outputs, skip_special_tokens=True)
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """As `Engine`."""
+        """As `Backend`."""
         return batch_size
 
     def chosen_languages(self, src_lang: str | None, tgt_lang: str | None) -> dict[str, int]:
@@ -395,14 +397,15 @@ class TorchEngine:
             raise UsageError(str(error)) from None
 
     def check(self, ids: np.ndarray) -> None:
-        if ids.max() >= (size := self.model.config.vocab_size):
+        size = self.model.config.vocab_size
+        if ids.max() >= size:
             raise ValueError(
                 f"the tokenizer gives the token {ids.max()}, expected one of [0, {size - 1}], the "
                 "vocabulary"
             )
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """As `Engine`."""
+        """As `Backend`."""
         import torch
 
         self.check(ids)
@@ -411,5 +414,5 @@ class TorchEngine:
             return logits.numpy()
 
     def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """As `Engine`: all at once."""
+        """As `Backend`: all at once."""
         yield 0, self.logits(ids, np.ones_like(ids))

@@ -41,14 +41,13 @@ def languages_of(directory: Path, start: int | None) -> dict[str, Any] | None:
     """
     content = content_of(directory / "tokenizer.json")
     added = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
-    if words := [token for token in added if OF_MARIAN.fullmatch(token)]:
+    words = [token for token in added if OF_MARIAN.fullmatch(token)]
+    if words:
         return {"words": words}
-    names = CLASSES.get(class_of(directory / "tokenizer_config.json"))
-    tokens = (
-        {found[1]: id for token, id in added.items() if (found := names.token.fullmatch(token))}
-        if names
-        else {}
-    )
+    name = str(content_of(directory / "tokenizer_config.json").get("tokenizer_class"))
+    names = CLASSES.get(name.removesuffix("Fast"))  # transformers 4 had two classes of most
+    matches = [(names.token.fullmatch(token), id) for token, id in added.items()] if names else []
+    tokens = {match[1]: id for match, id in matches if match}
     template = [part.get("SpecialToken", {}).get("id") for part in template_of(content)]
     ids = [added.get(token) for token in template]
     sources = [name for name, id in tokens.items() if id in ids]
@@ -64,11 +63,6 @@ def languages_of(directory: Path, start: int | None) -> dict[str, Any] | None:
         "after": around[place + 1 :],
         "target": "decoder_start_token_id" if is_start else "forced_bos_token_id",
     }
-
-
-def class_of(path: Path) -> str:
-    """Of a tokenizer_config.json; transformers 4 had two classes of most tokenizers."""
-    return str(content_of(path).get("tokenizer_class")).removesuffix("Fast")
 
 
 def content_of(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-class Given:
+class FixedUniforms:
     """In place of a generator of random numbers: those `uniforms` (B, steps), a column at each
     call."""
 
@@ -71,7 +71,8 @@ def random_feeds(
     longest = max(min(LONGEST, positions - (steps if is_decoder else 2)), 1)
     rows, length = rng.integers(1, MOST_ROWS), rng.integers(1, longest + 1)
     ids = rng.integers(0, size, (rows, length))
-    if (pad := config.get("pad_token_id")) is not None:  # what is not padding does not look like it
+    pad = config.get("pad_token_id")
+    if pad is not None:  # what is not padding does not look like it
         ids[ids == pad] = (pad + 1) % size
     mask = (np.arange(length) < rng.integers(1, length + 1, (rows, 1))).astype(np.int64)
     if is_decoder and rng.random() < 0.5:  # padding of a prompt may stand on either side
@@ -100,7 +101,7 @@ def expected_sequences(runtime: Runtime, feeds: dict[str, np.ndarray], mode: str
     request = runtime.request(feeds["input_ids"], feeds["attention_mask"], None, options)
     search: Search = start_search(request.options, request.prompt)
     if isinstance(search, TokenSearch) and isinstance(search.choose, Sampler):
-        search.choose.generators = [Given(feeds["uniforms"])]
+        search.choose.generators = [FixedUniforms(feeds["uniforms"])]
     for _ in runtime.model.tokens(request, search):
         pass
     return np.concatenate([request.input_ids, search.result()[0]], axis=1)

@@ -16,7 +16,6 @@ from ..arguments import (
     Parser,
     key_value,
     one_of,
-    one_or_more_of,
     path,
     positive,
     source,
@@ -63,7 +62,8 @@ def target_name(text: str) -> str:
 
 def dtype_names(text: str) -> str | list[str]:
     known = dict.fromkeys(dtype for target in targets() for dtype in target.dtypes)
-    return one_or_more_of("dtype", known)(text)
+    dtype = one_of("dtype", known)
+    return [dtype(name) for name in text.split(",")] if "," in text else dtype(text)
 
 
 # ---------------------------------------------------------------------------------------- checks

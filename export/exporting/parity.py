@@ -156,7 +156,8 @@ class Report:
         best, second = np.sort(expected, axis=-1)[:, :-3:-1].T
         tied = best - second < 2 * self.tolerance * np.maximum(1, np.abs(best))
         self.ties += int((differs & tied).sum())
-        if (wrong := int((differs & ~tied).sum())) > 0:
+        wrong = int((differs & ~tied).sum())
+        if wrong > 0:
             self.failures.append(f"{case}: {wrong} of {len(found)} top choices differ")
 
 

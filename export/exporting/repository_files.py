@@ -125,7 +125,8 @@ def write_genai_config(directory: Path, config: dict, generation: dict, file: st
     the tokenizer: genai would otherwise give wrong ids without a word. There is no
     genai_config.json where values are not as wide as keys.
     """
-    if (width := config["head_dim"]) != config["value_head_dim"]:
+    width = config["head_dim"]
+    if width != config["value_head_dim"]:
         two_widths = (
             f"keys are {width} and values {config['value_head_dim']} wide, onnxruntime-genai has "
             "one width"

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from ..errors import UsageError
 from .compression import check_lines, open_lines, without_compression
 from .predictions import Predictions
-from .rows import Fields, Row
+from .rows import RecordFields, Row
 from .shards import Shard, split_lines
 from .text_lines import LINE_BREAKS, hash_lines, raw_lines
 
@@ -20,7 +20,7 @@ TEXT, JSON, PARQUET = "text", "JSON lines", "Parquet"
 SUFFIXES = {".jsonl": JSON, ".ndjson": JSON, ".parquet": PARQUET}  # all others are text
 
 
-class Format(Protocol):
+class FileFormat(Protocol):
     """A kind of files: how they are read, and how results are written. The content of a shard is
     what `shards` yields."""
 
@@ -71,7 +71,7 @@ def output_name(path: Path, predictions: Predictions) -> str:
 
 def format_of(
     path: Path, predictions: Predictions, field: str | None = None, output_field: str | None = None
-) -> Format:
+) -> FileFormat:
     """Return how the file `path` is read, and how the results are written. In JSON objects and
     tables the texts are in `field`, and the results go to `output_field`.
 
@@ -83,7 +83,7 @@ def format_of(
             several; for records that have the output field already.
     """
     check_lines(path)
-    fields = Fields(predictions.kind.forms, field)
+    fields = RecordFields(predictions.kind.forms, field)
     name = output_field or predictions.field
     match kind_of(path):
         case "Parquet":
@@ -93,8 +93,14 @@ def format_of(
         case "JSON lines":
             check_output_field(path, name)
             read = lambda line: without_field(fields.of_json(line), name)  # noqa: E731
-            return Lines(read, lambda number, row, result: json_line(row, result, name))
-    if len(keys := fields.forms[0]) > 1:
+            return Lines(
+                read,
+                lambda number, row, result: to_json(
+                    None if row.record is None else {**row.record, name: result}
+                ),
+            )
+    keys = fields.forms[0]
+    if len(keys) > 1:
         seen = f"{path} has one text on each line, and the task reads {' and '.join(keys)}"
         raise UsageError(f"{seen}: expected JSON lines, a name with .jsonl")
     for option, value in {"field": field, "output_field": output_field}.items():
@@ -107,7 +113,7 @@ def format_of(
 
 def line_format(predictions: Predictions) -> "Lines":
     """Return how arguments and standard input are read, and how their results are written."""
-    fields = Fields(predictions.kind.forms)
+    fields = RecordFields(predictions.kind.forms)
     return text_format(predictions, fields.of_text if predictions.generates else fields.of_line)
 
 
@@ -135,7 +141,7 @@ def first_line_with(path: Path, name: str) -> int | None:
     key = to_json(name).encode()
     with contextlib.suppress(ValueError), open_lines(path) as file:
         for number, line in enumerate(raw_lines(file, str(path)), 1):
-            if key in line and name in (Fields(()).of_json(line).record or ()):
+            if key in line and name in (RecordFields(()).of_json(line).record or ()):
                 return number
     return None
 
@@ -155,7 +161,7 @@ def without_field(row: Row, name: str) -> Row:
 
 @dataclass(frozen=True)
 class Lines:
-    """The `Format` of lines. The content of a shard is a list of lines in bytes, without their
+    """The `FileFormat` of lines. The content of a shard is a list of lines in bytes, without their
     ends. `read` reads a line, and `written` returns the lines for the number of a line, its row and
     its result."""
 
@@ -191,11 +197,6 @@ class Lines:
             for part in parts:
                 with open(part, "rb") as file:
                     shutil.copyfileobj(file, whole)
-
-
-def json_line(row: Row, result: Any, name: str) -> str:
-    """The object that was read with the result in it, or null."""
-    return to_json(None if row.record is None else {**row.record, name: result})
 
 
 def to_json(value: Any) -> str:

@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -223,8 +223,10 @@ class Parts:
         """Write the file of the bad lines of `count` shards, if there are any."""
         all_facts = (read_json(self.place_of_facts(number)) or {} for number in range(count))
         bad = (pair for facts in all_facts for pair in facts["bad"])
-        with written(self.bad_lines) as new:
-            write_bad_lines(new, bad)
+        with written(self.bad_lines) as new, open(new, "w", encoding="utf-8") as file:
+            for number, reason in bad:
+                line = {"line": number + 1, "reason": reason}
+                file.write(json.dumps(line, ensure_ascii=True) + "\n")
         if not self.bad_lines.stat().st_size:
             self.bad_lines.unlink()
 
@@ -237,13 +239,6 @@ class Parts:
             place.unlink()
         with contextlib.suppress(OSError):
             self.folder.rmdir()
-
-
-def write_bad_lines(path: Path, bad: Iterable[tuple[int, str]]) -> None:
-    """Write the number of each bad line, from 1, and the reason."""
-    with open(path, "w", encoding="utf-8") as file:
-        for number, reason in bad:
-            file.write(json.dumps({"line": number + 1, "reason": reason}, ensure_ascii=True) + "\n")
 
 
 def digest_of(path: Path) -> str | None:

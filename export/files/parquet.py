@@ -12,17 +12,17 @@ import pyarrow
 import pyarrow.parquet
 
 from ..errors import UsageError
-from .rows import Fields, Row
+from .rows import RecordFields, Row
 from .shards import Shard
 
 
 @dataclass(frozen=True)
 class Parquet:
-    """The `Format` of tables: the content of a shard is a batch of rows. Results are written as a
-    column `output_field` after the others: a list of float32 if the results are vectors, else a
+    """The `FileFormat` of tables: the content of a shard is a batch of rows. Results are written as
+    a column `output_field` after the others: a list of float32 if the results are vectors, else a
     string, which is JSON unless the result is a text."""
 
-    fields: Fields
+    fields: RecordFields
     has_vectors: bool
     output_field: str
 
@@ -38,7 +38,8 @@ class Parquet:
             schema = pyarrow.parquet.read_schema(path)
         except pyarrow.ArrowInvalid as error:
             raise ValueError(f"{path} is not a whole Parquet file: {error}") from None
-        if doubles := [name for name, count in Counter(schema.names).items() if count > 1]:
+        doubles = [name for name, count in Counter(schema.names).items() if count > 1]
+        if doubles:
             raise ValueError(
                 f"{path} has several columns of the name {', '.join(doubles)}, expected one of "
                 f"each name"

@@ -125,7 +125,8 @@ class Predictions:
         """Return a text for each example; with `scores` a text and its score, or a list of these
         with `n_best`."""
         options = dict(self.options)
-        if (seed := options.pop("seed", None)) is not None:
+        seed = options.pop("seed", None)
+        if seed is not None:
             options["seeds"] = [derived_seed(seed, number) for number in numbers]
         texts = [example["text"] for example in examples]
         if self.kind.method == "translate":

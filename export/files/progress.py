@@ -10,7 +10,7 @@ from tqdm import tqdm
 SECONDS = 30  # from one line to the next, where standard error is no terminal
 
 
-class Log:
+class ProgressLog:
     """A line every `SECONDS`, for a file or a pipe."""
 
     def __init__(self, total: int):
@@ -53,10 +53,10 @@ class Bar:
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Bar | Log]:
+def progress(total: int) -> Iterator[Bar | ProgressLog]:
     """Yield what shows how many of `total` lines are done."""
     if not sys.stderr.isatty():
-        yield Log(total)
+        yield ProgressLog(total)
         return
     with tqdm(total=total, unit=" lines") as bar:
         yield Bar(bar)

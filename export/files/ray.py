@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ..errors import UsageError
 from ..text_runtime import open_runtime
 from .predictions import Predictions
-from .progress import Bar, Log
+from .progress import Bar, ProgressLog
 from .results import Results, compute
 from .rows import Row
 from .shards import Input, Shard, absolute
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class ShardSource:
     """The inputs of a run, as its workers get them."""
 
     inputs: Sequence[Input]
@@ -102,7 +102,7 @@ class Recipe:
         return predictions
 
 
-class Worker:
+class PredictionWorker:
     """A process of Ray Data that computes shards."""
 
     def __init__(self, recipe: Recipe):
@@ -127,12 +127,12 @@ class Cluster:
     """The `Work` of a run. Shards are asked for in order; those that are not are whole, and what
     comes of them is left out."""
 
-    source: Source
+    source: ShardSource
     recipe: Recipe
     after: int = 0  # the number of the shard that comes next in the file
     found: Generator[tuple[Place, Results | Exception], None, None] | None = None
 
-    def __call__(self, file: int, shard: Shard, rows: list[Row], bar: Bar | Log) -> Results:
+    def __call__(self, file: int, shard: Shard, rows: list[Row], bar: Bar | ProgressLog) -> Results:
         """Raises what the worker raised, OSError for what Ray did, and ValueError where the reader
         read other lines."""
         place = Place(file, shard.number, shard.digest)
@@ -174,7 +174,7 @@ class Cluster:
                 label_selector={"ray.io/node-id": ray.get_runtime_context().get_node_id()},
             )
             found = shards.map_batches(
-                Worker,
+                PredictionWorker,
                 batch_size=1,
                 batch_format="pyarrow",
                 fn_constructor_args=[self.recipe],
@@ -186,7 +186,9 @@ class Cluster:
             yield unpacked(table)
 
 
-def read(_: "pyarrow.Table", source: Source, start: tuple[int, int]) -> Iterator["pyarrow.Table"]:
+def read(
+    _: "pyarrow.Table", source: ShardSource, start: tuple[int, int]
+) -> Iterator["pyarrow.Table"]:
     """Yield all shards. Ray Data calls this once, on this node, and takes shards as workers need
     them."""
     yield from map(packed, source.shards(start))
@@ -252,7 +254,7 @@ def cluster(
         names = [field.name for field in fields(Predictions) if field.name != "runtime"]
         settings = {name: getattr(predictions, name) for name in names}
         recipe = Recipe(runtime.info.directory, runtime.arguments, settings, predictions.facts())
-        source = Source([*map(absolute, inputs)], shard_lines)
+        source = ShardSource([*map(absolute, inputs)], shard_lines)
         with contextlib.closing(Cluster(source, recipe)) as work:
             yield work
     finally:

@@ -56,7 +56,8 @@ def try_rows(
     predictions: Predictions, rows: Sequence[Row], places: list[int], first: int
 ) -> Iterator[tuple[int, Any, str | None]]:
     """Yield the result of each of `places`, or what is wrong with it."""
-    examples = [example for place in places if (example := rows[place].example) is not None]
+    read = (rows[place].example for place in places)
+    examples = [example for example in read if example is not None]
     try:
         values = predictions.call(examples, [first + place for place in places])
     except ValueError as error:

@@ -25,7 +25,7 @@ MISSING = object()
 
 
 @dataclass(frozen=True)
-class Fields:
+class RecordFields:
     """The fields that a task reads of a record: the keys of one of its `forms`, the form with the
     most keys that are there; or `field`, in place of the only key of the first form. Dots in
     `field` lead into nested records, unless a field has the whole name.
@@ -56,7 +56,8 @@ class Fields:
         text."""
         if line.lstrip().startswith(b"{"):
             return self.of_json(line)
-        if line.strip() and len(keys := self.forms[0]) > 1:
+        keys = self.forms[0]
+        if line.strip() and len(keys) > 1:
             seen = reprlib.repr(line.decode(errors="replace"))
             return Row(fault=f"it is {seen}, expected a JSON object with {' and '.join(keys)}")
         return self.of_text(line)
@@ -131,7 +132,8 @@ def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def finite_number(text: str) -> float:
     """Return the number. Raises ValueError if it overflows: the infinity that Python reads is no
     JSON."""
-    if math.isinf(number := float(text)):
+    number = float(text)
+    if math.isinf(number):
         raise ValueError(f"the number {text:.40} is beyond float64, expected at most 1.8e308")
     return number
 

@@ -33,14 +33,14 @@ from .outputs import (
     written,
 )
 from .predictions import Predictions
-from .progress import Bar, Log, progress
+from .progress import Bar, ProgressLog, progress
 from .results import Results, compute
 from .rows import Row
 from .shards import Input, Shard, number_shards, split_lines
 
 SHARD_LINES = 4096
 # Computes the rows of a shard of the input with this number.
-Work = Callable[[int, Shard, list[Row], Bar | Log], Results]
+Work = Callable[[int, Shard, list[Row], Bar | ProgressLog], Results]
 # What has no effect on lines, and what has.
 OF_TEXTS = {
     "num_return_sequences": "n_best",
@@ -79,7 +79,8 @@ class Runner:
 
     def check_target_prefix(self) -> None:
         seen = f"the target prefixes are {self.target_prefix}"
-        if (method := self.predictions.kind.method) != "generate":
+        method = self.predictions.kind.method
+        if method != "generate":
             raise UsageError(f"{seen}, expected the task generate, not {method}")
         if "encoder" not in self.predictions.runtime.runtime.specs:
             raise UsageError(f"{seen}, expected an encoder-decoder: a decoder continues its prompt")
@@ -221,7 +222,7 @@ class Runner:
             "inputs": [str(path) for path in paths],
         }
 
-    def work(self, number: int, shard: Shard, rows: list[Row], bar: Bar | Log) -> Results:
+    def work(self, number: int, shard: Shard, rows: list[Row], bar: Bar | ProgressLog) -> Results:
         """Compute a shard in this process."""
         return compute(self.predictions, rows, shard.first, bar.update)
 
@@ -243,7 +244,7 @@ class File:
     work: Work
     force: bool = True
 
-    def finish(self, before: dict | None, bar: Bar | Log) -> dict:
+    def finish(self, before: dict | None, bar: Bar | ProgressLog) -> dict:
         """Compute the shards that are missing, and join them. Return the facts of the file, which
         are those of `before` if it was finished."""
         stamps = self.stamps()
@@ -278,7 +279,7 @@ class File:
             seen = f"{self.parts.path} was made of other lines than {self.source.path} has now"
             raise FileExistsError(f"{seen}: expected the same lines, or a new directory")
 
-    def shard_facts(self, shard: Shard, bar: Bar | Log) -> dict:
+    def shard_facts(self, shard: Shard, bar: Bar | ProgressLog) -> dict:
         """Compute a shard unless it is there. Return its facts."""
         unit = f"line {{}} of {self.source.path}"
         facts = self.parts.facts(shard.number, shard.digest)

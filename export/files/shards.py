@@ -11,7 +11,7 @@ from .rows import Row
 from .text_lines import hash_lines, raw_lines, text_of
 
 if TYPE_CHECKING:
-    from .formats import Format
+    from .formats import FileFormat
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Shard:
     number: int
     first: int
     content: Any
-    format: "Format"
+    format: "FileFormat"
     prefixes: list[bytes] | None = None
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class Input:
     one."""
 
     path: Path
-    format: "Format"
+    format: "FileFormat"
     target_prefix: Path | None = None
 
     def check_prefixes(self) -> None:
@@ -58,7 +58,8 @@ class Input:
             return
         with open_lines(self.target_prefix) as file:
             count = sum(1 for _ in raw_lines(file, str(self.target_prefix)))
-        if count != (expected := self.format.count(self.path)):
+        expected = self.format.count(self.path)
+        if count != expected:
             raise ValueError(
                 f"{self.target_prefix} has {count} lines, expected {expected} as {self.path}"
             )
@@ -81,7 +82,7 @@ def absolute(source: Input) -> Input:
     return replace(source, path=source.path.absolute(), target_prefix=prefix)
 
 
-def number_shards(contents: Iterable[Any], format: "Format") -> Iterator[Shard]:
+def number_shards(contents: Iterable[Any], format: "FileFormat") -> Iterator[Shard]:
     """Yield the shards of a file, or of standard input, from their contents."""
     first = 0
     for number, content in enumerate(contents):

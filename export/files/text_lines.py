@@ -24,7 +24,8 @@ def raw_lines(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[bytes]:
     most = LONGEST + 5  # with a byte order mark and the end
     with decompression_errors(name):
         for number in itertools.count(1):
-            if not (line := file.readline(most)):
+            line = file.readline(most)
+            if not line:
                 return
             is_cut = len(line) == most and not line.endswith(b"\n")
             line = (

@@ -50,7 +50,8 @@ def checked_weights(checkpoint: Path, config: Config) -> CheckpointWeights:
 def check_finite(name: str, values: np.ndarray, where: Path) -> None:
     with np.errstate(all="ignore"):
         is_finite = np.isfinite(values.sum())  # also false for finite values whose sum is too large
-    if not is_finite and (wrong := values.size - int(np.isfinite(values).sum())):
+    wrong = 0 if is_finite else values.size - int(np.isfinite(values).sum())
+    if wrong:
         raise ValueError(
             f"{name} of {where} has {wrong} of {values.size} values that are NaN or infinite"
         )

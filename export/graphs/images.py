@@ -7,12 +7,7 @@ from onnx_ir import Value
 
 from ..specs.sequences import pair
 from .context import GraphContext
-from .layers import Attention, linear, row_linear, stack
-
-
-def image_states(g: GraphContext, pixels: Value, attend: Attention) -> Value:
-    """Write an encoder of images: (B, C, H, W) -> (B, first tokens + patches, D)."""
-    return stack(g, g.config.encoder_prefix, embedded_patches(g, pixels), attend)
+from .layers import linear, row_linear
 
 
 def image_labels(g: GraphContext, states: Value) -> Value:

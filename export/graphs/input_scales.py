@@ -19,7 +19,7 @@ MAX_ERROR = 0.01
 
 
 @dataclass(frozen=True)
-class Inputs:
+class InputStatistics:
     """The range of each of K features in two random halves of all rows, and a uniform sample of all
     rows.
 
@@ -40,7 +40,7 @@ class Inputs:
     keys: np.ndarray
 
     @classmethod
-    def sample(cls, rows: np.ndarray, generator: np.random.Generator) -> "Inputs":
+    def sample(cls, rows: np.ndarray, generator: np.random.Generator) -> "InputStatistics":
         """Return the ranges and a sample of `rows` (N, K). All batches share one `generator`."""
         halves, keys = generator.integers(2, size=len(rows)), generator.random(len(rows))
         parts = [rows[halves == half] for half in (0, 1)]
@@ -48,7 +48,7 @@ class Inputs:
         highest = np.stack([part.max(axis=0, initial=-np.inf) for part in parts])
         return cls(lowest, highest, rows, halves, keys).reduce()
 
-    def merge(self, other: "Inputs") -> "Inputs":
+    def merge(self, other: "InputStatistics") -> "InputStatistics":
         """Return the ranges and a sample of the rows of both."""
         lowest, highest = (
             np.minimum(self.lowest, other.lowest),
@@ -56,9 +56,9 @@ class Inputs:
         )
         names = ("rows", "halves", "keys")
         sample = [np.concatenate([getattr(self, name), getattr(other, name)]) for name in names]
-        return Inputs(lowest, highest, *sample).reduce()
+        return InputStatistics(lowest, highest, *sample).reduce()
 
-    def reduce(self) -> "Inputs":
+    def reduce(self) -> "InputStatistics":
         """Keep the `SAMPLED` rows with the smallest keys."""
         kept = np.argsort(self.keys)[:SAMPLED]
         return replace(self, rows=self.rows[kept], halves=self.halves[kept], keys=self.keys[kept])
@@ -127,11 +127,11 @@ class Calibration:
         matmuls: the choice for each matrix multiplication, by the name of its first module.
     """
 
-    inputs: dict[str, Inputs] = field(default_factory=dict)
+    inputs: dict[str, InputStatistics] = field(default_factory=dict)
     choices: dict[tuple[str, ...], Choice] = field(default_factory=dict)
     matmuls: dict[str, Choice] = field(default_factory=dict)
 
-    def observe(self, name: str, inputs: Inputs) -> None:
+    def observe(self, name: str, inputs: InputStatistics) -> None:
         """Add `inputs` to what the module `name` read."""
         self.inputs[name] = inputs.merge(self.inputs[name]) if name in self.inputs else inputs
 
@@ -172,7 +172,7 @@ class Calibration:
 MakeSteps = Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray]], Steps]
 
 
-def choose(inputs: Inputs, matrices: Sequence[np.ndarray]) -> Choice:
+def choose(inputs: InputStatistics, matrices: Sequence[np.ndarray]) -> Choice:
     """Choose one scale for all rows, unless its error reaches `MAX_ERROR` and a scale for each row
     loses less."""
     make_steps, error = best_steps(inputs, matrices)
@@ -188,7 +188,7 @@ def choose(inputs: Inputs, matrices: Sequence[np.ndarray]) -> Choice:
     )
 
 
-def best_steps(inputs: Inputs, matrices: Sequence[np.ndarray]) -> tuple[MakeSteps, float]:
+def best_steps(inputs: InputStatistics, matrices: Sequence[np.ndarray]) -> tuple[MakeSteps, float]:
     """Return how to make one scale for all rows, and the error. Smooth the features if that halves
     the error."""
     plain_error, smooth_error = (
@@ -215,7 +215,9 @@ def smooth_steps(lowest: np.ndarray, highest: np.ndarray, matrices: Sequence[np.
     return Steps.cover(lowest, highest, np.sqrt(largest / heaviest.clip(min=1e-5)))
 
 
-def held_out_error(make_steps: MakeSteps, inputs: Inputs, matrices: Sequence[np.ndarray]) -> float:
+def held_out_error(
+    make_steps: MakeSteps, inputs: InputStatistics, matrices: Sequence[np.ndarray]
+) -> float:
     """Return the largest error of `matrices` if each half of the rows has the steps of the other
     half.
 

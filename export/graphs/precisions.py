@@ -65,7 +65,8 @@ def row_int8_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value
     What a row gives does not depend on the other rows of its batch. Calibrated inputs have one
     scale for all rows.
     """
-    if (steps := calibrated_steps(g, x, names)) is not None:
+    steps = calibrated_steps(g, x, names)
+    if steps is not None:
         return calibrated_matmul(g, x, names, bias, steps)
     weights, scales = g.matrices(names, int8_matrices)
     integers, step, zero, largest = g.op.once(("rounded rows", x), lambda: rounded_rows(g, x))

@@ -13,7 +13,7 @@ from ..heads import HEADS, READS_CHOICES, READS_TARGETS
 from .activations import activation
 from .attention import encoder_attention, self_attention, source_attention, source_heads
 from .context import GraphContext, Tokens, Values, flat
-from .images import image_labels, image_states
+from .images import embedded_patches, image_labels
 from .layers import (
     Attention,
     decoder_states,
@@ -39,9 +39,9 @@ def sequence_outputs(g: GraphContext, inputs: Values, attention: EncoderAttentio
     write_head = WRITERS[g.config.head]
     match g.config.model_type:
         case "vanilla-vision":
-            return write_head(
-                g, image_states(g, inputs["pixel_values"], attention(g, None)), inputs
-            )
+            patches = embedded_patches(g, inputs["pixel_values"])
+            states = stack(g, g.config.encoder_prefix, patches, attention(g, None))
+            return write_head(g, states, inputs)
         case "vanilla-decoder":
             return write_head(g, causal_states(g, inputs), inputs)
         case "vanilla-seq2seq":
@@ -129,7 +129,8 @@ def choice_logits(g: GraphContext, inputs: Values, attention: EncoderAttention) 
 def vocabulary_logits(g: GraphContext, states: Value) -> Value:
     """Return the logits of masked tokens, after BERT's transform or a projection to the width of
     embeddings."""
-    if not (act := g.config.lm_transform_act):
+    act = g.config.lm_transform_act
+    if not act:
         return logits(g, projected(g, states, "transform"))
     inner = g.target.dialect.activated_linear(g, states, "transform.dense", act)
     return logits(g, norm(g, inner, "transform.norm"))

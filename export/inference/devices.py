@@ -75,7 +75,8 @@ def facts() -> dict:
     """What `vanilla-transformer doctor` prints; `onnxruntime_problem` is `None` where onnxruntime
     is new enough or not there, `cuda_problem` where CUDA can be used, and `tensorrt_problem` where
     TensorRT can be asked for: whether its libraries are there is known once a session has it."""
-    if CUDA in (available := providers()):
+    available = providers()
+    if CUDA in available:
         preload()
     here = Processor.here()
     found = {
@@ -137,7 +138,8 @@ def cuda_problem(found: dict) -> str | None:
 
 def tensorrt_problem(found: dict) -> str | None:
     """As `cuda_problem`, which TensorRT needs."""
-    if (problem := cuda_problem(found)) or TENSORRT in found["providers"]:
+    problem = cuda_problem(found)
+    if problem or TENSORRT in found["providers"]:
         return problem
     return (
         f"this onnxruntime has no TensorRT, its providers are {found['providers']}: use CUDA alone"

@@ -109,10 +109,8 @@ class ExportInfo:
         listed = self.manifest["files"]
         for folder in {(self.directory / name).parent for name in listed if name.endswith(".onnx")}:
             for path in sorted(folder.rglob("*")):
-                if (
-                    not path.is_dir()
-                    and (name := path.relative_to(self.directory).as_posix()) not in listed
-                ):
+                name = path.relative_to(self.directory).as_posix()
+                if not path.is_dir() and name not in listed:
                     raise ValueError(
                         f"{self.directory} has {name!r:.200}, which {MANIFEST} does not list: "
                         f"remove it"
@@ -203,7 +201,8 @@ def open_export_info(directory: str | os.PathLike) -> ExportInfo:
         stamps[MANIFEST] = stamp_of(os.fstat(file.fileno()))
         content = file.read()
     manifest = json_object(path, content)
-    if (found := manifest.get("schema_version")) != SCHEMA_VERSION:
+    found = manifest.get("schema_version")
+    if found != SCHEMA_VERSION:
         is_newer = isinstance(found, int) and found > SCHEMA_VERSION
         remedy = (
             "a newer vanilla-transformer wrote it, update this one" if is_newer else "export again"
@@ -212,11 +211,14 @@ def open_export_info(directory: str | os.PathLike) -> ExportInfo:
     if missing := REQUIRED.keys() - manifest.keys():
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}: export again")
     for name, kind in {**REQUIRED, **OPTIONAL}.items():
-        if not isinstance(value := manifest.get(name, kind()), kind):
+        value = manifest.get(name, kind())
+        if not isinstance(value, kind):
             raise ValueError(
                 f"{path} has {name} {reprlib.repr(value)}, expected a {kind.__name__}: export again"
             )
-    if (default := manifest["default_dtype"]) not in (variants := manifest["variants"]):
+    default = manifest["default_dtype"]
+    variants = manifest["variants"]
+    if default not in variants:
         raise ValueError(
             f"{path} has default_dtype {reprlib.repr(default)}, expected one of its variants, "
             f"{reprlib.repr([*variants])}: export again"

@@ -277,7 +277,8 @@ class Options:
             )
         for name in IN_VOCABULARY:
             words = [as_list(word) for word in as_list(getattr(self, name))]
-            if outside := [token for word in words for token in word if not 0 <= token < size]:
+            outside = [token for word in words for token in word if not 0 <= token < size]
+            if outside:
                 raise UsageError(
                     f"{name} must be in [0, {size - 1}], the vocabulary, got {outside[0]}", name
                 )

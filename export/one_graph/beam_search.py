@@ -17,7 +17,7 @@ from ..inference.options import EXCLUDED_SCORE
 from ..specs.graph_spec import TensorSpec
 from .generation_config import Rules
 from .searches import EACH, SEQUENCES
-from .step import Inputs
+from .step import LoopInputs
 
 LOWEST = np.array(-np.inf, np.float32)
 HIGHEST = np.array(np.inf, np.float32)
@@ -46,7 +46,9 @@ class Beams:
         self.max_count = ops("Reshape", ops("ReduceMax", self.counts, keepdims=0), [1])
         return self.max_count
 
-    def begin(self, inputs: Inputs, settings: Values, prompt: Value, limit: Value) -> list[Value]:
+    def begin(
+        self, inputs: LoopInputs, settings: Values, prompt: Value, limit: Value
+    ) -> list[Value]:
         """Return the states before the first token.
 
         These are tokens (B, K, t) and scores (B, K) of unfinished hypotheses, tokens, scores and
@@ -127,7 +129,8 @@ class Beams:
         is_open = ops("And", can_improve, self.is_open(ops, lengths))
         just = ops("And", ops("And", ends, is_open), ops("Less", self.ranks, self.counts))
         new = ops("Where", just, ops("Div", candidates, self.divisor(ops, length)), LOWEST)
-        old = ops("Concat", old, self.filling(ops, lengths), axis=2)
+        fill = ops("Add", ops("Mul", lengths, 0), self.rules.options.fill_token_id)
+        old = ops("Concat", old, ops("Unsqueeze", fill, [2]), axis=2)
         scores, best = ops.outputs(
             2, "TopK", ops("Concat", scores, new, axis=1), self.max_count, axis=-1
         )
@@ -136,11 +139,6 @@ class Beams:
         exists = self.exists
         sequences = beams_at(ops, ops("Concat", old, sequences, axis=1), best)
         return [sequences, ops("Where", exists, scores, LOWEST), ops("Where", exists, lengths, 0)]
-
-    def filling(self, ops: Ops, lengths: Value) -> Value:
-        """Return fill tokens: (B, K) -> (B, K, 1)."""
-        fill = self.rules.options.fill_token_id
-        return ops("Unsqueeze", ops("Add", ops("Mul", lengths, 0), fill), [2])
 
     def divisor(self, ops: Ops, length: Value) -> Value:
         """Return length^length_penalty, (B, 1)."""

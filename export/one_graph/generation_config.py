@@ -96,7 +96,8 @@ def check_fields(mode: str, generation: dict[str, Any], config: dict[str, Any]) 
     if config["model_type"] == "vanilla-decoder":
         refused |= dict.fromkeys(OF_PROMPTS)
     for name, neutral in refused.items():
-        if (value := generation.get(name)) is not None and value != neutral and (value or neutral):
+        value = generation.get(name)
+        if value is not None and value != neutral and (value or neutral):
             raise ValueError(
                 f"generation_config.json has {name}={value!r:.100}, which no graph holds: "
                 f"expected {neutral}"

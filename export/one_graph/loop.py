@@ -17,18 +17,25 @@ from ..specs.graph_spec import GraphSpec
 from ..specs.sequences import token_inputs
 from .beam_search import Beams
 from .generation_config import Rules
-from .searches import SAMPLING, STEPS, Search, TokenSearch, likeliest_tokens, sampled_tokens
-from .step import Inputs, Step
+from .searches import (
+    SAMPLING,
+    STEPS,
+    GraphSearch,
+    GraphTokenSearch,
+    likeliest_tokens,
+    sampled_tokens,
+)
+from .step import LoopInputs, Step
 
-SEARCHES: dict[str, Callable[[Rules], Search]] = {
-    "greedy": lambda rules: TokenSearch(rules, likeliest_tokens),
-    "sample": lambda rules: TokenSearch(rules, sampled_tokens, SAMPLING),
+SEARCHES: dict[str, Callable[[Rules], GraphSearch]] = {
+    "greedy": lambda rules: GraphTokenSearch(rules, likeliest_tokens),
+    "sample": lambda rules: GraphTokenSearch(rules, sampled_tokens, SAMPLING),
     "beam": Beams,
 }
 IDS = ("batch_size", "source_length")
 
 
-def one_graph_spec(file: str, search: Search, config: dict[str, Any]) -> GraphSpec:
+def one_graph_spec(file: str, search: GraphSearch, config: dict[str, Any]) -> GraphSpec:
     ids, mask = (
         replace(tensor, range=None, default=None) for tensor in token_inputs(config, IDS)[:2]
     )
@@ -37,7 +44,7 @@ def one_graph_spec(file: str, search: Search, config: dict[str, Any]) -> GraphSp
 
 def one_graph(
     step: Step,
-    search: Search,
+    search: GraphSearch,
     spec: GraphSpec,
     rules: Rules,
     config: dict[str, Any],
@@ -55,7 +62,7 @@ def one_graph(
     positions = position_limit(config)
     limit = at_most_positions(ops, max_steps(ops, settings), lengths, positions)
     trips = ops("ReduceMax", limit, keepdims=0)
-    inputs = Inputs(ops, ids, mask, search.beams(ops, settings), lengths, positions)
+    inputs = LoopInputs(ops, ids, mask, search.beams(ops, settings), lengths, positions)
     last = ops("Slice", prompt, [-1], [np.iinfo(np.int64).max], [1])
     initial = [
         inputs.repeated(last),
@@ -81,7 +88,7 @@ def max_steps(ops: Ops, settings: Values) -> Value:
     )
 
 
-def state_types(step: Step, search: Search, count: int) -> list[ir.TensorType]:
+def state_types(step: Step, search: GraphSearch, count: int) -> list[ir.TensorType]:
     """Return the types of the `count` states of the loop: tokens, those of the search, masks and
     caches."""
     dtypes = ["int64", *search.dtypes, *["int64"] * step.num_masks]
@@ -128,7 +135,7 @@ def at_most_positions(
 
 
 def loop_body(
-    step: Step, search: Search, inputs: Inputs, types: Sequence[ir.TensorType]
+    step: Step, search: GraphSearch, inputs: LoopInputs, types: Sequence[ir.TensorType]
 ) -> ir.Graph:
     """Return the body of the loop. It reads and returns the tokens, the states of the search and
     those of the step."""

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from ..graphs.ops import Ops
-from .step import Inputs
+from .step import LoopInputs
 
 
 def append(ops: Ops, model: ir.Model, bindings: dict[str, Value]) -> dict[str, Value]:
@@ -19,7 +19,7 @@ def append(ops: Ops, model: ir.Model, bindings: dict[str, Value]) -> dict[str, V
 
 
 def append_step(
-    inputs: Inputs,
+    inputs: LoopInputs,
     ops: Ops,
     model: ir.Model,
     bindings: dict[str, Value],
@@ -42,7 +42,7 @@ def append_step(
     return outputs
 
 
-def repeat_for_users(inputs: Inputs, value: Value) -> None:
+def repeat_for_users(inputs: LoopInputs, value: Value) -> None:
     """Replace `value`, (B, ...), by one row for each beam in the nodes that read it."""
     users = list(value.uses())
     repeated = inputs.repeated(value)

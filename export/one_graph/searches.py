@@ -12,7 +12,7 @@ from ..graphs.context import Values
 from ..graphs.ops import Ops
 from ..specs.graph_spec import TensorSpec
 from .generation_config import Rules
-from .step import Inputs
+from .step import LoopInputs
 
 EACH = ("batch_size", 1)
 STEPS = TensorSpec("max_new_tokens", "int64", EACH)
@@ -30,7 +30,7 @@ MIN_TEMPERATURE = np.array(1e-6, np.float32)
 ChooseTokens = Callable[[Ops, Value, Value, Values], Value]
 
 
-class Search(Protocol):
+class GraphSearch(Protocol):
     """Chooses the tokens of B inputs. `settings` are the inputs of the graph by name.
 
     Args:
@@ -46,7 +46,9 @@ class Search(Protocol):
     def beams(self, ops: Ops, settings: Values) -> Value | None:
         """Return the number of rows of each input, (1,), or `None` for one row."""
 
-    def begin(self, inputs: Inputs, settings: Values, prompt: Value, limit: Value) -> list[Value]:
+    def begin(
+        self, inputs: LoopInputs, settings: Values, prompt: Value, limit: Value
+    ) -> list[Value]:
         """Return the states before the first token. At most `limit` (B, 1) tokens follow the
         `prompt` (B, P)."""
 
@@ -63,7 +65,7 @@ class Search(Protocol):
         """Return the `outputs`."""
 
 
-class TokenSearch:
+class GraphTokenSearch:
     """A search of one token of each row, which `choose` returns, until its end token. Finished rows
     get the fill token."""
 
@@ -78,7 +80,9 @@ class TokenSearch:
     def beams(self, ops: Ops, settings: Values) -> None:
         """There are none."""
 
-    def begin(self, inputs: Inputs, settings: Values, prompt: Value, limit: Value) -> list[Value]:
+    def begin(
+        self, inputs: LoopInputs, settings: Values, prompt: Value, limit: Value
+    ) -> list[Value]:
         """Return the sequences, and which of them ended."""
         self.limit = limit
         self.settings = settings

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class LoopInputs:
     """The inputs of a run.
 
     Args:
@@ -77,7 +77,7 @@ class Step(Protocol):
 
     num_masks: int
 
-    def begin(self, inputs: Inputs) -> list[Value]:
+    def begin(self, inputs: LoopInputs) -> list[Value]:
         """Return the states before the first token; of a decoder, before the last token of each
         prompt.
 
@@ -98,7 +98,7 @@ class OwnCaches:
         past = [value for value in decoder.graph.inputs if value.name.startswith("past_key_values")]
         self.past = [value for value in past if ".encoder." not in value.name]
 
-    def empty(self, inputs: Inputs, per_beam: bool) -> list[Value]:
+    def empty(self, inputs: LoopInputs, per_beam: bool) -> list[Value]:
         """Return caches of no tokens for each row, or for each input."""
         return [
             empty_cache(inputs.ops, value, inputs.rows if per_beam else inputs.batch)

@@ -238,7 +238,8 @@ def of_http(error: HTTPException) -> str:
         )
     if error.status_code == 404:
         return "nothing is at this path, expected one of those in /openapi.json"
-    if isinstance(cause := error.__cause__, RecursionError):
+    cause = error.__cause__
+    if isinstance(cause, RecursionError):
         return NESTED
     if cause is not None:
         return (

@@ -99,7 +99,8 @@ class Exchange:
             ClientDisconnect: if the client is gone.
         """
         # which the server has parsed
-        if (length := self.headers.get(b"content-length")) is not None and int(length) > most:
+        length = self.headers.get(b"content-length")
+        if length is not None and int(length) > most:
             raise refusals.too_large(int(length), most)
         pieces, size = [], 0
         while True:
@@ -305,7 +306,8 @@ class Frame:
         facts["seconds"] = round(seconds, 6)
         if exchange.status and not exchange.is_complete:
             facts["cut"] = exchange.cancelled or "error"
-        if (traceparent := exchange.headers.get(b"traceparent")) is not None:
+        traceparent = exchange.headers.get(b"traceparent")
+        if traceparent is not None:
             facts["traceparent"] = traceparent[:128].decode("latin-1")
         return facts
 

@@ -10,7 +10,7 @@ from ..errors import RequestError, did_you_mean
 from ..heads import EMBED, GENERATE, TRANSLATE, Task, has_task
 from ..scheduler.admission import Admission
 from ..scheduler.client import Client
-from ..text.language_pairs import Directions, directions_of
+from ..text.language_pairs import Directions, names_by_code
 from .reading import Reader
 
 
@@ -74,7 +74,9 @@ class ServedModel:
 
     @cached_property
     def directions(self) -> Directions:
-        return directions_of(self.runtime, self.languages)
+        languages = self.runtime.languages
+        names = names_by_code([*languages.tokens, *languages.words])
+        return Directions(self.languages, names, bool(languages.words))
 
     @property
     def embeds(self) -> bool:

@@ -50,7 +50,7 @@ HEADERS = {
 }
 
 
-class Given(BaseModel):
+class PageRequest(BaseModel):
     """What is translated, or continued."""
 
     text: str
@@ -83,16 +83,15 @@ def facts_of(model: ServedModel) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": model.name, "task": task, "architecture": model.architecture}
     if task == "translate":
         facts["pairs"] = model.languages
-    if (
-        task == "fill-mask"
-        and (mask := model.runtime.tokenizer_settings.special_tokens["mask_token"]) is not None
-    ):
-        facts["mask"] = model.runtime.tokenizer.id_to_token(mask)
+    if task == "fill-mask":
+        mask = model.runtime.tokenizer_settings.special_tokens["mask_token"]
+        if mask is not None:
+            facts["mask"] = model.runtime.tokenizer.id_to_token(mask)
     return facts
 
 
 @router.post("/page/stream")
-async def stream(request: Request, body: Given) -> EventStream:
+async def stream(request: Request, body: PageRequest) -> EventStream:
     """Server-sent events: `{"text": ...}` for each piece of the translation or of the continuation,
     and `{"done": true}`. What goes wrong after the first piece is `{"error": ...}`. Greedy, since
     beams are not known before the end, or with a `temperature`."""
@@ -119,7 +118,7 @@ async def events(first: str, pieces: AsyncGenerator[str, None]) -> AsyncGenerato
     yield event({"done": True})
 
 
-async def translation(model: ServedModel, body: Given) -> AsyncGenerator[str, None]:
+async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[str, None]:
     """The pieces of what `translate` gives without beams."""
     direction = model.directions.find(body.source, body.target)
     if direction is None:
@@ -156,7 +155,7 @@ async def sentences(model: ServedModel, plan: Plan, jobs: list[Job]) -> AsyncGen
         yield rest
 
 
-async def completion(model: ServedModel, body: Given) -> AsyncGenerator[str, None]:
+async def completion(model: ServedModel, body: PageRequest) -> AsyncGenerator[str, None]:
     assert model.scheduler is not None  # every model that completes has one
     [tokens] = await offloaded(len(body.text), model.runtime.rows, [body.text])
     most = max(1, min(body.max_new_tokens, model.admission.room.length + 1 - len(tokens)))

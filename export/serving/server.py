@@ -95,7 +95,8 @@ class Server:
     def most_connections(self) -> int:
         """As the system allows."""
         wanted = self.settings.connections
-        if (most := files_for(wanted)) < wanted:
+        most = files_for(wanted)
+        if most < wanted:
             found = f"the limit of open files allows {most} connections"
             self.service.log.write(
                 "warning", f"{found}, expected it to allow {wanted}, as --connections says"

@@ -24,7 +24,8 @@ MEBIBYTE = 2**20
 
 
 def port(text: str) -> int:
-    if (number := whole(text, 0)) > 65535:
+    number = whole(text, 0)
+    if number > 65535:
         raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text[:SHOWN]}")
     return number
 
@@ -44,7 +45,8 @@ def seconds(text: str) -> float:
 def pair(text: str) -> tuple[str | None, str, str]:
     """`en-de`, or `NAME:en-de`: the model, or `None`, and the codes. The last hyphen separates
     them."""
-    if not (found := PAIR.fullmatch(unicode(text))):
+    found = PAIR.fullmatch(unicode(text))
+    if not found:
         raise argparse.ArgumentTypeError(
             f"expected a pair of languages as en-de or NAME:en-de, got {text[:SHOWN]!r}"
         )

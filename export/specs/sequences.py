@@ -32,7 +32,8 @@ def image_length(config: dict) -> int | str:
     are read."""
     if reads_any_size(config):
         return "sequence_length"
-    return sum(first_tokens_and_patches(config))
+    (height, width), (rows, columns) = pair(config["image_size"]), pair(config["patch_size"])
+    return config["num_first_tokens"] + (height // rows) * (width // columns)
 
 
 # Sizes that depend on the config, by their names in `heads.Output.axes`.
@@ -88,14 +89,6 @@ def reads_any_size(config: dict) -> bool:
     """Whether the graph interpolates positions; else it reads images of the size of its model's
     training."""
     return bool(config.get("interpolate_pos_encoding"))
-
-
-def first_tokens_and_patches(config: dict) -> tuple[int, int]:
-    """The numbers of both in an image of the size of training."""
-    rows, columns = (
-        side // patch for side, patch in zip(pair(config["image_size"]), pair(config["patch_size"]))
-    )
-    return config["num_first_tokens"], rows * columns
 
 
 def image_inputs(config: dict) -> tuple[TensorSpec, ...]:

@@ -67,11 +67,10 @@ class Directions:
         """The code by each key that a client may send: the code, the model's name, or the language
         in an unambiguous name."""
         codes = list(dict.fromkeys(code for pair in self.pairs for code in pair))
-        named = {key(name): code for code in codes if (name := self.names.get(code))}
-        stems = Counter(name.partition("-")[0] for name in named)
-        stem_codes = {
-            stem: code for name, code in named.items() if stems[stem := name.partition("-")[0]] == 1
-        }
+        named = {key(self.names[code]): code for code in codes if self.names.get(code)}
+        stems = [name.partition("-")[0] for name in named]
+        counts = Counter(stems)
+        stem_codes = {stem: code for stem, code in zip(stems, named.values()) if counts[stem] == 1}
         found = stem_codes | named | {key(code): code for code in codes}
         return {alias: found[long] for alias, long in ALIASES.items() if long in found} | found
 
@@ -87,15 +86,6 @@ class Directions:
     @cached_property
     def sources(self) -> set[str]:
         return {source for source, _ in self.pairs}
-
-
-def directions_of(runtime: "TextRuntime", pairs: Sequence[Pair]) -> Directions:
-    """Those of a loaded export that translates `pairs`, which are what `languages_of_model`
-    gives."""
-    languages = runtime.languages
-    return Directions(
-        pairs, names_by_code([*languages.tokens, *languages.words]), bool(languages.words)
-    )
 
 
 def languages_of_model(runtime: "TextRuntime", given: Sequence[Pair] = ()) -> list[Pair]:

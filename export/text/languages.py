@@ -104,7 +104,8 @@ class Languages:
         """Raises ValueError for a text that begins with the word of a language that the model does
         not know."""
         for text in texts if self.words else ():
-            if (found := LANGUAGE_WORD.match(text)) and found[0] not in self.words:
+            found = LANGUAGE_WORD.match(text)
+            if found and found[0] not in self.words:
                 known = f"expected one of {some(self.words)}{did_you_mean(found[0], self.words)}"
                 raise ValueError(
                     f"a text begins with {found[0]:.50}, no language of the model, {known}"

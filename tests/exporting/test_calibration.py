@@ -17,7 +17,12 @@ from vanilla_transformer_export import Options, Runtime, export, load_checkpoint
 from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.exporting.calibration import calibrate
-from vanilla_transformer_export.graphs.input_scales import SAMPLED, Calibration, Inputs, choose
+from vanilla_transformer_export.graphs.input_scales import (
+    SAMPLED,
+    Calibration,
+    InputStatistics,
+    choose,
+)
 from vanilla_transformer_export.graphs.layers import linear
 from vanilla_transformer_export.inference.decoder import GenerationRequest
 
@@ -193,7 +198,7 @@ def product_by_calibration(seen, rows, matrix, kept=0):
     calibration = Calibration()
     for rows_of_batch in (seen[:100], seen[100:]):
         calibration.observe(
-            "w", Inputs.sample(rows_of_batch, np.random.default_rng(len(rows_of_batch)))
+            "w", InputStatistics.sample(rows_of_batch, np.random.default_rng(len(rows_of_batch)))
         )
     weights = {"w.weight": matrix.T.copy()}
     model = write(
@@ -231,12 +236,12 @@ def test_rows_keep_their_scales_where_a_few_large_ones_would_ruin_the_others():
     lost_with_one_scale = np.median(relative_errors(np.rint(rows / step) * step @ matrix, exact))
     found, _ = product_by_calibration(rows[:200], rows, matrix, kept=1)
     assert np.median(relative_errors(found, exact)) < 0.001 < 0.01 < lost_with_one_scale
-    choice = choose(Inputs.sample(rows, np.random.default_rng(0)), [matrix])
+    choice = choose(InputStatistics.sample(rows, np.random.default_rng(0)), [matrix])
     # smoothing helps, and not enough
     assert choice.steps is None and 0.01 < choice.error < lost_with_one_scale
     assert choice.row_error == pytest.approx(np.median(relative_errors(found, exact)), rel=0.3)
     usual = np.delete(rows, np.s_[::10], axis=0)  # without the large rows one scale is enough
-    assert choose(Inputs.sample(usual, np.random.default_rng(0)), [matrix]).error < 0.001
+    assert choose(InputStatistics.sample(usual, np.random.default_rng(0)), [matrix]).error < 0.001
 
 
 def test_the_matrix_that_loses_the_most_decides_for_all_that_read_the_same_rows():
@@ -247,7 +252,7 @@ def test_the_matrix_that_loses_the_most_decides_for_all_that_read_the_same_rows(
     rows[:, 1], second[0] = 0, 0
     first = np.zeros_like(second)
     first[0] = 10
-    inputs = Inputs.sample(rows, np.random.default_rng(0))
+    inputs = InputStatistics.sample(rows, np.random.default_rng(0))
     assert all(choose(inputs, [matrix]).steps is not None for matrix in (first, second))
     expected = np.median(
         relative_errors(np.rint(rows / (100 / 255)) * (100 / 255) @ second, rows @ second)
@@ -271,9 +276,11 @@ def test_features_that_a_short_text_does_not_show_are_not_smoothed():
     short, others = rows[:20], rows[20:]
     exact, clipped = others @ matrix, np.minimum(others, np.abs(short).max(axis=0)) @ matrix
     assert np.square(clipped - exact).sum() > 0.1 * np.square(exact).sum()
-    steps = choose(Inputs.sample(short, np.random.default_rng(0)), [matrix]).steps
+    steps = choose(InputStatistics.sample(short, np.random.default_rng(0)), [matrix]).steps
     assert steps is None or steps.smoothing is None
-    assert choose(Inputs.sample(rows, np.random.default_rng(0)), [matrix]).steps is not None
+    assert (
+        choose(InputStatistics.sample(rows, np.random.default_rng(0)), [matrix]).steps is not None
+    )
 
 
 def test_rows_of_zeros_have_no_error():
@@ -281,11 +288,14 @@ def test_rows_of_zeros_have_no_error():
     usual = np.delete(rows, np.s_[::10], axis=0)[:80]
     padded = np.concatenate([usual, np.zeros_like(usual), np.zeros_like(usual)])
     alone, beside = (
-        choose(Inputs.sample(part, np.random.default_rng(0)), [matrix]) for part in (usual, padded)
+        choose(InputStatistics.sample(part, np.random.default_rng(0)), [matrix])
+        for part in (usual, padded)
     )
     assert beside.error == pytest.approx(alone.error, rel=1e-3)
     assert beside.row_error == pytest.approx(alone.row_error, rel=1e-3)
-    nothing = choose(Inputs.sample(np.zeros_like(usual), np.random.default_rng(0)), [matrix])
+    nothing = choose(
+        InputStatistics.sample(np.zeros_like(usual), np.random.default_rng(0)), [matrix]
+    )
     assert nothing.steps is not None and nothing.error == nothing.row_error == 0
 
 
@@ -295,7 +305,9 @@ def test_errors_are_measured_on_rows_of_all_positions_and_texts(batch):
     first half of the texts."""
     rows = np.arange(6400, dtype=np.float32)[:, None]
     generator = np.random.default_rng(0)
-    first, *others = (Inputs.sample(part, generator) for part in np.split(rows, 640 // batch))
+    first, *others = (
+        InputStatistics.sample(part, generator) for part in np.split(rows, 640 // batch)
+    )
     for inputs in others:
         first = inputs.merge(first)
     kept = first.rows[:, 0]

@@ -29,7 +29,7 @@ from vanilla_transformer_export.files import progress, run
 from vanilla_transformer_export.files import ray as on_ray
 from vanilla_transformer_export.files.formats import format_of
 from vanilla_transformer_export.files.predictions import Predictions
-from vanilla_transformer_export.files.rows import Fields
+from vanilla_transformer_export.files.rows import RecordFields
 from vanilla_transformer_export.files.run import Runner
 from vanilla_transformer_export.heads import CHOICES, PAIR, QUESTION, TEXT
 
@@ -680,7 +680,7 @@ def test_wrong_usage_is_refused_before_anything_is_written(bulk, runtime_of, tmp
     with pytest.raises(
         UsageError, match="field is 'a', expected None: the task reads question and context"
     ):
-        Fields([QUESTION], "a")
+        RecordFields([QUESTION], "a")
 
 
 def test_a_cluster_without_ray_names_the_extra(bulk, tmp_path, monkeypatch):
@@ -694,15 +694,15 @@ def test_a_cluster_without_ray_names_the_extra(bulk, tmp_path, monkeypatch):
 
 def test_what_a_task_reads_of_an_object():
     pair = {"text": "a", "text_pair": "b", "id": 1}
-    assert Fields([TEXT, PAIR]).of_record(pair).example == {"text": "a", "text_pair": "b"}
-    assert Fields([TEXT, PAIR]).of_record({"text": "a", "id": 1}).example == {"text": "a"}
-    assert Fields([TEXT], "en").of_record({"en": "a", "text": "b"}).example == {"text": "a"}
+    assert RecordFields([TEXT, PAIR]).of_record(pair).example == {"text": "a", "text_pair": "b"}
+    assert RecordFields([TEXT, PAIR]).of_record({"text": "a", "id": 1}).example == {"text": "a"}
+    assert RecordFields([TEXT], "en").of_record({"en": "a", "text": "b"}).example == {"text": "a"}
     nested = {"a": {"b": {"c": "x"}, "b.c": "y"}, "a.d": "z", "e": ["w"]}
     for name, text in {"a.b.c": "y", "a.d": "z"}.items():
-        assert Fields([TEXT], name).of_record(nested).example == {"text": text}
+        assert RecordFields([TEXT], name).of_record(nested).example == {"text": text}
     for name in ("a.x", "a.b.c.d", "e.0", "a.", ".a", "x.y"):
-        assert "it has the fields" in Fields([TEXT], name).of_record(nested).fault
-    assert Fields([CHOICES]).of_record({"text": "a", "choices": ["b"]}).example == {
+        assert "it has the fields" in RecordFields([TEXT], name).of_record(nested).fault
+    assert RecordFields([CHOICES]).of_record({"text": "a", "choices": ["b"]}).example == {
         "text": "a",
         "choices": ["b"],
     }

@@ -233,7 +233,7 @@ def test_a_client_that_goes_away_leaves_no_stream(served):
     model = ServedModel("poet", poet.runtime, Failing(poet))
 
     async def one_piece():
-        pieces = await page.completion(model, page.Given(text="w5"))
+        pieces = await page.completion(model, page.PageRequest(text="w5"))
         first = await anext(pieces)
         async with aclosing(page.events(first, pieces)) as shown:
             await anext(shown)

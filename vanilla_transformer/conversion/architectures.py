@@ -125,9 +125,11 @@ def plan_or_base(
     try:
         return plan_as(architecture), []
     except MissingTensors as error:
-        for base in base_classes(converter):
+        bases = [name for name, ours in converter.ARCHITECTURES.items() if ours.endswith("Model")]
+        for base in bases:
             with contextlib.suppress(ValueError, RuntimeError):
-                if not other_heads(plan := plan_as(base)):
+                plan = plan_as(base)
+                if not other_heads(plan):
                     return plan, [
                         f"the head of {architecture} is missing, so the base class {base} is "
                         f"converted"
@@ -135,7 +137,3 @@ def plan_or_base(
         classes = closest_classes(converter, plan_as)
         hint = f": its tensors fit {' and '.join(classes)}, {SET}" if classes else ""
         raise MissingTensors(f"{error}{hint}") from None
-
-
-def base_classes(converter: Converter) -> list[str]:
-    return [theirs for theirs, ours in converter.ARCHITECTURES.items() if ours.endswith("Model")]

@@ -69,7 +69,10 @@ class ConversionPlan:
             name: stored for step in self.steps for name, stored in zip(step.writes, step.stored)
         }
         for step in self.steps:
-            inputs = [self._on_meta(name) for name in step.reads]
+            inputs = [
+                torch.empty(shape, dtype=dtype, device="meta")
+                for shape, dtype in (self.files.shapes[name] for name in step.reads)
+            ]
             outputs = self._outputs(step, inputs)
             dtypes = (
                 [tensor.dtype for tensor in outputs]
@@ -79,10 +82,6 @@ class ConversionPlan:
             for name, tensor, dtype in zip(step.writes, outputs, dtypes, strict=True):
                 self.shapes[name] = (tuple(tensor.shape), dtype)
         self._check_shapes()
-
-    def _on_meta(self, name: str) -> torch.Tensor:
-        shape, dtype = self.files.shapes[name]
-        return torch.empty(shape, dtype=dtype, device="meta")
 
     def _outputs(self, step: TensorStep, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         try:
@@ -110,13 +109,15 @@ class ConversionPlan:
         # as sinusoids, which a model computes
         optional = set(self.model._keys_to_ignore_on_load_missing or ())
         difference = sorted(expected.keys() ^ self.shapes.keys())
-        if difference := [name for name in difference if not {name, f"model.{name}"} & optional]:
+        difference = [name for name in difference if not {name, f"model.{name}"} & optional]
+        if difference:
             raise RuntimeError(
                 f"the mapping of {type(self.model).__name__} is not complete: {difference}"
             )
         for step in self.steps:
             for name in step.writes:
-                if (found := self.shapes[name][0]) != expected[name]:
+                found = self.shapes[name][0]
+                if found != expected[name]:
                     raise ValueError(
                         f"{', '.join(step.reads)} gives {name} the shape {found}, expected "
                         f"{expected[name]} by the config"
@@ -169,7 +170,8 @@ class ConversionPlan:
         needed = sum(
             torch.Size(shape).numel() * dtype.itemsize for shape, dtype in self.shapes.values()
         )
-        if (free := shutil.disk_usage(directory).free) < needed:
+        free = shutil.disk_usage(directory).free
+        if free < needed:
             raise OSError(
                 f"{directory} has {free / 1e6:,.1f} MB free, expected {needed / 1e6:,.1f} MB for "
                 "the weights"

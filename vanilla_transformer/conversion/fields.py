@@ -16,7 +16,8 @@ def require(config: PreTrainedConfig, **expected: Any) -> None:
     """
     for name, values in expected.items():
         values = values if isinstance(values, tuple) else (values,)
-        if (found := getattr(config, name, None)) not in values:
+        found = getattr(config, name, None)
+        if found not in values:
             wanted = " or ".join(repr(value) for value in values)
             raise ValueError(f"{name}={found!r} cannot be converted, expected {wanted}")
 

@@ -96,7 +96,8 @@ def write_checkpoint(source: Path, out: Path) -> None:
     vocabulary = read_vocabulary(vocabulary_file)
     with readers_errors(file), np.load(file, allow_pickle=False) as arrays:
         config = marian_config(read_model_config(arrays), vocabulary)
-        if (rows := len(arrays["Wemb"]) if "Wemb" in arrays else 0) != len(vocabulary):
+        rows = len(arrays["Wemb"]) if "Wemb" in arrays else 0
+        if rows != len(vocabulary):
             raise ValueError(
                 f"Wemb has {rows} rows, expected {len(vocabulary)}, the tokens of {vocabulary_file}"
             )
@@ -165,12 +166,14 @@ def read_model_config(arrays: Any) -> dict[str, Any]:
 def marian_config(fields: dict[str, Any], vocabulary: dict[str, int]) -> MarianConfig:
     for name, expected in (REQUIRED | EXPECTED).items():
         values = expected if isinstance(expected, tuple) else (expected,)
-        if (found := fields.get(name, None if name in REQUIRED else values[0])) not in values:
+        found = fields.get(name, None if name in REQUIRED else values[0])
+        if found not in values:
             wanted = " or ".join(repr(value) for value in values)
             raise ValueError(f"{name}={found!r} cannot be converted, expected {wanted}")
 
     def size(name: str) -> int:
-        if not re.fullmatch(r"[1-9]\d{0,8}", str(value := fields.get(name))):
+        value = fields.get(name)
+        if not re.fullmatch(r"[1-9]\d{0,8}", str(value)):
             raise ValueError(
                 f"{name}={value!r} cannot be converted, expected a whole number above 0"
             )

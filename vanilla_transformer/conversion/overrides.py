@@ -30,7 +30,8 @@ class Overrides:
         """Return the `content` of a config.json with the fields replaced. One architecture may be a
         name alone."""
         fields = dict(self.config)
-        if isinstance(name := fields.get("architectures"), str):
+        name = fields.get("architectures")
+        if isinstance(name, str):
             fields["architectures"] = [name]
         for name, kind in {"model_type": str, "architectures": list}.items():
             if name in fields and not isinstance(fields[name], kind):

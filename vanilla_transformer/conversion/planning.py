@@ -83,7 +83,10 @@ def plan_conversion(
             f"config and leave_out are for checkpoints of another family, and to is {to!r}: "
             f"expected none"
         )
-    return plan_to_source(source, to, variant)
+    families = [name for name, family in FAMILIES.items() if family.converts_back]
+    if to not in families:
+        raise ValueError(f"checkpoints can be converted to {', '.join(families)}, got {to!r}")
+    return plan_variant(source, variant, lambda directory: plan_family(source, directory, to))
 
 
 # --------------------------------------------------------------------------------------------- ours
@@ -164,9 +167,8 @@ def plan_directory(source: str | PathLike, path: Path, overrides: Overrides) -> 
     )
     plan, more = plan_or_base(architecture, converter, planner(theirs, converter, files))
     plan.remarks += remarks + more
-    plan.left_out += [
-        f"{name}={value}" for name in TRAINING_FIELDS if (value := getattr(theirs, name, 0))
-    ]
+    values = {name: getattr(theirs, name, 0) for name in TRAINING_FIELDS}
+    plan.left_out += [f"{name}={value}" for name, value in values.items() if value]
     return attach_other_files(plan, source, path)
 
 
@@ -363,14 +365,6 @@ def modern_name(name: str) -> str:
 # ------------------------------------------------------------------------------------------- theirs
 
 
-def plan_to_source(source: str | PathLike, to: str, variant: str | None = None) -> ConversionPlan:
-    """Our checkpoint -> one of the family `to`, which converts back."""
-    families = [name for name, family in FAMILIES.items() if family.converts_back]
-    if to not in families:
-        raise ValueError(f"checkpoints can be converted to {', '.join(families)}, got {to!r}")
-    return plan_variant(source, variant, lambda directory: plan_family(source, directory, to))
-
-
 def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
     """Plan the conversion of our checkpoint in `path`, which users know as `source`, to the family
     `to`."""
@@ -459,9 +453,13 @@ def steps_to_source(
     check_missing(missing, architecture, files)
     used.update(name for step in steps for name in step.reads)
     known = (name for entry in maps for name in entry.ours)
-    return steps, left_over(
-        files.shapes, used, known, f"{files.path} has tensors that {architecture} has no place for"
-    )
+    unused = sorted(set(files.shapes) - used)
+    unknown = sorted(set(unused).difference(known))
+    if unknown:
+        raise ValueError(
+            f"{files.path} has tensors that {architecture} has no place for: {', '.join(unknown)}"
+        )
+    return steps, unused
 
 
 # --------------------------------------------------------------------------------------------- both
@@ -483,7 +481,8 @@ def read_known_config(source: str | PathLike, path: Path) -> PreTrainedConfig:
         ValueError: for another family.
     """
     content, _ = read_raw_config(path)
-    if (model_type := content["model_type"]) in REFUSED:
+    model_type = content["model_type"]
+    if model_type in REFUSED:
         raise ValueError(
             f"{source} has model_type {model_type}, which cannot be converted: "
             f"{REFUSED[model_type]}"
@@ -550,15 +549,6 @@ def check_missing(names: list[str], architecture: str, files: TensorFiles) -> No
         raise MissingTensors(
             f"{files.path} lacks tensors that {architecture} needs: {', '.join(names)}"
         )
-
-
-def left_over(names: Iterable[str], used: set[str], known: Iterable[str], fault: str) -> list[str]:
-    """Those of `names` that are not `used`, in order. Raises ValueError, which begins with `fault`,
-    for others than `known`."""
-    rest = sorted(set(names) - used)
-    if unknown := sorted(set(rest).difference(known)):
-        raise ValueError(f"{fault}: {', '.join(unknown)}")
-    return rest
 
 
 def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path) -> ConversionPlan:

@@ -192,7 +192,10 @@ class TensorFiles:
                 f"{file} is of torch before 1.6 and cannot be mapped: it is in memory as a whole"
             )
         if not isinstance(tensors, dict) or not all(
-            map(is_named_tensor, tensors, tensors.values())
+            isinstance(name, str)
+            and isinstance(value, torch.Tensor)
+            and value.layout == torch.strided
+            for name, value in tensors.items()
         ):
             raise ValueError(
                 f"{file} holds {type(tensors).__name__}, expected a state dict: names and dense "
@@ -250,12 +253,6 @@ def unpickling_fault(error: Exception) -> str:
     ]
     fault = lines[-1] if lines else type(error).__name__
     return fault.removeprefix("WeightsUnpickler error: ").partition(". Please use")[0]
-
-
-def is_named_tensor(name: object, value: object) -> bool:
-    return (
-        isinstance(name, str) and isinstance(value, torch.Tensor) and value.layout == torch.strided
-    )
 
 
 # ------------------------------------------------------------------------------------------ writing

@@ -116,7 +116,8 @@ def split_stacks(state_dict: Tensors) -> dict[str, Tensors]:
     a stack alone."""
     is_encoder_decoder = any(name.startswith("encoder.") for name in state_dict)
     sides = ("encoder.", "decoder.") if is_encoder_decoder else ("",)
-    if stray := [name for name in state_dict if not name.startswith(sides)]:
+    stray = [name for name in state_dict if not name.startswith(sides)]
+    if stray:
         raise ValueError(f"{', '.join(stray)} belongs to no torch.nn.Transformer")
     if not any(".linear1.weight" in name for name in state_dict):
         raise ValueError(

@@ -39,7 +39,8 @@ def further_heads(
     """
     modules = {module_of(name) for name in known}
     unknown = sorted(set(names).difference(known))
-    if inside := [name for name in unknown if name in files.prefixed or module_of(name) in modules]:
+    inside = [name for name in unknown if name in files.prefixed or module_of(name) in modules]
+    if inside:
         raise ValueError(f"{fault}: {', '.join(inside)}; --leave-out PATTERN converts without them")
     return unknown
 

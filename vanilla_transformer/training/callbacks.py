@@ -156,24 +156,17 @@ class Watch(TrainerCallback):
     ) -> None:
         if "loss" in logs:
             seconds = time.monotonic() - self.since
-            counts = over_processes(self.counts, args.device)
+            own = torch.tensor([int(count) for count in self.counts.values()], device=args.device)
+            sums = reduce(own, "sum").tolist()  # over the processes, which all have to call this
+            counts = dict(zip(self.counts, sums, strict=True))
             measured = {
                 "tokens": sum(counts.values()),
                 "tokens_per_second": round(sum(counts.values()) / seconds, 1),
             }
-            if (name := device_name()) in PEAK:
+            name = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+            if name in PEAK:
                 done = 3 * sum(count * self.costs.get(side, 0) for side, count in counts.items())
                 measured["mfu"] = round(done / seconds / (PEAK[name] * args.world_size), 4)
             logs |= measured
             state.log_history[-1] |= measured
             self.start()
-
-
-def over_processes(counts: dict[str, torch.Tensor], device: torch.device) -> dict[str, int]:
-    """Their sums; all processes have to call this."""
-    sums = reduce(torch.tensor([int(count) for count in counts.values()], device=device), "sum")
-    return dict(zip(counts, sums.tolist(), strict=True))
-
-
-def device_name() -> str | None:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None

@@ -36,6 +36,7 @@ def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool
         auto for auto, loaded in config.auto_classes().items() if loaded == type(model).__name__
     )
     shape = ", ".join(f"{field}={getattr(config, field)}" for field in shape_fields(config))
+    command = command_line()
     parts = [
         f"# {name}",
         f"`{type(model).__name__}` with {record['parameters']:,} parameters: {shape}. "
@@ -49,7 +50,7 @@ def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool
         f"Seed {recipe['training'].get('seed', 42)}; {record['seconds']:,.0f} seconds of updates, "
         f"{record['hardware']}; "
         f"{', '.join(f'{package} {version}' for package, version in record['versions'].items())}.",
-        f"```\n{command}\n```" if (command := command_line()) else "",
+        f"```\n{command}\n```" if command else "",
         f"```toml\n{toml(recipe)}\n```",
     ]
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(filter(None, parts)) + "\n")
@@ -113,9 +114,8 @@ def toml(recipe: dict) -> str:
         )
     ]
     for name, table in tables.items():
-        if rows := [
-            f"{key} = {toml_value(value)}" for key, value in table.items() if value is not None
-        ]:
+        rows = [f"{key} = {toml_value(value)}" for key, value in table.items() if value is not None]
+        if rows:
             blocks.append("\n".join([f"[{name}]", *rows]))
     return "\n\n".join(blocks)
 

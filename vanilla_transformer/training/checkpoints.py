@@ -119,11 +119,8 @@ def marked_checkpoints(state: Path) -> list[Path]:
     named = [
         path for path in state.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)
     ]
-    return sorted((path for path in named if (path / FILES).is_file()), key=step_of)
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("checkpoint-"))
+    marked = (path for path in named if (path / FILES).is_file())
+    return sorted(marked, key=lambda path: int(path.name.removeprefix("checkpoint-")))
 
 
 def noted_hashes(checkpoint: Path) -> dict[str, str]:
@@ -150,7 +147,8 @@ def last_checkpoints(state: Path, count: int) -> list[Path]:
         ValueError: if one of them is damaged: the mean would be of others.
     """
     last = marked_checkpoints(state)[-count:]
-    if damaged := [str(path) for path in last if not is_whole(path)]:
+    damaged = [str(path) for path in last if not is_whole(path)]
+    if damaged:
         raise ValueError(
             f"average_last={count}, and {', '.join(damaged)} is damaged: remove it, or begin anew "
             "with --restart"
@@ -242,7 +240,9 @@ def open_state(state: Path, facts: dict, restart: bool) -> None:
         moved = keep(state, state)
         PartialState().print(f"{state} is now {moved}")
     state.mkdir(parents=True, exist_ok=True)
-    write_whole(state / RUN, json.dumps(facts))
+    partial = state / f".{RUN}"  # replaces the file in one step, whatever happens in between
+    partial.write_text(json.dumps(facts), encoding="utf-8")
+    partial.replace(state / RUN)
 
 
 def run_facts(recipe: Recipe) -> dict:
@@ -299,13 +299,6 @@ def is_longer(key: str, before: dict, now: dict) -> bool:
     return (
         key == "training.max_steps" and is_endless and None not in steps and 0 < steps[0] < steps[1]
     )
-
-
-def write_whole(path: Path, text: str) -> None:
-    """In one step, whatever happens in between."""
-    partial = path.with_name(f".{path.name}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def final_state(checkpoint: Path, max_steps: int) -> TrainerState | None:

@@ -59,7 +59,8 @@ def check_generation(settings: dict) -> None:
 
 def check_data(data: dict, task: "Task") -> None:
     files = [name for name in SPLITS if name in data]
-    if "dataset" in data and (unread := [name for name in ("directory", *files) if name in data]):
+    unread = [name for name in ("directory", *files) if name in data]
+    if "dataset" in data and unread:
         raise UsageError(
             f"data.dataset is {data['dataset']!r}, expected no data.{unread[0]} beside it"
         )
@@ -86,7 +87,8 @@ def check_data(data: dict, task: "Task") -> None:
         raise UsageError(
             f"{seen}, expected no data.{parts[1]} beside it: both set what is held out"
         )
-    if len({*(names := data.get("label_names", []))}) < len(names):
+    names = data.get("label_names", [])
+    if len({*names}) < len(names):
         raise UsageError(f"data.label_names is {names}, expected names that differ")
     if data.get("stride", 0) >= data.get("max_length", 2**63):
         raise UsageError(
@@ -98,12 +100,14 @@ def check_data(data: dict, task: "Task") -> None:
 def check_tokenizer(recipe: "Recipe", task: "Task") -> None:
     tokenizer = recipe.tokenizer
     is_new = not (tokenizer.get("path") or recipe.model.get("path"))
-    if (dropout := tokenizer.get("bpe_dropout")) and not task.ABILITIES.bpe_dropout:
+    dropout = tokenizer.get("bpe_dropout")
+    if dropout and not task.ABILITIES.bpe_dropout:
         raise UsageError(
             f"tokenizer.bpe_dropout is {dropout}, expected 0: the subwords of {recipe.task} are "
             "always the same"
         )
-    if is_new and dropout and (kind := tokenizer.get("kind", "bpe")) != "bpe":
+    kind = tokenizer.get("kind", "bpe")
+    if is_new and dropout and kind != "bpe":
         raise UsageError(
             f"tokenizer.bpe_dropout is {dropout}, expected 0 with tokenizer.kind={kind!r}: only "
             f"bpe has it"
@@ -126,7 +130,8 @@ def check_tokenizer(recipe: "Recipe", task: "Task") -> None:
 def check_training(recipe: "Recipe", task: "Task") -> None:
     training = recipe.training
     by_tokens = "tokens_per_update" in training
-    if by_tokens and (others := [name for name in BATCH_KEYS if name in training]):
+    others = [name for name in BATCH_KEYS if name in training]
+    if by_tokens and others:
         expected = "expected none: tokens_per_update is the size of an update"
         raise UsageError(f"training.{others[0]} is {training[others[0]]}, {expected}")
     if by_tokens and task.ABILITIES.images:
@@ -139,12 +144,14 @@ def check_training(recipe: "Recipe", task: "Task") -> None:
             f"training.tokens_per_batch is {training['tokens_per_batch']}, expected "
             f"tokens_per_update too"
         )
-    if not task.ABILITIES.label_smoothing and (smoothing := training.get("label_smoothing_factor")):
+    smoothing = training.get("label_smoothing_factor")
+    if smoothing and not task.ABILITIES.label_smoothing:
         raise UsageError(
             f"training.label_smoothing_factor is {smoothing}, expected 0: the loss of "
             f"{recipe.task} has none"
         )
-    if (r_drop := training.get("r_drop")) and not (task.ABILITIES.label_smoothing and by_tokens):
+    r_drop = training.get("r_drop")
+    if r_drop and not (task.ABILITIES.label_smoothing and by_tokens):
         reason = "it takes batches by tokens_per_update, and one loss of `labels`"
         raise UsageError(f"training.r_drop is {r_drop}, expected 0: {reason}")
     if "teachers" in training:
@@ -180,7 +187,8 @@ def check_checkpoints(training: dict) -> None:
         if training.get("save_strategy") == "no":
             conflict = 'does not go with save_strategy="no", which leaves nothing to average'
             raise UsageError(f"training.average_last={count} {conflict}")
-        if (kept := training.get("save_total_limit") or count) < count:
+        kept = training.get("save_total_limit") or count
+        if kept < count:
             raise UsageError(
                 f"training.save_total_limit is {kept}, expected at least average_last={count}"
             )

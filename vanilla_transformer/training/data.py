@@ -47,7 +47,8 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
     except (LookupError, TypeError):
         raise UsageError(f"encoding is {encoding!r}, expected one that Python knows") from None
     check_no_pointer(path)
-    if (suffix := Path(path).suffix) in UNREADABLE:
+    suffix = Path(path).suffix
+    if suffix in UNREADABLE:
         raise ValueError(
             f"{path} is a {suffix} file, expected plain text, {', '.join(COMPRESSIONS)}"
         )

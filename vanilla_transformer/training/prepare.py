@@ -51,7 +51,8 @@ def check_complete(recipe: Recipe) -> None:
     task = TASKS[recipe.task]
     if not data.keys() & {"train", "dataset"}:
         raise UsageError(f"the recipe has no training text: its [data] is {data}, expected `train`")
-    if lacking := [name for name in task.ABILITIES.needs if name not in data]:
+    lacking = [name for name in task.ABILITIES.needs if name not in data]
+    if lacking:
         expected = in_words(task.DATA[lacking[0]].type)
         raise UsageError(
             f"the recipe has no data.{lacking[0]}, expected {expected}: {recipe.task} needs it"
@@ -220,9 +221,9 @@ def set_generation(model: PreTrainedModel, recipe: Recipe) -> None:
 
 def generation_config(recipe: Recipe, config: PreTrainedConfig) -> GenerationConfig:
     for name, value in recipe.generation.items():
-        if name in TOKEN_KEYS and (
-            unknown := [token for token in tokens_in(value) if not 0 <= token < config.vocab_size]
-        ):
+        tokens = tokens_in(value) if name in TOKEN_KEYS else []
+        unknown = [token for token in tokens if not 0 <= token < config.vocab_size]
+        if unknown:
             raise UsageError(
                 f"generation.{name} has {unknown[0]}, expected tokens from 0 to "
                 f"{config.vocab_size - 1}"

@@ -110,7 +110,8 @@ def run_to_its_end(
     if arguments.should_save:
         open_state(state, facts, restart)
     PartialState().wait_for_everyone()
-    if checkpoint and (final := final_state(checkpoint, arguments.max_steps)):
+    final = checkpoint and final_state(checkpoint, arguments.max_steps)
+    if checkpoint and final:
         load_final(trainer, checkpoint, final)
     else:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -183,7 +184,8 @@ def save_checkpoint(
     else:
         save_tokenizer(tokenizer, directory, learned_positions(model.config))
     # without the spaces that are half of it
-    if (vocabulary := directory / "tokenizer.json").is_file():
+    vocabulary = directory / "tokenizer.json"
+    if vocabulary.is_file():
         text = json.dumps(
             json.loads(vocabulary.read_text(encoding="utf-8")),
             ensure_ascii=False,

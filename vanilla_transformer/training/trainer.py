@@ -129,7 +129,8 @@ def make_trainer(
 def check_processes(trainer: Seq2SeqTrainer) -> None:
     """Raises ValueError for what would train, but on other batches than those of the recipe, or not
     end with a result."""
-    if (count := trainer.args.n_gpu) > 1:
+    count = trainer.args.n_gpu
+    if count > 1:
         raise ValueError(
             f"one process sees {count} GPUs: start one for each (torchrun), or set "
             f"CUDA_VISIBLE_DEVICES to one"

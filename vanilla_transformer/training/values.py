@@ -279,7 +279,8 @@ def fits(value: Any, hint: Any) -> bool:
 def in_words(hint: Any) -> str:
     """What a value of the type `hint` is."""
     kinds = [kind for kind in alternatives(hint) if kind is not NoneType]
-    if enums := [kind for kind in kinds if is_enum(kind)]:
+    enums = [kind for kind in kinds if is_enum(kind)]
+    if enums:
         return f"one of {', '.join(item.value for kind in enums for item in kind)}"
     return " or ".join(map(one_in_words, kinds))
 

@@ -28,7 +28,7 @@ class StopTexts:
 
     def add(self, piece: str) -> str:
         text = self.held + piece
-        places = [place for stop in self.stops if (place := text.find(stop)) >= 0]
+        places = [text.find(stop) for stop in self.stops if stop in text]
         self.found = bool(places)
         certain = (
             min(places)
@@ -62,7 +62,10 @@ class Logprobs:
     def add(self, token: int, known: TokenLogprobs | None, offset: int) -> None:
         """Nothing is `known` of the first token of all."""
         logprob = None if known is None else finite(known.logprob)
-        self._append(self.name(token), logprob, None if known is None else self._top(known), offset)
+        top = None if known is None else self._top(known)
+        values = (self.name(token), logprob, top, offset)
+        for column, value in zip(self.columns.values(), values, strict=True):
+            column.append(value)
 
     def _top(self, known: TokenLogprobs) -> dict[str, float]:
         """The likeliest, and the one that was taken; of two that have the same name the first."""
@@ -70,10 +73,6 @@ class Logprobs:
         for token, logprob in (*known.top, (known.token, known.logprob)):
             top.setdefault(self.name(token), finite(logprob))
         return top
-
-    def _append(self, *values: Any) -> None:
-        for column, value in zip(self.columns.values(), values, strict=True):
-            column.append(value)
 
     def take(self) -> dict[str, list]:
         """What was added since the last time."""

@@ -13,7 +13,7 @@ from ...errors import RequestError, TooLong
 from ...text.language_pairs import Direction, language_name
 from ...text.tasks.translation import Splitting
 from ..models import ServedModel
-from ..translation.html_text import Run, replaced, text_runs
+from ..translation.html_text import TextRun, replaced, text_runs
 from ..translation.translator import MOST_SENTENCES, offloaded, translate
 from .protocol import Protocol, models_of, name_in_path, settings_of
 
@@ -124,7 +124,8 @@ def check_counts(request: Request, model: ServedModel, body: Translation) -> Non
         raise RequestError(
             400, f"Invalid request: q has {len(body.q)} texts, expected at most {most}"
         )
-    if body.alternatives >= (rows := model.admission.room.rows):
+    rows = model.admission.room.rows
+    if body.alternatives >= rows:
         raise RequestError(
             400,
             f"Invalid request: alternatives is {body.alternatives}, expected at most {rows - 1}",
@@ -184,10 +185,11 @@ async def translate_html(
     return await offloaded(size, lambda: [[replaced(*each)] for each in zip(texts, runs, found)])
 
 
-def runs_of(texts: list[str]) -> list[list[Run]]:
+def runs_of(texts: list[str]) -> list[list[TextRun]]:
     """The text of each. Raises TooLong for more than can be sentences of one request."""
     runs = [text_runs(text) for text in texts]
-    if (found := sum(map(len, runs))) > MOST_SENTENCES:
+    found = sum(map(len, runs))
+    if found > MOST_SENTENCES:
         raise TooLong(f"the html has {found} pieces of text, expected at most {MOST_SENTENCES}")
     return runs
 
@@ -261,7 +263,8 @@ async def form_of(request: Request, kind: str) -> dict[str, Any]:
 def translators(request: Request, name: str | None = None) -> list[ServedModel]:
     """The models that translate; the only one that the path names, else the body."""
     models = models_of(request)
-    if (in_path := name_in_path(request)) is not None or name is not None:
+    in_path = name_in_path(request)
+    if in_path is not None or name is not None:
         return [models.choose(lambda model: model.translates, "translate", in_path, name)]
     found = [model for model in models if model.translates]
     return found or [models.only([], "translate")]
@@ -276,11 +279,8 @@ def model_for(request: Request, body: Translation) -> tuple[ServedModel, Directi
     """
     models = translators(request, body.model)
     source = only_source(models) if body.source.lower() == AUTO else body.source
-    found = {
-        model.name: (model, each)
-        for model in models
-        if (each := model.directions.find(source, body.target))
-    }
+    directions = [(model, model.directions.find(source, body.target)) for model in models]
+    found = {model.name: (model, direction) for model, direction in directions if direction}
     if not found:
         pairs = [f"{source} to {target}" for model in models for source, target in model.languages]
         more = f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""

@@ -19,7 +19,7 @@ from ...inference.inputs import check_contiguous, check_inputs
 from ...scheduler.request import Job
 from ...specs.graph_spec import TensorSpec
 from ...specs.sequences import token_inputs
-from ...text.tasks.rows import Row, run, strings
+from ...text.tasks.rows import TokenRow, run, strings
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
 from ..reading import LENGTHS
@@ -207,7 +207,8 @@ class Asked:
 async def infer(request: Request, name: str) -> Response:
     """The outputs of a model for inputs, which are texts or token ids; images are pixel values."""
     model = named(request, name)
-    if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
         raise RequestError(
             415,
             f"Content-Encoding is {encoding!r:.60}, expected none: compressed bodies are not "
@@ -264,7 +265,8 @@ def check_widths(model: ServedModel, inputs: dict[str, np.ndarray]) -> None:
     axes = {tensor.name: tensor.shape[-1] for tensor in model.reader.spec.inputs}
     longest = model.reader.longest
     for name, values in inputs.items():
-        if axes.get(name) in LENGTHS and (width := values.shape[-1]) > longest:
+        width = values.shape[-1] if axes.get(name) in LENGTHS else 0
+        if width > longest:
             raise TooLong(f"{name} has rows of {width} tokens, expected at most {longest}")
 
 
@@ -272,7 +274,8 @@ def check_widths(model: ServedModel, inputs: dict[str, np.ndarray]) -> None:
 
 
 def read_and_answer(model: ServedModel, asked: Asked) -> Response:
-    if unknown := [name for name in asked.parameters if name not in READING]:
+    unknown = [name for name in asked.parameters if name not in READING]
+    if unknown:
         raise UsageError(
             f"parameters has {unknown[0]!r:.60}, expected some of {', '.join(READING)}"
         )
@@ -306,7 +309,8 @@ def outputs_of_tensors(
 
 
 def check_no_empty_rows(mask: np.ndarray) -> None:
-    if not (has_tokens := mask.any(axis=1)).all():
+    has_tokens = mask.any(axis=1)
+    if not has_tokens.all():
         raise ValueError(
             f"row {int(has_tokens.argmin())} of attention_mask is all 0, expected tokens"
         )
@@ -324,7 +328,7 @@ def outputs_of_texts(
     """
     strings(texts)
     how = SimilarityParameters.model_validate({"truncate": truncates})
-    rows: Sequence[Encoding | Row]
+    rows: Sequence[Encoding | TokenRow]
     prompt_length = 0
     if model.embeds:
         rows, prompt_length = rows_to_embed(model, texts, how)
@@ -366,12 +370,15 @@ async def generated(model: ServedModel, asked: Asked) -> list[str]:
         if language is not None and not isinstance(language, str):
             raise UsageError(f"{name} is {language!r:.60}, expected the name of a language")
     options = {"num_return_sequences": 1, **checked_options(given)}
-    if (several := options["num_return_sequences"]) != 1:
+    several = options["num_return_sequences"]
+    if several != 1:
         raise UsageError(
             f"num_return_sequences is {several}, expected 1: each row has one answer here"
         )
-    if (texts := asked.texts) is not None:
-        if (longest := max(map(len, texts))) > CHARACTERS:
+    texts = asked.texts
+    if texts is not None:
+        longest = max(map(len, texts))
+        if longest > CHARACTERS:
             raise TooLong(f"a text has {longest} characters, expected at most {CHARACTERS}")
         return list(itertools.chain(*await continued(model, texts, languages, options)))
     if languages["src_lang"] is not None:

@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
@@ -22,7 +21,7 @@ from ...inference.options import special_token
 from ...scheduler.client import Client
 from ...scheduler.request import Generated, Job
 from ...text.tasks import embedding
-from ...text.tasks.rows import Row, check_unicode
+from ...text.tasks.rows import TokenRow, check_unicode
 from ...text_runtime import TextRuntime, prompt
 from ..app import refusal_of
 from ..models import ServedModel
@@ -97,7 +96,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = Field(None, description="Has no effect.")
 
 
-class Fields(BaseModel):
+class OpenAIRequest(BaseModel):
     """Those that OpenAI has. `null` is as if a field were not there; a field that is not known is
     refused."""
 
@@ -109,7 +108,7 @@ class Fields(BaseModel):
     user: str | None = Field(None, description="Has no effect.")
 
 
-class CompletionFields(Fields):
+class CompletionFields(OpenAIRequest):
     prompt: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
         None,
         description=(
@@ -156,7 +155,7 @@ class CompletionFields(Fields):
     frequency_penalty: float | None = Field(0, description="Not supported, but for 0.")
 
 
-class EmbeddingRequest(Fields):
+class EmbeddingRequest(OpenAIRequest):
     input: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
         description=f"What is embedded: {EXPECTED}.", examples=["a dog"]
     )
@@ -207,7 +206,7 @@ PROTOCOL = Protocol("OpenAI", router, error_body)
 # -------------------------------------------------------------------------------------- completions
 
 
-class Prompt(NamedTuple):
+class CompletionPrompt(NamedTuple):
     ids: list[int]
     text: str | None = None  # if it was given
 
@@ -242,7 +241,7 @@ async def complete(request: Request, body: CompletionRequest) -> Any:
 def asked_of(
     runtime: TextRuntime,
     scheduler: Client,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[CompletionPrompt],
     options: dict[str, Any],
     stops: list[str],
     body: CompletionFields,
@@ -265,7 +264,8 @@ def completes(model: ServedModel) -> bool:
 def check_fields(body: CompletionFields) -> None:
     """Raises UsageError for what is not supported, and for fields that do not go together."""
     for name, neutral in NEUTRAL.items():
-        if (value := getattr(body, name)) not in (None, neutral):
+        value = getattr(body, name)
+        if value not in (None, neutral):
             expected = f"null or {json.dumps(neutral)}"
             raise UsageError(
                 f"{name} is {shown(value)}, expected {expected}: it is not supported here", name
@@ -299,7 +299,8 @@ def options_of(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, An
     Raises:
         UsageError: for a value that an option cannot have, and for values that do not go together.
     """
-    given = {name: value for name in OPTIONS if (value := getattr(body, name)) is not None}
+    values = {name: getattr(body, name) for name in OPTIONS}
+    given = {name: value for name, value in values.items() if value is not None}
     options = checked_options({"num_beams": 1, **given})
     beams, n = options["num_beams"], body.n or 1
     temperature = body.temperature
@@ -328,7 +329,9 @@ def options_of(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, An
     return options
 
 
-def job_of(scheduler: Client, each: Prompt, options: dict[str, Any], body: CompletionFields) -> Job:
+def job_of(
+    scheduler: Client, each: CompletionPrompt, options: dict[str, Any], body: CompletionFields
+) -> Job:
     """Raises RequestError and UsageError for what the engine cannot do, in the words of the
     request."""
     scores_prompt = bool(body.echo) and body.logprobs is not None
@@ -352,12 +355,12 @@ def in_their_words(error: TooLong | UsageError) -> UsageError:
     return UsageError(text, None if param is None else WORDS.get(param, param))
 
 
-async def prompts_of(given: Any, runtime: TextRuntime, most: int) -> list[Prompt]:
+async def prompts_of(given: Any, runtime: TextRuntime, most: int) -> list[CompletionPrompt]:
     """Without a prompt, and for an empty one, the model's first token. Raises UsageError where it
     has none, for what are no prompts, and for more than `most` of them."""
     inputs: list[Any] = [""] if given is None else inputs_of("prompt", given, most, runtime)
     if not isinstance(inputs[0], str):
-        return [Prompt(ids) for ids in inputs]
+        return [CompletionPrompt(ids) for ids in inputs]
     encodings = await offloaded(sum(map(len, inputs)), runtime.encode, inputs, True)
     found: list[list[int]] = [prompt(encoding) for encoding in encodings]
     first = special_token("bos_token_id", runtime.info.generation_config, runtime.info.config)
@@ -367,7 +370,7 @@ async def prompts_of(given: Any, runtime: TextRuntime, most: int) -> list[Prompt
             raise UsageError(
                 f"{seen}: expected words, as the model has no first token of its own", "prompt"
             )
-    return [Prompt(ids or [first], text) for ids, text in zip(found, inputs, strict=True)]
+    return [CompletionPrompt(ids or [first], text) for ids, text in zip(found, inputs, strict=True)]
 
 
 def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[Any]:
@@ -394,7 +397,8 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[An
             raise too_long(
                 f"{name} has {len(row)} tokens, expected at most {longest}, the model's positions"
             )
-        if outside := [token for token in row if not 0 <= token < size]:
+        outside = [token for token in row if not 0 <= token < size]
+        if outside:
             raise UsageError(
                 f"{name} has the token {outside[0]}, expected ids in [0, {size - 1}], the "
                 f"vocabulary",
@@ -416,7 +420,7 @@ def shown(value: Any) -> str:
     return f"{value!r:.80}"
 
 
-def echoed(each: Prompt, runtime: TextRuntime) -> str:
+def echoed(each: CompletionPrompt, runtime: TextRuntime) -> str:
     return each.text if each.text is not None else runtime.decode([each.ids])[0]
 
 
@@ -553,7 +557,7 @@ def embeddings_of(
         check_dimensions(body.dimensions, vectors.shape[1])
         vectors = embedding.normalized(vectors)
     values = (
-        [base64_of(vector) for vector in vectors]
+        [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
         if body.encoding_format == "base64"
         else vectors.tolist()
     )
@@ -566,20 +570,16 @@ def embeddings_of(
     return json_of({**about, "data": data, "usage": usage})
 
 
-def rows_of(runtime: TextRuntime, inputs: list[Any]) -> tuple[Sequence[Encoding | Row], int]:
+def rows_of(runtime: TextRuntime, inputs: list[Any]) -> tuple[Sequence[Encoding | TokenRow], int]:
     """What is read of each input, and how many of its tokens are a prompt's; ids are read as they
     are."""
     if not isinstance(inputs[0], str):
-        return [Row(ids, [0] * len(ids)) for ids in inputs], 0
+        return [TokenRow(ids, [0] * len(ids)) for ids in inputs], 0
     for place, text in enumerate(inputs):
         check_input(text, f"input {place} of {len(inputs)}")
     return embedding.rows_to_embed(
         runtime, inputs, embedding.chosen_prompt(embedding.sentence_config(runtime), None, None)
     )
-
-
-def base64_of(vector: np.ndarray) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
 # ------------------------------------------------------------------------------------------- models

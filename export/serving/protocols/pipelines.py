@@ -118,7 +118,9 @@ async def run_task(
 ) -> Response:
     """Answer with what a model reads, without generation."""
     form, task = FORMATS.get(name, Format()), PIPELINES[name]
-    inputs = (form.inputs or reader_of(task))(body.inputs, most)
+    ours = {TEXT: texts, PAIR: pairs, IMAGE: images}
+    read = form.inputs or ours.get(task.forms[0]) or objects(*task.forms[0])
+    inputs = read(body.inputs, most)
     options = options_of(form, task, given)
     form.check(model, inputs, options)
     answers = form.answers or functools.partial(plain, task)
@@ -126,7 +128,7 @@ async def run_task(
 
 
 def answer(
-    answers: "Answers", model: ServedModel, inputs: "Inputs", options: dict[str, Any]
+    answers: "Answers", model: ServedModel, inputs: "RequestInputs", options: dict[str, Any]
 ) -> bytes:
     found = answers(model.runtime, inputs.rows, options)
     return (
@@ -143,7 +145,8 @@ def body_of(content: bytes, media_type: str, reads_images: bool) -> PipelineRequ
         ValueError: for what is no JSON object.
         RequestValidationError: for fields of another type.
     """
-    is_json = media_type.split(";")[0].strip() == "application/json" or begins_an_object(content)
+    begins_an_object = content.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{"
+    is_json = media_type.split(";")[0].strip() == "application/json" or begins_an_object
     if reads_images and not is_json:
         return PipelineRequest.model_validate({"inputs": content})
     try:
@@ -156,23 +159,18 @@ def body_of(content: bytes, media_type: str, reads_images: bool) -> PipelineRequ
         return PipelineRequest.model_validate(found)
 
 
-def begins_an_object(content: bytes) -> bool:
-    """Return whether `content` begins as a JSON object does, after a byte order mark too."""
-    return content.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{"
-
-
 # ------------------------------------------------------------------------------------------- inputs
 
 
 @dataclass
-class Inputs:
+class RequestInputs:
     """`rows`, and whether they came as a list, so that their answers are one too."""
 
     rows: list[Any]
     is_list: bool
 
 
-def checked(rows: list[Any], is_list: bool, most: int) -> Inputs:
+def checked(rows: list[Any], is_list: bool, most: int) -> RequestInputs:
     if not rows:
         raise UsageError("inputs is empty, expected at least one")
     if len(rows) > most:
@@ -180,7 +178,7 @@ def checked(rows: list[Any], is_list: bool, most: int) -> Inputs:
     for text in characters_of(rows):
         if len(text) > CHARACTERS:
             raise TooLong(f"a text has {len(text)} characters, expected at most {CHARACTERS}")
-    return Inputs(rows, is_list)
+    return RequestInputs(rows, is_list)
 
 
 def characters_of(value: Any) -> list[str]:
@@ -196,18 +194,18 @@ def characters_of(value: Any) -> list[str]:
     return [text for part in parts for text in characters_of(part)]
 
 
-def texts(given: Any, most: int) -> Inputs:
+def texts(given: Any, most: int) -> RequestInputs:
     """One text, or a list of them."""
     return checked(given if isinstance(given, list) else [given], isinstance(given, list), most)
 
 
-def classified_texts(given: Any, most: int) -> Inputs:
+def classified_texts(given: Any, most: int) -> RequestInputs:
     """Texts or pairs. The answer to one is a list of one too, which is what huggingface_hub's
     client reads."""
-    return Inputs(texts(given, most).rows, True)
+    return RequestInputs(texts(given, most).rows, True)
 
 
-def pairs(given: Any, most: int) -> Inputs:
+def pairs(given: Any, most: int) -> RequestInputs:
     """Two texts, as a list or an object; or a list of such pairs."""
     is_one = isinstance(given, dict) or (
         isinstance(given, list) and bool(given) and isinstance(given[0], str)
@@ -218,10 +216,10 @@ def pairs(given: Any, most: int) -> Inputs:
     return checked([tuple(row) if isinstance(row, list) else row for row in rows], not is_one, most)
 
 
-def objects(*keys: str) -> Callable[[Any, int], Inputs]:
+def objects(*keys: str) -> Callable[[Any, int], RequestInputs]:
     """An object with these keys, or a list of such objects."""
 
-    def read(given: Any, most: int) -> Inputs:
+    def read(given: Any, most: int) -> RequestInputs:
         rows = given if isinstance(given, list) else [given]
         for row in rows:
             if not isinstance(row, dict) or set(row) != set(keys):
@@ -237,11 +235,11 @@ def objects(*keys: str) -> Callable[[Any, int], Inputs]:
     return read
 
 
-def images(given: Any, most: int) -> Inputs:
+def images(given: Any, most: int) -> RequestInputs:
     """An image's bytes, or base64 of them; or a list of such texts."""
     rows = given if isinstance(given, list) else [given]
     checked([None] * len(rows), True, most)
-    return Inputs(rows, isinstance(given, list))
+    return RequestInputs(rows, isinstance(given, list))
 
 
 def image_of(given: Any) -> Any:
@@ -278,26 +276,20 @@ class Format:
     """How a pipeline differs from the function of its task.
 
     Args:
-        inputs: reads `inputs`, see `reader_of`.
+        inputs: reads `inputs`, if not as the form of the task says.
         answers: returns the answer to each input, see `plain`.
         has_options: false if the pipeline has none.
         defaults: of options that have another default.
         check: raises TooLong for inputs that take too long.
     """
 
-    inputs: Callable[[Any, int], Inputs] | None = None
+    inputs: Callable[[Any, int], RequestInputs] | None = None
     answers: Answers | None = None
     has_options: bool = True
     defaults: dict[str, Any] = field(default_factory=dict)
-    check: Callable[[ServedModel, Inputs, dict[str, Any]], None] = lambda model, inputs, options: (
-        None
+    check: Callable[[ServedModel, RequestInputs, dict[str, Any]], None] = (
+        lambda model, inputs, options: None
     )
-
-
-def reader_of(task: Task) -> Callable[[Any, int], Inputs]:
-    """Return how `inputs` of a task are read."""
-    ours = {TEXT: texts, PAIR: pairs, IMAGE: images}
-    return ours.get(task.forms[0]) or objects(*task.forms[0])
 
 
 def plain(task: Task, runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
@@ -349,7 +341,7 @@ def zero_shot(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) ->
     ]
 
 
-def check_candidates(model: ServedModel, inputs: Inputs, options: dict[str, Any]) -> None:
+def check_candidates(model: ServedModel, inputs: RequestInputs, options: dict[str, Any]) -> None:
     count = len(inputs.rows) * len(checked_candidates(options["candidate_labels"]))
     if count > MOST_WINDOWS:
         raise TooLong(
@@ -357,7 +349,7 @@ def check_candidates(model: ServedModel, inputs: Inputs, options: dict[str, Any]
         )
 
 
-def check_tag_windows(model: ServedModel, inputs: Inputs, options: dict[str, Any]) -> None:
+def check_tag_windows(model: ServedModel, inputs: RequestInputs, options: dict[str, Any]) -> None:
     longest = model.runtime.tokenizer_settings.longest
     if longest is not None and options.get("stride"):
         room = (
@@ -386,7 +378,7 @@ def answered(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> 
     return found if options.get("top_k", 1) > 1 else [each[0] for each in found]
 
 
-def check_question(model: ServedModel, inputs: Inputs, options: dict[str, Any]) -> None:
+def check_question(model: ServedModel, inputs: RequestInputs, options: dict[str, Any]) -> None:
     """Its length, as what it leaves of a window may be next to nothing."""
     size = options.get("max_seq_len") or min(model.runtime.tokenizer_settings.longest or 384, 384)
     stride = options["doc_stride"] if options.get("doc_stride") is not None else min(size // 2, 128)
@@ -520,7 +512,8 @@ def generation_options(task: str, given: dict[str, Any]) -> tuple[dict[str, Any]
         raise UsageError(f"generate_parameters is {more!r:.80}, expected an object")
     given |= {name: value for name, value in more.items() if value is not None}
     own = {name: given.pop(name, default) for name, default in GENERATION_OPTIONS[task].items()}
-    if unused := [name for name in given if name in LEFT_OUT]:
+    unused = [name for name in given if name in LEFT_OUT]
+    if unused:
         # What huggingface_hub's client knows as "leave these out": it warns, and asks again without
         # them.
         raise UsageError(

@@ -63,6 +63,7 @@ def checked_options(given: dict[str, Any]) -> dict[str, Any]:
     """
     for name, value in given.items():
         parts = value if isinstance(value, list) else []
-        if (count := sum(len(each) if isinstance(each, list) else 1 for each in parts)) > MOST_IDS:
+        count = sum(len(each) if isinstance(each, list) else 1 for each in parts)
+        if count > MOST_IDS:
             raise UsageError(f"{name} has {count} token ids, expected at most {MOST_IDS}", name)
     return options.check(given)

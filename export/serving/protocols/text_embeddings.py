@@ -22,7 +22,7 @@ from ...text.tasks.classification import FUNCTIONS, sentence_config
 from ...text.tasks.rows import (
     Cut,
     Pair,
-    Row,
+    TokenRow,
     check_string,
     decode,
     errors_of,
@@ -74,7 +74,7 @@ SEQUENCES = {
 # ----------------------------------------------------------------------------------------- requests
 
 
-class Fields(BaseModel):
+class TEIRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = Field(
@@ -82,7 +82,7 @@ class Fields(BaseModel):
     )
 
 
-class Truncation(Fields):
+class Truncation(TEIRequest):
     truncate: bool | None = Field(
         False, description="Whether texts that are too long are cut; else they are refused."
     )
@@ -126,7 +126,7 @@ class RerankRequest(Truncation):
     return_text: bool = Field(False, description="Whether each rank has its text.")
 
 
-class Sentences(Fields):
+class Sentences(TEIRequest):
     source_sentence: str
     sentences: list[str]
 
@@ -135,12 +135,12 @@ class SimilarityParameters(Truncation):
     prompt_name: str | None = None
 
 
-class SimilarityRequest(Fields):
+class SimilarityRequest(TEIRequest):
     inputs: Sentences
     parameters: SimilarityParameters | None = None
 
 
-class TokenizeRequest(Fields):
+class TokenizeRequest(TEIRequest):
     inputs: Annotated[Any, WithJsonSchema(TEXTS)] = Field(
         description="A text, or a list of texts.", examples=["a dog"]
     )
@@ -148,7 +148,7 @@ class TokenizeRequest(Fields):
     prompt_name: str | None = None
 
 
-class DecodeRequest(Fields):
+class DecodeRequest(TEIRequest):
     ids: Annotated[Any, WithJsonSchema(IDS)] = Field(
         description="Token ids, or a list of such lists.", examples=[[1, 2]]
     )
@@ -245,7 +245,8 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise UsageError(f"inputs is {body.inputs!r:.80}, expected a text or a list of texts")
     check_number("inputs", texts, settings_of(request).max_batch)
-    if (size := sum(map(len, texts))) > MOST_CHARACTERS:
+    size = sum(map(len, texts))
+    if size > MOST_CHARACTERS:
         raise TooLong(f"inputs has {size} characters, expected at most {MOST_CHARACTERS}")
     return in_json(await model.read(len(texts), tokens_in_json, model.runtime, texts, body))
 
@@ -295,7 +296,7 @@ async def info(request: Request, model: str | None = None) -> Response:
 
 
 # What POST / does with a model, of the first line that fits.
-ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[Fields]], ...] = (
+ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[TEIRequest]], ...] = (
     (lambda model: model.embeds, embed, EmbedRequest),
     (lambda model: reranks(model), rerank, RerankRequest),
     (lambda model: classifies(model), predict, PredictRequest),
@@ -387,7 +388,8 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[st
             continue
         if not isinstance(each, list) or not each or not all(type(token) is int for token in each):
             raise UsageError(f"{name} has {each!r:.80}, expected a text or token ids")
-        if outside := [token for token in each if not 0 <= token < size]:
+        outside = [token for token in each if not 0 <= token < size]
+        if outside:
             raise UsageError(
                 f"{name} has the token {outside[0]}, expected ids in [0, {size - 1}], the "
                 f"vocabulary"
@@ -427,9 +429,8 @@ def encoded(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) ->
         shortened = [first_characters(text, limit * CHARACTERS, how.side) for text in texts]
         return rows_of(model.runtime, shortened, Cut(limit, side=how.side))
     for text in texts:
-        if (
-            size := len(text) if isinstance(text, str) else sum(map(len, text))
-        ) > limit * CHARACTERS:
+        size = len(text) if isinstance(text, str) else sum(map(len, text))
+        if size > limit * CHARACTERS:
             raise TooLong(
                 f"a text has {size} characters, expected at most {limit * CHARACTERS}, or truncate"
             )
@@ -453,7 +454,7 @@ def first_characters(text: str | Pair, most: int, side: str) -> str | Pair:
 
 def rows_to_embed(
     model: ServedModel, inputs: Sequence[str | list[int]], how: Embedded | SimilarityParameters
-) -> tuple[list[Encoding | Row], int]:
+) -> tuple[list[Encoding | TokenRow], int]:
     """As `embedding.rows_to_embed`, of texts and ids; ids are read as they are, or with a prompt as
     the text that they are."""
     runtime = model.runtime
@@ -476,11 +477,11 @@ def rows_to_embed(
     return rows, min(length, longest(model))
 
 
-def row_of(ids: list[int], limit: int, how: Truncation) -> Row:
+def row_of(ids: list[int], limit: int, how: Truncation) -> TokenRow:
     if how.truncate:
         ids = ids[:limit] if how.side == "right" else ids[-limit:]
     check_lengths([len(ids)], limit)
-    return Row(ids, [0] * len(ids))
+    return TokenRow(ids, [0] * len(ids))
 
 
 # ------------------------------------------------------------------------------------------ answers

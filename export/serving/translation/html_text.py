@@ -92,7 +92,7 @@ ENDED_BY = {
 }
 
 
-class Run(NamedTuple):
+class TextRun(NamedTuple):
     """Text between two tags, without the white space around it: where it begins and ends, and what
     it says."""
 
@@ -101,7 +101,7 @@ class Run(NamedTuple):
     text: str
 
 
-def text_runs(html: str) -> list[Run]:
+def text_runs(html: str) -> list[TextRun]:
     """What is to be translated, in order: text with letters, its entities as characters and its
     white space as single spaces, but for elements with `translate="no"` or the class `notranslate`,
     and those of `KEPT` and `RAW`."""
@@ -117,13 +117,13 @@ def text_runs(html: str) -> list[Run]:
     return runs
 
 
-def run_between(html: str, start: int, end: int) -> list[Run]:
+def run_between(html: str, start: int, end: int) -> list[TextRun]:
     """The one there, if it has letters."""
     raw = html[start:end]
     start += len(raw) - len(raw.lstrip(SPACE))
     raw = raw.strip(SPACE)
     text = SPACES.sub(" ", unescape(raw))
-    return [Run(start, start + len(raw), text)] if has_letters(text) else []
+    return [TextRun(start, start + len(raw), text)] if has_letters(text) else []
 
 
 def end_of_markup(html: str, start: int, elements: "Elements") -> int:
@@ -184,7 +184,7 @@ def own_choice(rest: str) -> bool | None:
     return {"": True, "yes": True, "no": False}.get(attributes.get("translate", "none"))
 
 
-def replaced(html: str, runs: Sequence[Run], texts: Sequence[str]) -> str:
+def replaced(html: str, runs: Sequence[TextRun], texts: Sequence[str]) -> str:
     """`html` with one of `texts` in the place of each of `runs`; those that are as they were keep
     their bytes."""
     parts = []

@@ -78,7 +78,9 @@ def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitti
         raise TooLong(
             f"the texts have {len(sizes)} sentences together, expected at most {MOST_SENTENCES}"
         )
-    if (longest := max(sizes, default=0)) > (most := model.admission.room.source * LONGEST_TOKEN):
+    longest = max(sizes, default=0)
+    most = model.admission.room.source * LONGEST_TOKEN
+    if longest > most:
         raise TooLong(f"a sentence has {longest} characters, expected at most {most}")
 
 

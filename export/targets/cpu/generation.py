@@ -5,7 +5,7 @@ from onnx_ir import Value
 
 from ...graphs.ops import Ops
 from ...one_graph.ops import append, append_step
-from ...one_graph.step import Inputs, OwnCaches
+from ...one_graph.step import LoopInputs, OwnCaches
 
 
 class CpuSeq2SeqStep:
@@ -22,7 +22,7 @@ class CpuSeq2SeqStep:
         self.caches = OwnCaches(graphs["decoder"])
         grow_caches(graphs["decoder"].graph)
 
-    def begin(self, inputs: Inputs) -> list[Value]:
+    def begin(self, inputs: LoopInputs) -> list[Value]:
         """Compute the keys and values of the source."""
         self.inputs = inputs
         outputs = append(inputs.ops, self.graphs["encoder"], inputs.tokens)
@@ -76,7 +76,7 @@ class CpuDecoderStep:
         self.graph = graphs["decoder"]
         self.caches = OwnCaches(self.graph)
 
-    def begin(self, inputs: Inputs) -> list[Value]:
+    def begin(self, inputs: LoopInputs) -> list[Value]:
         """Read each prompt without its last token. A prompt of one token is read, and overwritten
         by the first step."""
         self.inputs = inputs

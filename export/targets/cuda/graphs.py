@@ -41,13 +41,13 @@ def packed_linear_each(g: GraphContext, x: Value, *names: str) -> list[Value]:
     by_width: dict[int, list[str]] = {}
     for name in names:
         by_width.setdefault(columns(g, [name]), []).append(name)
-    parts = [part for group in by_width.values() for part in in_parts(group, MAX_SPLIT_OUTPUTS)]
+    parts = [
+        group[start : start + MAX_SPLIT_OUTPUTS]
+        for group in by_width.values()
+        for start in range(0, len(group), MAX_SPLIT_OUTPUTS)
+    ]
     results = {name: value for part in parts for name, value in zip(part, split_linear(g, x, part))}
     return [results[name] for name in names]
-
-
-def in_parts(names: list[str], size: int) -> list[list[str]]:
-    return [names[start : start + size] for start in range(0, len(names), size)]
 
 
 def split_linear(g: GraphContext, x: Value, names: list[str]) -> list[Value]:

@@ -6,7 +6,7 @@ from onnx_ir import Value
 
 from ...graphs.ops import Ops
 from ...one_graph.ops import append, append_step
-from ...one_graph.step import Inputs, OwnCaches, empty_cache
+from ...one_graph.step import LoopInputs, OwnCaches, empty_cache
 
 
 class PortableSeq2SeqStep:
@@ -19,7 +19,7 @@ class PortableSeq2SeqStep:
         self.graphs = graphs
         self.caches = OwnCaches(graphs["decoder"])
 
-    def begin(self, inputs: Inputs) -> list[Value]:
+    def begin(self, inputs: LoopInputs) -> list[Value]:
         """Compute the states of the source."""
         self.inputs = inputs
         self.source = append(inputs.ops, self.graphs["encoder"], inputs.tokens)["last_hidden_state"]
@@ -53,7 +53,7 @@ class PortableDecoderStep:
         self.graph = graphs["decoder"]
         self.caches = OwnCaches(self.graph)
 
-    def begin(self, inputs: Inputs) -> list[Value]:
+    def begin(self, inputs: LoopInputs) -> list[Value]:
         """Read each prompt without its last token, after one token of padding.
 
         The padding keeps a prompt of one token from being empty: a size of 0 has another meaning to

@@ -16,7 +16,7 @@ from ...heads import EMBED
 from ...inference.export_info import json_object
 from ...inference.options import as_list
 from .classification import activation, sentence_config
-from .rows import Cut, Row, check_count, check_one_of, require, rows_of, run, strings
+from .rows import Cut, TokenRow, check_count, check_one_of, require, rows_of, run, strings
 
 if TYPE_CHECKING:
     from ...inference.export_info import ExportInfo
@@ -104,11 +104,11 @@ def rows_to_embed(
 
 def vectors(
     runtime: "TextRuntime",
-    rows: Sequence[Encoding | Row],
+    rows: Sequence[Encoding | TokenRow],
     prompt_length: int = 0,
     truncate_dim: int | None = None,
 ) -> np.ndarray:
-    """As `embed`, of tokens; those of a `Row` are read as they are."""
+    """As `embed`, of tokens; those of a `TokenRow` are read as they are."""
     modules = runtime.sentence_modules
     width = sentence_config(runtime).get("truncate_dim") if truncate_dim is None else truncate_dim
     if width is not None:

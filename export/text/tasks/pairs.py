@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...heads import CHOOSE, NEXT_SENTENCE
-from .rows import Pair, check_text, listed, named, pairs_only, require, rows_of, run
+from .rows import Pair, check_text, listed, named, pair_of, require, rows_of, run
 
 if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
@@ -25,7 +25,8 @@ def next_sentence(runtime: "TextRuntime", pairs: Sequence[Pair | dict[str, str]]
             or has more tokens than the model has positions.
     """
     require(runtime, NEXT_SENTENCE)
-    rows = rows_of(runtime, pairs_only(pairs))
+    checked = [pair_of(pair, name) for pair, name in named(listed(pairs, "pairs"))]
+    rows = rows_of(runtime, checked)
     scores = np.zeros((len(rows), 2), np.float32)
     for index, outputs in run(runtime, rows):
         scores[index] = list(outputs.values())[-1]  # pretraining has those of its tokens before
@@ -57,7 +58,8 @@ def choose(
 
 def checked_choices(texts: object, choices: object) -> list[list[Pair]]:
     given = listed(choices, "lists of strings, the choices")
-    if len(found := listed(texts, "strings")) != len(given):
+    found = listed(texts, "strings")
+    if len(found) != len(given):
         raise ValueError(
             f"{len(found)} texts and {len(given)} lists of choices, expected as many of one as of "
             "the other"

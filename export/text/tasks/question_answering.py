@@ -74,8 +74,9 @@ def answer(
     for number, (question, context) in enumerate(examples):
         if max_question_len is not None:
             question = shortened_question(runtime, question, max_question_len)
-        rows += (own := windows_of(runtime, question, context, number, max_seq_len, doc_stride))
-        numbers += [number] * len(own)
+        windows = windows_of(runtime, question, context, number, max_seq_len, doc_stride)
+        rows += windows
+        numbers += [number] * len(windows)
     # several spans may become one when they are extended to words
     count = 2 * top_k + 10 if align_to_words else top_k
     spans: list[list[dict]] = [[] for _ in rows]

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from ...errors import TokenizerError, UsageError, did_you_mean
-from ...heads import HEADS, READS_CHOICES, Task, architectures_for, has_task
+from ...heads import HEADS, READS_CHOICES, Task, has_task
 from ...inference.export_info import json_object
 from ...inference.inputs import (
     MAX_TOKENS,
@@ -97,10 +97,8 @@ def token_id(runtime: "TextRuntime", token: Any, otherwise: Iterable[str]) -> in
     that there is."""
     content = token.get("content") if isinstance(token, dict) else token
     names = [content] if isinstance(content, str) else otherwise
-    return next(
-        (found for name in names if (found := runtime.tokenizer.token_to_id(name)) is not None),
-        None,
-    )
+    ids = map(runtime.tokenizer.token_to_id, names)
+    return next((id for id in ids if id is not None), None)
 
 
 def decode(runtime: "TextRuntime", ids: Sequence[int], skip_special_tokens: bool) -> str:
@@ -131,7 +129,8 @@ def require(runtime: "TextRuntime", task: Task) -> None:
     """Raises ValueError for an export whose head is not for `task`."""
     if not has_task(runtime.info.architecture, task):
         found = f"this export is a {runtime.info.architecture}, which {task.method} is not for"
-        raise ValueError(f"{found}, expected one of {', '.join(architectures_for(task))}")
+        expected = [name for name, head in HEADS.items() if task in head.tasks]
+        raise ValueError(f"{found}, expected one of {', '.join(expected)}")
 
 
 def listed(texts: object, expected: str) -> Sequence[Any]:
@@ -145,7 +144,8 @@ def listed(texts: object, expected: str) -> Sequence[Any]:
 
 def check_text(text: object, name: str) -> str:
     """Return `text`, which must be a string with words. `name` is for errors."""
-    if not (checked := check_string(text, name)).strip():
+    checked = check_string(text, name)
+    if not checked.strip():
         raise ValueError(f"{name} is {text!r:.40}, expected words")
     return checked
 
@@ -187,10 +187,6 @@ def texts_or_pairs(texts: object) -> list[str | Pair]:
         check_string(text, name) if isinstance(text, str) else pair_of(text, name)
         for text, name in given
     ]
-
-
-def pairs_only(texts: object) -> list[Pair]:
-    return [pair_of(text, name) for text, name in named(listed(texts, "pairs"))]
 
 
 def named(texts: Sequence[Any]) -> list[tuple[Any, str]]:
@@ -246,7 +242,7 @@ class Cut(NamedTuple):
     side: str | None = None
 
 
-class Row(NamedTuple):
+class TokenRow(NamedTuple):
     """One text's tokens that no tokenizer made, and the type of each."""
 
     ids: list[int]
@@ -273,7 +269,7 @@ def rows_of(
 
 
 def run(
-    runtime: "TextRuntime", rows: Sequence[Encoding | Row], names: Sequence[str] | None = None
+    runtime: "TextRuntime", rows: Sequence[Encoding | TokenRow], names: Sequence[str] | None = None
 ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
     """The number of each row, and what the graph returns for it by name: of each of its tokens (S,
     ...), or of all (...). Rows of similar length run together, and come in that order. `names` are
@@ -343,7 +339,8 @@ def labels_of(runtime: "TextRuntime") -> list[str]:
         ValueError: for a config without the name of one.
     """
     names = runtime.info.config["id2label"]
-    if missing := [number for number in range(len(names)) if str(number) not in names]:
+    missing = [number for number in range(len(names)) if str(number) not in names]
+    if missing:
         found = (
             f"{runtime.info.directory / 'config.json'} has in id2label the labels "
             f"{reprlib.repr(list(names))}"

@@ -173,7 +173,8 @@ def check_arguments(
 
 
 def one_for_each(options: dict[str, Any]) -> dict[str, Any]:
-    if (found := options.get("num_return_sequences")) not in (None, 1):
+    found = options.get("num_return_sequences")
+    if found not in (None, 1):
         raise UsageError(
             f"num_return_sequences is {found}, expected 1: translate gives one translation of "
             f"each text"

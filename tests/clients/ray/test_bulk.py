@@ -119,7 +119,7 @@ def workers():
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if path.read_bytes().startswith(b"ray::MapWorker(MapBatches(Worker)).submit"):
+            if path.read_bytes().startswith(b"ray::MapWorker(MapBatches(PredictionWorker)).submit"):
                 found.append(int(path.parent.name))
         except OSError:  # it has ended
             pass

@@ -81,7 +81,7 @@ def made_tokenizer(directory: Path) -> FoundTokenizer:
 def load(directory: Path) -> PreTrainedTokenizerBase:
     """As `AutoTokenizer`; with errors that say which file is wrong, where transformers makes a
     tokenizer of a model."""
-    models = [path for name in MODELS if (path := directory / name).is_file()]
+    models = [directory / name for name in MODELS if (directory / name).is_file()]
     if not models or (directory / TOKENIZER).is_file():
         return load_tokenizer(directory)
     parse(models[0])

@@ -58,7 +58,8 @@ def of_one_language(
     spm: Path, vocabulary: dict[str, int], eos_token: str, unk_token: str, pad_token: str
 ) -> tuple[Tokenizer, list[str]]:
     special = [eos_token, unk_token, pad_token]
-    languages = [piece for piece in vocabulary if is_language(piece)]
+    # target languages, which stand at the start of a text, as `>>fra<<`
+    languages = [piece for piece in vocabulary if piece.startswith(">>") and piece.endswith("<<")]
     model = read_sentencepiece(spm, ["unigram"])
     tokenizer, missing = sentencepiece_model.make_tokenizer(
         model, vocabulary, unk_token, [*special, *languages]
@@ -72,8 +73,3 @@ def of_one_language(
     # not special: decoding keeps them
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in languages])
     return tokenizer, missing
-
-
-def is_language(piece: str) -> bool:
-    """The target language of a text, at its start, as `>>fra<<`."""
-    return piece.startswith(">>") and piece.endswith("<<")

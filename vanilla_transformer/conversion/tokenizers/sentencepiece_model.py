@@ -47,12 +47,14 @@ def read_sentencepiece(path: Path, model_types: Collection[str] = ("unigram", "B
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected a SentencePiece model")
     model = parse(path)
-    if (found := MODEL_TYPES.get(model.trainer_spec.model_type)) not in model_types:
+    found = MODEL_TYPES.get(model.trainer_spec.model_type)
+    if found not in model_types:
         raise ValueError(f"{path} is a model of type {found}, expected {' or '.join(model_types)}")
     found = {name: getattr(model.normalizer_spec, name) for name in SPACES}
     found["treat_whitespace_as_suffix"] = model.trainer_spec.treat_whitespace_as_suffix
     for name, value in found.items():
-        if value != (expected := SPACES.get(name, False)):
+        expected = SPACES.get(name, False)
+        if value != expected:
             raise ValueError(
                 f"{path} treats spaces otherwise: {name} is {value}, expected {expected}"
             )
@@ -119,7 +121,8 @@ def read_vocabulary(path: Path, tokens: Iterable[str]) -> dict[str, int]:
         raise ValueError(
             f"{path} has gaps or doubles: {found}, expected each from 0 to {len(ids) - 1} once"
         )
-    if missing := [token for token in tokens if token not in vocabulary]:
+    missing = [token for token in tokens if token not in vocabulary]
+    if missing:
         raise ValueError(
             f"{path} lacks {', '.join(missing)}, expected the special tokens among its "
             f"{len(ids)} pieces"

@@ -76,7 +76,8 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     """A line ends with the end token; a whole file has no end."""
     if data.get("documents") != "line":
         return {"input_ids": tokenizer(columns["text"], add_special_tokens=False)["input_ids"]}
-    if (end := tokenizer.eos_token_id) is None:
+    end = tokenizer.eos_token_id
+    if end is None:
         raise ValueError('the tokenizer has no end token, expected one for data.documents="line"')
     encoded = tokenizer(columns["text"], return_special_tokens_mask=True)
     added = zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True)

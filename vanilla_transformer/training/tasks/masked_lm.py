@@ -153,7 +153,8 @@ def collator(
         )
         if not documents:
             return batch
-        if (window := model.config.sliding_window) is not None:
+        window = model.config.sliding_window
+        if window is not None:
             raise ValueError(
                 f"sliding_window is {window}, expected none with block_size: packed texts have "
                 f"no window"
