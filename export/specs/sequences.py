@@ -73,7 +73,7 @@ def sequence_specs(config: dict, architecture: str) -> dict[str, GraphSpec] | No
         return None
     outputs = head_outputs(config, head)
     if head.reads == READS_IMAGES:
-        return {"encoder": GraphSpec(FILE, image_inputs(config), outputs, example_image(config))}
+        return {"encoder": image_spec(config, outputs)}
     return {"encoder": GraphSpec(FILE, sequence_inputs(config, head), outputs)}
 
 
@@ -91,15 +91,14 @@ def reads_any_size(config: dict) -> bool:
     return bool(config.get("interpolate_pos_encoding"))
 
 
-def image_inputs(config: dict) -> tuple[TensorSpec, ...]:
+def image_spec(config: dict, outputs: tuple[TensorSpec, ...]) -> GraphSpec:
+    """Return the spec of a graph of images. The example has 4 x 5 patches, and some pixels
+    beyond."""
     size = ("height", "width") if reads_any_size(config) else pair(config["image_size"])
-    return (TensorSpec("pixel_values", "float32", ("batch_size", config["num_channels"], *size)),)
-
-
-def example_image(config: dict) -> dict[str, int]:
-    """Of 4 x 5 patches, and some pixels beyond."""
+    pixels = TensorSpec("pixel_values", "float32", ("batch_size", config["num_channels"], *size))
     height, width = pair(config["patch_size"])
-    return {"height": 4 * height + height // 2, "width": 5 * width + width // 2}
+    example = {"height": 4 * height + height // 2, "width": 5 * width + width // 2}
+    return GraphSpec(FILE, (pixels,), outputs, example)
 
 
 # ---------------------------------------------------------------------------------------- sequences

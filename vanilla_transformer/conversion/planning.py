@@ -42,7 +42,7 @@ from .marian_npz import write_checkpoint
 from .overrides import Overrides, copy_with_config
 from .registry import FAMILIES, REFUSED
 from .sinusoids import check_table
-from .tensors import TensorFiles, TensorMap
+from .tensors import TensorFiles
 from .tokenizers import find_tokenizer
 from .unknown_tensors import check_foreign_prefix, further_heads
 
@@ -315,9 +315,11 @@ def steps_to_vanilla(
         if not wanted >= set(ours) or not ours:
             continue
         lacking = [name for name in entry.beside if name not in files.shapes]
+        stored = [name for name in entry.names if name in files.shapes]  # several are equal
+        stored = stored or [name for name in entry.otherwise if name in files.shapes][:1]
         if not entry.theirs:
             steps.append(TensorStep((), ours, entry.op.to_ours, entry.op.name))
-        elif (stored := stored_names(entry, files)) and not lacking:
+        elif stored and not lacking:
             steps.append(
                 TensorStep(
                     (stored[0], *entry.beside),
@@ -348,12 +350,6 @@ def steps_to_vanilla(
         rest, known, files, f"{files.path} has tensors that {architecture} does not know"
     )
     return steps, sorted([*rest, *files.removed]), foreign
-
-
-def stored_names(entry: TensorMap, files: TensorFiles) -> list[str]:
-    """The names that a file has for a tensor of theirs: several are equal."""
-    stored = [name for name in entry.names if name in files.shapes]
-    return stored or [name for name in entry.otherwise if name in files.shapes][:1]
 
 
 def modern_name(name: str) -> str:
@@ -399,20 +395,16 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
     model = empty_model(getattr(transformers, architecture), config, files, ours)
     is_untied = getattr(ours, "tie_word_embeddings", None) is False
     if is_untied:
-        untie_head(model)
+        # a head that the class ties, as T5's does, is written beside the embeddings
+        tied = model._tied_weights_keys or {}
+        model._tied_weights_keys = {
+            name: source for name, source in tied.items() if name != "lm_head.weight"
+        }
     steps, unused = steps_to_source(model, converter, ours, architecture, files)
     plan = attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
     if is_untied:
         config.tie_word_embeddings = False  # which T5's class makes true whatever it is given
     return plan
-
-
-def untie_head(model: PreTrainedModel) -> None:
-    """A head that the class ties, as T5's does, is written beside the embeddings."""
-    tied = model._tied_weights_keys or {}
-    model._tied_weights_keys = {
-        name: source for name, source in tied.items() if name != "lm_head.weight"
-    }
 
 
 def steps_to_source(

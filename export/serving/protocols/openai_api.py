@@ -385,7 +385,10 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[An
         raise UsageError(f"{name} has {len(inputs)} items, expected at most {most}", name)
     if all(isinstance(each, str) for each in inputs):
         for place, text in enumerate(inputs):
-            check_input_unicode(text, name, f"{name} {place} of {len(inputs)}")
+            try:
+                check_unicode(text, f"{name} {place} of {len(inputs)}")
+            except ValueError as error:
+                raise UsageError(str(error), name) from None
         return inputs
     size, longest = (
         runtime.info.config[field] for field in ("vocab_size", "max_position_embeddings")
@@ -405,15 +408,6 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[An
                 name,
             )
     return inputs
-
-
-def check_input_unicode(text: str, field: str, name: str) -> None:
-    """Raise UsageError about `field` for half of a character in `text`, which errors call
-    `name`."""
-    try:
-        check_unicode(text, name)
-    except ValueError as error:
-        raise UsageError(str(error), field) from None
 
 
 def shown(value: Any) -> str:
