@@ -63,12 +63,6 @@ def output_kind(path: Path, predictions: Predictions) -> str:
     return JSON if kind == TEXT and not predictions.generates else kind
 
 
-def output_name(path: Path, predictions: Predictions) -> str:
-    """Return the name of the results of a file in a directory."""
-    name = without_compression(path.name)
-    return f"{name}.jsonl" if output_kind(path, predictions) != kind_of(path) else name
-
-
 def format_of(
     path: Path, predictions: Predictions, field: str | None = None, output_field: str | None = None
 ) -> FileFormat:

@@ -22,11 +22,6 @@ DECODER_FILE = "onnx/decoder_model_merged.onnx"
 FLAGS = (0, 1)
 
 
-def decoder_size(config: dict) -> int:
-    """Return the width of a decoder's states: that of its embeddings."""
-    return config.get("embedding_size") or config["hidden_size"]
-
-
 def image_length(config: dict) -> int | str:
     """Return the number of states of an image, or the name of an axis where images of any size
     are read."""
@@ -41,7 +36,8 @@ SIZES: dict[str, Callable[[dict], int | str]] = {
     "hidden_size": lambda config: config["hidden_size"],
     "vocab_size": lambda config: config["vocab_size"],
     "num_labels": lambda config: len(config["id2label"]),
-    "decoder_size": decoder_size,
+    # a decoder's states have the width of its embeddings
+    "decoder_size": lambda config: config.get("embedding_size") or config["hidden_size"],
     "image_length": image_length,
 }
 IMAGE_SIZES = ("trained", "free")  # that graphs read

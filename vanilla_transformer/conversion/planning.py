@@ -1,6 +1,7 @@
 """How a checkpoint converts, decided by its config and by the names and shapes of its tensors."""
 
 import copy
+import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -26,7 +27,7 @@ from ..converted import is_marian
 from ..errors import UsageError
 from ..files import VERSION_KEY
 from ..generation_settings import drop_unused_settings
-from ..linked_copies import errors_name
+from ..linked_copies import errors_name, linked_copy
 from ..variants import has_weights, linked_variant
 from .architectures import (
     MissingTensors,
@@ -39,7 +40,7 @@ from .conversion_plan import ConversionPlan, TensorStep
 from .converter import Converter, converter_of
 from .fields import Fields, require
 from .marian_npz import write_checkpoint
-from .overrides import Overrides, copy_with_config
+from .overrides import Overrides
 from .registry import FAMILIES, REFUSED
 from .sinusoids import check_table
 from .tensors import TensorFiles
@@ -142,11 +143,9 @@ def plan_overridden(
     if content == read_json(directory / CONFIG):
         plan = plan_directory(source, directory, overrides)
     else:
-        plan = plan_copy(
-            directory,
-            copy_with_config(directory, content),
-            lambda path: plan_directory(source, path, overrides),
-        )
+        linked = linked_copy(directory, {CONFIG})
+        Path(linked.name, CONFIG).write_text(json.dumps(content), encoding="utf-8")
+        plan = plan_copy(directory, linked, lambda path: plan_directory(source, path, overrides))
     plan.remarks = remarks + plan.remarks
     return plan
 

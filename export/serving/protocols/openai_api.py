@@ -249,7 +249,12 @@ def asked_of(
     """Of each prompt what is to be generated. Raises as `job_of`."""
     n, is_empty = options["num_return_sequences"], body.max_tokens == 0
     jobs = [job_of(engine, each, options, body) for each in prompts]
-    echoes = [echoed(each, runtime) if body.echo else "" for each in prompts]
+    echoes = [""] * len(prompts)
+    if body.echo:
+        echoes = [
+            runtime.decode([prompt.ids])[0] if prompt.text is None else prompt.text
+            for prompt in prompts
+        ]
     made = enumerate(zip(jobs, echoes, strict=True))
     return [
         Completion(runtime, job, place * n, begins, stops, is_empty)
@@ -412,10 +417,6 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[An
 
 def shown(value: Any) -> str:
     return f"{value!r:.80}"
-
-
-def echoed(each: CompletionPrompt, runtime: TextRuntime) -> str:
-    return each.text if each.text is not None else runtime.decode([each.ids])[0]
 
 
 def usage_of(asked: Sequence[Completion]) -> dict[str, int]:
