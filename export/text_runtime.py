@@ -71,8 +71,11 @@ class TextRuntime:
                 f"only ids"
             )
         with errors_of(self.path):
-            self.tokenizer = Tokenizer.from_buffer(content)
-        self.target_tokenizer = self._target_tokenizer()
+            self.tokenizer = self.target_tokenizer = Tokenizer.from_buffer(content)
+        target = self.info.read(TARGET_TOKENIZER)  # of generated texts, if they are cut otherwise
+        if target is not None:
+            with errors_of(self.path.with_name(TARGET_TOKENIZER)):
+                self.target_tokenizer = Tokenizer.from_buffer(target)
         for tokenizer in (self.tokenizer, self.target_tokenizer):
             tokenizer.no_padding()
             tokenizer.no_truncation()
@@ -95,13 +98,6 @@ class TextRuntime:
     similarity = embedding.similarity
     next_sentence = pairs.next_sentence
     choose = pairs.choose
-
-    def _target_tokenizer(self) -> Tokenizer:
-        """That of the text which is generated, where it is cut otherwise than what is read."""
-        path = self.path.with_name(TARGET_TOKENIZER)
-        content = self.info.read(path.name)
-        with errors_of(path):
-            return self.tokenizer if content is None else Tokenizer.from_buffer(content)
 
     def generate(
         self,

@@ -41,8 +41,12 @@ def write_companions(checkpoint: Checkpoint, graphs: Graphs, directory: Path) ->
         graphs.target,
         graphs.dtypes,
     )
-    modules = {"sentence_modules": checkpoint.companions.facts()}
-    return modules | language_facts(checkpoint, directory) | clients
+    facts: dict[str, Any] = {"sentence_modules": checkpoint.companions.facts()}
+    if checkpoint.generates:
+        start = checkpoint.generation.get("decoder_start_token_id")
+        languages = languages_of(directory, start)
+        facts |= {} if languages is None else {"languages": languages}
+    return facts | clients
 
 
 def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
@@ -55,14 +59,6 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
             if (found / name).is_file():
                 shutil.copyfile(found / name, directory / name)
     for_every_version(directory)
-
-
-def language_facts(checkpoint: Checkpoint, directory: Path) -> dict[str, Any]:
-    """Of a model that generates text in languages that can be chosen."""
-    if not checkpoint.generates:
-        return {}
-    languages = languages_of(directory, checkpoint.generation.get("decoder_start_token_id"))
-    return {} if languages is None else {"languages": languages}
 
 
 def write_for_clients(checkpoint: Checkpoint, graphs: Graphs, directory: Path) -> dict[str, Any]:

@@ -56,12 +56,6 @@ def open_lines(path: Path) -> BinaryIO:
     return open(path, "rb") if module is None else module.open(path, "rb")
 
 
-def decompressed(file: BinaryIO, name: str) -> BinaryIO:
-    """Return the content of the open file `name`; `file` itself if it is plain."""
-    module = module_of(name)
-    return file if module is None else module.open(file, "rb")
-
-
 def module_of(name: str) -> Any:
     """Return the module that reads a file of this name, or None for a plain file."""
     module = COMPRESSIONS[Path(name).suffix].module if name.endswith(READABLE) else None

@@ -63,12 +63,6 @@ def output_kind(path: Path, predictions: Predictions) -> str:
     return JSON if kind == TEXT and not predictions.generates else kind
 
 
-def output_name(path: Path, predictions: Predictions) -> str:
-    """Return the name of the results of a file in a directory."""
-    name = without_compression(path.name)
-    return f"{name}.jsonl" if output_kind(path, predictions) != kind_of(path) else name
-
-
 def format_of(
     path: Path, predictions: Predictions, field: str | None = None, output_field: str | None = None
 ) -> FileFormat:
@@ -91,7 +85,13 @@ def format_of(
 
             return Parquet(fields, predictions.field == "embedding", name).checked(path)
         case "JSON lines":
-            check_output_field(path, name)
+            # a pipe is read only once
+            number = first_line_with(path, name) if path.is_file() else None
+            if number is not None:
+                found = f"line {number} of {path} has a field {name} already"
+                raise UsageError(
+                    f"{found}: expected another name for the results, --output-field NAME"
+                )
             read = lambda line: without_field(fields.of_json(line), name)  # noqa: E731
             return Lines(
                 read,
@@ -125,14 +125,6 @@ def text_format(predictions: Predictions, read: Callable[[bytes], Row]) -> "Line
     # no runtime in the function: Ray pickles the formats
     n_best, scores = predictions.n_best, predictions.scores
     return Lines(read, lambda number, row, result: generated_text(number, result, n_best, scores))
-
-
-def check_output_field(path: Path, name: str) -> None:
-    """Raise UsageError if a JSON object of the file has the field `name` already: it would be
-    overwritten."""
-    if path.is_file() and (number := first_line_with(path, name)):  # a pipe is read only once
-        found = f"line {number} of {path} has a field {name} already"
-        raise UsageError(f"{found}: expected another name for the results, --output-field NAME")
 
 
 def first_line_with(path: Path, name: str) -> int | None:

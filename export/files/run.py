@@ -8,10 +8,10 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..errors import UsageError
 from ..inference.export_info import stamp_of
+from .compression import without_compression
 from .formats import (
     JSON,
     PARQUET,
@@ -21,7 +21,6 @@ from .formats import (
     kind_of,
     line_format,
     output_kind,
-    output_name,
 )
 from .outputs import (
     Directory,
@@ -174,7 +173,12 @@ class Runner:
         directory = Directory(output, self.facts(paths))
         parts = [Parts(output / name, output) for name in names]
         with contextlib.ExitStack() as stack:
-            work = self.work if ray is None else stack.enter_context(self.on_cluster(ray, inputs))
+            work: Work = self.work
+            if ray is not None:
+                from .ray import cluster
+
+                on_cluster = cluster(ray, self.predictions, inputs, self.shard_lines)
+                work = stack.enter_context(on_cluster)
             finished = stack.enter_context(directory.open())
             stack.enter_context(remedies(directory))
             bar = stack.enter_context(progress(count))
@@ -225,12 +229,6 @@ class Runner:
     def work(self, number: int, shard: Shard, rows: list[Row], bar: Bar | ProgressLog) -> Results:
         """Compute a shard in this process."""
         return compute(self.predictions, rows, shard.first, bar.update)
-
-    def on_cluster(self, address: str, inputs: Sequence[Input]) -> Any:
-        """Return a context that yields `Work`."""
-        from .ray import cluster
-
-        return cluster(address, self.predictions, inputs, self.shard_lines)
 
 
 @dataclass(frozen=True)
@@ -340,7 +338,9 @@ def unique_names(paths: Sequence[Path], output: Path, predictions: Predictions) 
     """Return the names of the outputs. Raise UsageError for two that are the same."""
     names: dict[str, Path] = {}
     for path in paths:
-        name = output_name(path, predictions)
+        name = without_compression(path.name)
+        if output_kind(path, predictions) != kind_of(path):
+            name = f"{name}.jsonl"
         if name in names:
             raise UsageError(
                 f"{names[name]} and {path} would both become {output / name}: expected other names"

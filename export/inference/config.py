@@ -4,8 +4,7 @@ type and range."""
 import reprlib
 from pathlib import Path
 
-from ..errors import UsageError
-from .options import COUNT, COUNT_OR_0, FIELDS, Kind, check, is_int64
+from .options import COUNT, COUNT_OR_0, FIELDS, Kind, is_int64
 
 MAX_LAYERS = 10_000  # far more than any model has, and few enough to name all their tensors
 LAYERS = Kind(
@@ -69,12 +68,3 @@ def check_config(config: dict, path: Path) -> None:
             raise ValueError(
                 f"{path} has {name} {reprlib.repr(value)}, expected {expected}: export again"
             )
-
-
-def generation_defaults(config: dict, path: Path) -> dict:
-    """The options of `Runtime.generate` that `config`, that of `path`, sets; ValueError for a value
-    that one cannot have."""
-    try:
-        return check({name: value for name, value in config.items() if name in FIELDS})
-    except UsageError as error:
-        raise ValueError(f"{path}: {error}") from None

@@ -185,12 +185,6 @@ def position_bytes(spec: GraphSpec) -> int:
     )
 
 
-def first_positions(request: GenerationRequest) -> int:
-    """Positions of all rows for which caches that grow have room at first."""
-    rows = len(request.input_ids) * request.options.rows_per_input
-    return rows * (request.input_ids.shape[1] + min(request.options.max_new_tokens, INITIAL_ROOM))
-
-
 def next_input_name(name: str) -> str:
     """The input by which the next step takes the output `name`."""
     return name.removeprefix("next_").replace("present", "past_key_values")

@@ -12,9 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..errors import UsageError
 from ..specs.graph_spec import GraphSpec
-from .config import generation_defaults
 from .lfs import check_no_pointer
+from .options import FIELDS, check
 
 MANIFEST = "manifest.json"
 CARD = "README.md"  # not in the manifest: people edit it
@@ -77,8 +78,12 @@ class ExportInfo:
     def defaults(self) -> dict[str, Any]:
         """The generation options of generation_config.json; ValueError for a value that one cannot
         have."""
-        path = self.directory / "generation_config.json"
-        return generation_defaults(self.generation_config, path)
+        config = self.generation_config
+        try:
+            return check({name: config[name] for name in config if name in FIELDS})
+        except UsageError as error:
+            path = self.directory / "generation_config.json"
+            raise ValueError(f"{path}: {error}") from None
 
     @property
     def dtypes(self) -> list[str]:

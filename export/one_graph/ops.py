@@ -38,16 +38,11 @@ def append_step(
     for node in fixed:
         inputs.ops.nodes.append(node)
         for value in source.intersection(node.outputs):
-            repeat_for_users(inputs, value)
+            users = list(value.uses())  # before `repeated` is one of them
+            repeated = inputs.repeated(value)
+            for user, index in users:
+                user.replace_input_with(index, repeated)
     return outputs
-
-
-def repeat_for_users(inputs: LoopInputs, value: Value) -> None:
-    """Replace `value`, (B, ...), by one row for each beam in the nodes that read it."""
-    users = list(value.uses())
-    repeated = inputs.repeated(value)
-    for user, index in users:
-        user.replace_input_with(index, repeated)
 
 
 def inline(

@@ -199,7 +199,9 @@ def unshortened(error: BaseException, validation: int) -> RequestError:
         case RequestError():
             return error
         case RequestValidationError():
-            return RequestError(validation, of_validation(error), param_of(error))
+            place = error.errors()[0]["loc"][1:2]
+            param = str(place[0]) if place else None  # the body as a whole
+            return RequestError(validation, of_validation(error), param)
         case TooLong():
             return RequestError(413, str(error))
         case TokenizerError():
@@ -264,22 +266,17 @@ def of_validation(error: RequestValidationError) -> str:
     name = ".".join(map(str, place))
     if first["type"] == "missing":
         return f"{name} is missing, expected it in the {first['loc'][0]}"
+    value = first["input"]
     group = [each for each in errors if each["loc"][1:2] == place[:1]]
     if len(group) > 1:  # the members of a union, each of which the value is not
-        name, value = str(place[0]), field_of(error.body, place[0], first["input"])
-    else:
-        value = first["input"]
+        name = str(place[0])
+        if isinstance(error.body, dict):
+            value = error.body.get(place[0], value)
     expected = " or ".join(dict.fromkeys(map(expectation, group)))
     others = len({each["loc"][1] for each in errors if len(each["loc"]) > 1}) - 1
     return f"{name} is {shown(value)}, expected {expected}" + (
         f" (and {others} more are wrong)" if others else ""
     )
-
-
-def param_of(error: RequestValidationError) -> str | None:
-    """Return the field of the body that is wrong, if only one part of the body is."""
-    place = error.errors()[0]["loc"][1:2]
-    return str(place[0]) if place else None
 
 
 def of_body(error: dict[str, Any]) -> str:
@@ -288,10 +285,6 @@ def of_body(error: dict[str, Any]) -> str:
     if isinstance(error["input"], bytes):  # it was not read, as no header says what it is
         return "the body has another Content-Type, expected application/json"
     return f"the body is {shown(error['input'])}, expected a JSON object"
-
-
-def field_of(body: Any, name: Any, default: Any) -> Any:
-    return body.get(name, default) if isinstance(body, dict) else default
 
 
 def expectation(error: dict[str, Any]) -> str:

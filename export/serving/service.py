@@ -134,13 +134,6 @@ def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangeme
         raise ValueError(f"{path} {found}: export again") from None
 
 
-def description(model: ServedModel) -> str:
-    """One line of what is served."""
-    info = model.runtime.info
-    facts = [model.architecture, info.manifest["target"], info.dtype]
-    return f"{model.name}: {', '.join([*facts, model.describe()])}"
-
-
 async def warm(model: ServedModel) -> None:
     """The first run of a graph takes longer than those after it."""
     if model.scheduler is not None:
@@ -198,7 +191,9 @@ class Service:
         for source in self.sources:
             model = await load(source, self.settings, self.metrics, self.cores, self.process)
             self.models.models[source.name] = model
-            self.say(description(model))
+            info = model.runtime.info
+            facts = [model.architecture, info.manifest["target"], info.dtype, model.describe()]
+            self.say(f"{model.name}: {', '.join(facts)}")
             await warm(model)
         gc.freeze()  # what is loaded stays: looking for garbage in it would hold all requests up
         self.lifecycle.loading = False

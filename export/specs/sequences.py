@@ -22,11 +22,6 @@ DECODER_FILE = "onnx/decoder_model_merged.onnx"
 FLAGS = (0, 1)
 
 
-def decoder_size(config: dict) -> int:
-    """Return the width of a decoder's states: that of its embeddings."""
-    return config.get("embedding_size") or config["hidden_size"]
-
-
 def image_length(config: dict) -> int | str:
     """Return the number of states of an image, or the name of an axis where images of any size
     are read."""
@@ -41,7 +36,8 @@ SIZES: dict[str, Callable[[dict], int | str]] = {
     "hidden_size": lambda config: config["hidden_size"],
     "vocab_size": lambda config: config["vocab_size"],
     "num_labels": lambda config: len(config["id2label"]),
-    "decoder_size": decoder_size,
+    # a decoder's states have the width of its embeddings
+    "decoder_size": lambda config: config.get("embedding_size") or config["hidden_size"],
     "image_length": image_length,
 }
 IMAGE_SIZES = ("trained", "free")  # that graphs read
@@ -73,7 +69,7 @@ def sequence_specs(config: dict, architecture: str) -> dict[str, GraphSpec] | No
         return None
     outputs = head_outputs(config, head)
     if head.reads == READS_IMAGES:
-        return {"encoder": GraphSpec(FILE, image_inputs(config), outputs, example_image(config))}
+        return {"encoder": image_spec(config, outputs)}
     return {"encoder": GraphSpec(FILE, sequence_inputs(config, head), outputs)}
 
 
@@ -91,15 +87,14 @@ def reads_any_size(config: dict) -> bool:
     return bool(config.get("interpolate_pos_encoding"))
 
 
-def image_inputs(config: dict) -> tuple[TensorSpec, ...]:
+def image_spec(config: dict, outputs: tuple[TensorSpec, ...]) -> GraphSpec:
+    """Return the spec of a graph of images. The example has 4 x 5 patches, and some pixels
+    beyond."""
     size = ("height", "width") if reads_any_size(config) else pair(config["image_size"])
-    return (TensorSpec("pixel_values", "float32", ("batch_size", config["num_channels"], *size)),)
-
-
-def example_image(config: dict) -> dict[str, int]:
-    """Of 4 x 5 patches, and some pixels beyond."""
+    pixels = TensorSpec("pixel_values", "float32", ("batch_size", config["num_channels"], *size))
     height, width = pair(config["patch_size"])
-    return {"height": 4 * height + height // 2, "width": 5 * width + width // 2}
+    example = {"height": 4 * height + height // 2, "width": 5 * width + width // 2}
+    return GraphSpec(FILE, (pixels,), outputs, example)
 
 
 # ---------------------------------------------------------------------------------------- sequences

@@ -15,7 +15,7 @@ class Echo:
     architecture = "VanillaDecoderForCausalLM"
 
     def __init__(self, directory, threads, **options):
-        self.runtime = self
+        self.runtime = self.info = self
 
     def check_options(self, options):
         pass

@@ -103,7 +103,10 @@ def tensor_maps(
     for i in range(ours.num_hidden_layers):
         layer = f"model.layers.{i}"
         their_layer = f"h.{i}"
-        query_scale = scaled_queries(ours, theirs, i)
+        # the queries make up for another division of the scores than by sqrt(d_k)
+        query_scale = 1.0 if theirs.scale_attn_weights else ours.head_dim**0.5
+        if theirs.scale_attn_by_inverse_layer_idx:
+            query_scale /= i + 1
         for part, op in (("weight", THIRDS_TRANSPOSED), ("bias", THIRDS)):
             projections = tuple(
                 f"{layer}.self_attn.{projection}_proj.{part}" for projection in "qkv"
@@ -127,13 +130,6 @@ def tensor_maps(
         maps += linear(f"{layer}.self_attn_norm", f"{their_layer}.ln_1")
         maps += linear(f"{layer}.feed_forward_norm", f"{their_layer}.ln_2")
     return maps
-
-
-def scaled_queries(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, layer: int) -> float:
-    """What GPT-2 leaves out of, or adds to, the division of scores by sqrt(d_k) goes into the
-    queries."""
-    factor = 1.0 if theirs.scale_attn_weights else ours.head_dim**0.5
-    return factor / (layer + 1) if theirs.scale_attn_by_inverse_layer_idx else factor
 
 
 def first_scaled(op: Op, factor: float) -> Op:

@@ -1,16 +1,11 @@
 """What the caller says of a source that its files do not say, or say wrongly."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..checkpoint import CONFIG
 from ..checkpoint_files import shown
-from ..linked_copies import linked_copy
 from .tensors import TensorFiles
 
 
@@ -57,10 +52,3 @@ class Overrides:
                     f"such as {some}"
                 )
             files.remove(names)
-
-
-def copy_with_config(directory: Path, content: dict) -> TemporaryDirectory:
-    """Return a linked copy of `directory` with `content` as its config.json."""
-    copy = linked_copy(directory, {CONFIG})
-    Path(copy.name, CONFIG).write_text(json.dumps(content), encoding="utf-8")
-    return copy

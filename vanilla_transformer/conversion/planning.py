@@ -1,6 +1,7 @@
 """How a checkpoint converts, decided by its config and by the names and shapes of its tensors."""
 
 import copy
+import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -26,7 +27,7 @@ from ..converted import is_marian
 from ..errors import UsageError
 from ..files import VERSION_KEY
 from ..generation_settings import drop_unused_settings
-from ..linked_copies import errors_name
+from ..linked_copies import errors_name, linked_copy
 from ..variants import has_weights, linked_variant
 from .architectures import (
     MissingTensors,
@@ -39,10 +40,10 @@ from .conversion_plan import ConversionPlan, TensorStep
 from .converter import Converter, converter_of
 from .fields import Fields, require
 from .marian_npz import write_checkpoint
-from .overrides import Overrides, copy_with_config
+from .overrides import Overrides
 from .registry import FAMILIES, REFUSED
 from .sinusoids import check_table
-from .tensors import TensorFiles, TensorMap
+from .tensors import TensorFiles
 from .tokenizers import find_tokenizer
 from .unknown_tensors import check_foreign_prefix, further_heads
 
@@ -142,11 +143,9 @@ def plan_overridden(
     if content == read_json(directory / CONFIG):
         plan = plan_directory(source, directory, overrides)
     else:
-        plan = plan_copy(
-            directory,
-            copy_with_config(directory, content),
-            lambda path: plan_directory(source, path, overrides),
-        )
+        linked = linked_copy(directory, {CONFIG})
+        Path(linked.name, CONFIG).write_text(json.dumps(content), encoding="utf-8")
+        plan = plan_copy(directory, linked, lambda path: plan_directory(source, path, overrides))
     plan.remarks = remarks + plan.remarks
     return plan
 
@@ -315,9 +314,11 @@ def steps_to_vanilla(
         if not wanted >= set(ours) or not ours:
             continue
         lacking = [name for name in entry.beside if name not in files.shapes]
+        stored = [name for name in entry.names if name in files.shapes]  # several are equal
+        stored = stored or [name for name in entry.otherwise if name in files.shapes][:1]
         if not entry.theirs:
             steps.append(TensorStep((), ours, entry.op.to_ours, entry.op.name))
-        elif (stored := stored_names(entry, files)) and not lacking:
+        elif stored and not lacking:
             steps.append(
                 TensorStep(
                     (stored[0], *entry.beside),
@@ -348,12 +349,6 @@ def steps_to_vanilla(
         rest, known, files, f"{files.path} has tensors that {architecture} does not know"
     )
     return steps, sorted([*rest, *files.removed]), foreign
-
-
-def stored_names(entry: TensorMap, files: TensorFiles) -> list[str]:
-    """The names that a file has for a tensor of theirs: several are equal."""
-    stored = [name for name in entry.names if name in files.shapes]
-    return stored or [name for name in entry.otherwise if name in files.shapes][:1]
 
 
 def modern_name(name: str) -> str:
@@ -399,20 +394,16 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
     model = empty_model(getattr(transformers, architecture), config, files, ours)
     is_untied = getattr(ours, "tie_word_embeddings", None) is False
     if is_untied:
-        untie_head(model)
+        # a head that the class ties, as T5's does, is written beside the embeddings
+        tied = model._tied_weights_keys or {}
+        model._tied_weights_keys = {
+            name: source for name, source in tied.items() if name != "lm_head.weight"
+        }
     steps, unused = steps_to_source(model, converter, ours, architecture, files)
     plan = attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
     if is_untied:
         config.tie_word_embeddings = False  # which T5's class makes true whatever it is given
     return plan
-
-
-def untie_head(model: PreTrainedModel) -> None:
-    """A head that the class ties, as T5's does, is written beside the embeddings."""
-    tied = model._tied_weights_keys or {}
-    model._tied_weights_keys = {
-        name: source for name, source in tied.items() if name != "lm_head.weight"
-    }
 
 
 def steps_to_source(

@@ -128,26 +128,16 @@ def tensor_maps(
         )
     maps = embeddings(ours.tie_word_embeddings)
     maps += stack("model.encoder", "encoder", theirs.num_layers, theirs)
-    maps += stack(
-        "model.decoder",
-        "decoder",
-        theirs.num_decoder_layers,
-        theirs,
-        last_norm(theirs, architecture),
+    # T5, and not mT5, which lacks the field, may scale what its head reads, and only that
+    is_scaled = architecture.endswith("ForConditionalGeneration") and getattr(
+        theirs, "scale_decoder_outputs", False
     )
+    last_norm = scaled(theirs.d_model**-0.5) if is_scaled else SAME
+    maps += stack("model.decoder", "decoder", theirs.num_decoder_layers, theirs, last_norm)
     maps += linear("dense", "classification_head.dense") + linear(
         "classifier", "classification_head.out_proj"
     )
     return maps + linear("qa_outputs", "qa_outputs")
-
-
-def last_norm(theirs: PreTrainedConfig, architecture: str) -> Op:
-    """Of the decoder: T5, and not mT5, which lacks the field, may scale what its head reads, and
-    only that."""
-    is_scaled = architecture.endswith("ForConditionalGeneration") and getattr(
-        theirs, "scale_decoder_outputs", False
-    )
-    return scaled(theirs.d_model**-0.5) if is_scaled else SAME
 
 
 def embeddings(is_tied: bool) -> list[TensorMap]:

@@ -171,13 +171,12 @@ class TensorFiles:
         is_file = self.path.is_file()
         for file in [self.path] if is_file else weight_files(self.path, (WEIGHTS, PICKLE)):
             check_no_pointer(file)
-            is_safe = file.suffix == ".safetensors"
-            self._open_safetensors(file) if is_safe else self._open_pickle(file)
-
-    def _open_safetensors(self, file: Path) -> None:
-        found = stored_shapes(file)
-        self.shapes |= found
-        self._where |= {name: (file, name) for name in found}
+            if file.suffix != ".safetensors":
+                self._open_pickle(file)
+                continue
+            shapes = stored_shapes(file)
+            self.shapes |= shapes
+            self._where |= {name: (file, name) for name in shapes}
 
     def _open_pickle(self, file: Path) -> None:
         is_mapped = zipfile.is_zipfile(file)

@@ -142,7 +142,9 @@ def named(request: Request, name: str) -> ServedModel:
 
 
 def inputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
-    return ((TEXT,) if takes_texts(model) else ()) + tensors_for(model)
+    reads_tokens = HEADS[model.architecture].reads == READS_TOKENS
+    takes_texts = reads_tokens and isinstance(model.runtime, TextRuntime)
+    return ((TEXT,) if takes_texts else ()) + tensors_for(model)
 
 
 def tensors_for(model: ServedModel) -> tuple[TensorSpec, ...]:
@@ -151,13 +153,6 @@ def tensors_for(model: ServedModel) -> tuple[TensorSpec, ...]:
     if model.reader is not None:
         return model.reader.spec.inputs
     return token_inputs(model.runtime.info.config, ("batch_size", "source_length"))
-
-
-def takes_texts(model: ServedModel) -> bool:
-    """Each of which is one row."""
-    return HEADS[model.architecture].reads == READS_TOKENS and isinstance(
-        model.runtime, TextRuntime
-    )
 
 
 def outputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:

@@ -249,7 +249,12 @@ def asked_of(
     """Of each prompt what is to be generated. Raises as `job_of`."""
     n, is_empty = options["num_return_sequences"], body.max_tokens == 0
     jobs = [job_of(scheduler, each, options, body) for each in prompts]
-    echoes = [echoed(each, runtime) if body.echo else "" for each in prompts]
+    echoes = [""] * len(prompts)
+    if body.echo:
+        echoes = [
+            runtime.decode([prompt.ids])[0] if prompt.text is None else prompt.text
+            for prompt in prompts
+        ]
     made = enumerate(zip(jobs, echoes, strict=True))
     return [
         Completion(runtime, job, place * n, begins, stops, is_empty)
@@ -385,7 +390,10 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[An
         raise UsageError(f"{name} has {len(inputs)} items, expected at most {most}", name)
     if all(isinstance(each, str) for each in inputs):
         for place, text in enumerate(inputs):
-            check_input_unicode(text, name, f"{name} {place} of {len(inputs)}")
+            try:
+                check_unicode(text, f"{name} {place} of {len(inputs)}")
+            except ValueError as error:
+                raise UsageError(str(error), name) from None
         return inputs
     size, longest = (
         runtime.info.config[field] for field in ("vocab_size", "max_position_embeddings")
@@ -407,21 +415,8 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[An
     return inputs
 
 
-def check_input_unicode(text: str, field: str, name: str) -> None:
-    """Raise UsageError about `field` for half of a character in `text`, which errors call
-    `name`."""
-    try:
-        check_unicode(text, name)
-    except ValueError as error:
-        raise UsageError(str(error), field) from None
-
-
 def shown(value: Any) -> str:
     return f"{value!r:.80}"
-
-
-def echoed(each: CompletionPrompt, runtime: TextRuntime) -> str:
-    return each.text if each.text is not None else runtime.decode([each.ids])[0]
 
 
 def usage_of(asked: Sequence[Completion]) -> dict[str, int]:

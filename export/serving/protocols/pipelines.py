@@ -410,17 +410,13 @@ def features(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> 
 def similarities(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
     found = []
     for row in rows:
-        vectors = runtime.embed(
-            [row["source_sentence"], *listed_texts(row["sentences"])], **options
-        )
+        sentences = row["sentences"]
+        if not isinstance(sentences, list) or not sentences:
+            expected = "expected a list of texts, at least one"
+            raise UsageError(f"sentences is {sentences!r:.80}, {expected}")
+        vectors = runtime.embed([row["source_sentence"], *sentences], **options)
         found.append(runtime.similarity(vectors[:1], vectors[1:])[0].tolist())
     return found
-
-
-def listed_texts(given: Any) -> list[str]:
-    if not isinstance(given, list) or not given:
-        raise UsageError(f"sentences is {given!r:.80}, expected a list of texts, at least one")
-    return given
 
 
 def followed(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:

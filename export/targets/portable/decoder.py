@@ -9,7 +9,6 @@ from ...inference.decoder import (
     GenerationRequest,
     LoadedExport,
     check_memory,
-    first_positions,
     next_input_name,
     position_bytes,
 )
@@ -28,7 +27,10 @@ class PortableDecoders:
         """As `DecoderFactory`."""
         cache_bytes = 0
         if self.export.device == "cpu":
-            cache_bytes = position_bytes(self.export.specs["decoder"]) * first_positions(request)
+            rows = len(request.input_ids) * request.options.rows_per_input
+            room = min(request.options.max_new_tokens, INITIAL_ROOM)
+            positions = rows * (request.input_ids.shape[1] + room)
+            cache_bytes = position_bytes(self.export.specs["decoder"]) * positions
         check_memory(request, self.export.config["vocab_size"], cache_bytes)
         feeds = {}
         if request.source is not None:

@@ -73,7 +73,9 @@ def answer(
     numbers: list[int] = []  # of the examples that the rows are of
     for number, (question, context) in enumerate(examples):
         if max_question_len is not None:
-            question = shortened_question(runtime, question, max_question_len)
+            [encoding] = runtime.encode([question], special_tokens=False)
+            if len(encoding.ids) > max_question_len:
+                question = question[: encoding.offsets[max_question_len - 1][1]]
         windows = windows_of(runtime, question, context, number, max_seq_len, doc_stride)
         rows += windows
         numbers += [number] * len(windows)
@@ -124,11 +126,6 @@ def sequence_of(runtime: "TextRuntime") -> int:
     """Which of the two the context is: padding goes to the side of the question, as in the
     pipeline."""
     return 1 if runtime.tokenizer_settings.padding_side == "right" else 0
-
-
-def shortened_question(runtime: "TextRuntime", question: str, longest: int) -> str:
-    [encoding] = runtime.encode([question], special_tokens=False)
-    return question[: encoding.offsets[longest - 1][1]] if len(encoding.ids) > longest else question
 
 
 def windows_of(

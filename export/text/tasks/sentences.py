@@ -66,9 +66,9 @@ def sentences_and_spaces(text: str, language: str = DEFAULT_LANGUAGE) -> Iterato
 
 def sentences_of_line(line: str, language: str) -> Iterator[tuple[str, bool]]:
     """Yield the parts of a line without white space around it, like `sentences_and_spaces`."""
-    boundaries = (
-        language_boundaries(line, language) if ". " in WHITE_SPACE.sub(" ", line) else set()
-    )
+    spaced = WHITE_SPACE.sub(" ", line)
+    sentences = sentencex.segment(language.partition("-")[0], spaced) if ". " in spaced else []
+    boundaries = set(accumulate(map(len, sentences)))
     start = 0
     for match in BOUNDARY.finditer(line):
         if is_end(line, start, match, boundaries):
@@ -76,12 +76,6 @@ def sentences_of_line(line: str, language: str) -> Iterator[tuple[str, bool]]:
             yield match["space"], False
             start = match.end()
     yield line[start:], bool(line)
-
-
-def language_boundaries(line: str, language: str) -> set[int]:
-    """Return the positions in `line` where sentencex begins a sentence."""
-    stem = language.partition("-")[0]
-    return set(accumulate(map(len, sentencex.segment(stem, WHITE_SPACE.sub(" ", line)))))
 
 
 def is_end(line: str, start: int, match: re.Match, boundaries: set[int]) -> bool:
