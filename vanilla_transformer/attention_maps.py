@@ -1,4 +1,4 @@
-"""Where each head looks: attention weights as arrays and as figures."""
+"""Attention maps: the weights of each head as arrays and as figures."""
 
 import math
 import os
@@ -72,10 +72,11 @@ def save_attention_maps(
     force: bool = False,
     variant: str | None = None,
 ) -> None:
-    """Writes the figure that `plot` makes of a checkpoint's `attention_maps` of `texts`, a source
-    and perhaps a target, to the file `out`, whose ending is the format; of a model of images, of
-    its `image_attention_maps` of the file that `texts` name. An existing `out` is replaced with
-    `force` only. `variant` is as in `checkpoint.load_checkpoint`.
+    """Draw the attention maps of `texts` with a checkpoint, and write the figure to the file `out`.
+
+    `texts` are a source and, for a seq2seq model, a target. For a model of images, `texts` is the
+    path of one image. The ending of `out` is the format. An existing `out` is replaced only with
+    `force`. `variant` is as in `checkpoint.load_checkpoint`.
 
     Raises:
         FileExistsError: if `out` exists and `force` is not given.
@@ -118,8 +119,9 @@ def maps_of(
 def image_attention_maps(
     model: PreTrainedModel, processor: BaseImageProcessor, image: Image
 ) -> ImageAttentionMaps:
-    """Of a model of images, from its first token to the patches of `image`. `model` is left in
-    evaluation mode, with the eager attention implementation.
+    """Return the attention from the first token to the patches of `image`, for each layer and head.
+
+    `model` is left in evaluation mode, with the eager attention implementation.
 
     Raises:
         ValueError: for an image of a size that the model does not read.

@@ -243,15 +243,17 @@ def save_tokenizer(
 
 
 def learned_positions(config: PreTrainedConfig) -> int | None:
-    """How many there are; `None` for a model that has others, which no text is too long for."""
+    """Return the number of learned positions, or `None` if the model has no limit of length."""
     return (
         config.max_position_embeddings if getattr(config, "has_learned_positions", False) else None
     )
 
 
 def limit_generation(generation: GenerationConfig, config: PreTrainedConfig) -> None:
-    """Where positions are learned and no length is set, a text may fill their table: the defaults
-    of pipelines go beyond a short one."""
+    """Limit generation to the learned positions if no length is set, and turn the cache on.
+
+    The default length of pipelines exceeds a short table of positions.
+    """
     if generation.use_cache is None:
         generation.use_cache = True
     if generation.max_length is None and generation.max_new_tokens is None:
@@ -261,8 +263,10 @@ def limit_generation(generation: GenerationConfig, config: PreTrainedConfig) -> 
 def config_and_class(
     source: str | os.PathLike,
 ) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
-    """Of a checkpoint of ours, a directory or Hub id. Raises: as `load_checkpoint`, but for
-    weights."""
+    """Return the config and the class of one of our checkpoints, a directory or Hub id.
+
+    Raises: the errors of `load_checkpoint`, except those about weights.
+    """
     config, name = read_config(checkpoint_directory(source, (CONFIG,)))
     return config, getattr(vanilla_transformer, name)
 
@@ -271,7 +275,7 @@ def config_and_class(
 
 
 def stored_shapes(file: Path) -> Shapes:
-    """As `stored_tensors`, with torch's dtypes."""
+    """Return the shape and the torch dtype of each tensor in `file`."""
     return {
         name: (shape, TORCH_DTYPES[dtype]) for name, (shape, dtype) in stored_tensors(file).items()
     }

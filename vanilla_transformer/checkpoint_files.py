@@ -122,7 +122,7 @@ def check_tokenizer_files(directory: Path) -> None:
 
 
 def has_tokenizer(directory: Path) -> bool:
-    """Whether there are files of one, or its class is one that needs none."""
+    """Return True if `directory` has tokenizer files, or a tokenizer class that needs none."""
     if any((directory / name).is_file() for name in VOCABULARIES):
         return True
     path = directory / CONFIG
@@ -157,8 +157,10 @@ def for_every_version(directory: Path, changes: dict | None = None) -> None:
 
 
 def check_generation(path: Path, vocab_size: int) -> None:
-    """Of generation_config.json, if there is one: transformers finds most wrong types only while it
-    generates."""
+    """Raise ValueError for a wrong value in the generation_config.json at `path`, if it exists.
+
+    transformers notices most wrong types only while it generates.
+    """
     content = read_json(path) if path.is_file() else {}
     for name, value in content.items():
         if value is not None and (fault := generation_fault(name, value, vocab_size)):
@@ -166,7 +168,7 @@ def check_generation(path: Path, vocab_size: int) -> None:
 
 
 def generation_fault(name: str, value: object, vocab_size: int = 2**31) -> str | None:
-    """What is wrong with a field of a generation config, or `None`."""
+    """Return what is wrong with a field of a generation config, or `None`."""
     if name in OF_THE_HUB:
         return "which transformers runs with code of the Hub: expected none"
     if name in COUNTS and not (type(value) is int and 0 <= value < 2**31):

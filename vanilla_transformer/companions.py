@@ -58,15 +58,16 @@ class Companions:
             shutil.copyfile(file, directory / name)
 
     def copy_without_pickles(self, directory: Path) -> None:
-        """As `copy`, but weights are safetensors, which need no torch."""
+        """Copy the files to `directory`, with weights as safetensors, which can be read without
+        torch."""
         self.copy(directory)
         for name in self.files:
             if name.endswith(PICKLE):
                 replace_pickle(directory / name)
 
     def facts(self) -> list[dict]:
-        """What is done with the states, in order: the `type` of each module, its `folder`, and the
-        content of its config."""
+        """Return the modules after the model, in order: `type`, `folder` and the content of the
+        config."""
         files = [self.files.get(f"{module.folder}/{MODULE_CONFIG}") for module in self.modules]
         return [
             {"type": module.kind, "folder": module.folder, **(read_json(file) if file else {})}
@@ -90,7 +91,7 @@ def replace_pickle(path: Path) -> None:
 
 
 def companions(source: str | os.PathLike) -> Companions:
-    """Of the checkpoint `source`, a directory or Hub id.
+    """Return the companion files and modules of the checkpoint `source`, a directory or Hub id.
 
     Raises:
         FileNotFoundError: as `checkpoint_directory`, and for a file that a module lacks.
@@ -115,7 +116,8 @@ def companions(source: str | os.PathLike) -> Companions:
 
 
 def read_modules(path: Path) -> tuple[Module, ...]:
-    """Those after the model; none without a file."""
+    """Return the modules after the model from the modules.json at `path`; none if it does not
+    exist."""
     if not path.is_file():
         return ()
     check_no_pointer(path)
@@ -154,7 +156,8 @@ def module_of(path: Path, entry: object) -> Module:
 
 
 def files_of(directory: Path, module: Module) -> list[str]:
-    """Of several weights the first that is there."""
+    """Return the files of `module` in `directory`; of several weights, only the first that
+    exists."""
     files = {}
     for names in ((MODULE_CONFIG,), MODULE_WEIGHTS):
         places = [f"{module.folder}/{name}" for name in names]
@@ -180,8 +183,10 @@ def left_out(source: str | os.PathLike, content: dict) -> list[str]:
 
 
 def names_of(source: str | os.PathLike) -> list[str]:
-    """Of the files of a directory, or of the Hub's list of them if that is known, at most one
-    folder deep."""
+    """Return the names of the files of `source`, at most one folder deep.
+
+    For a Hub id these come from the cached list of its files, and are empty without one.
+    """
     if os.path.isdir(source):
         root = Path(source)
         return sorted(

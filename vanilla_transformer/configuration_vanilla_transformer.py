@@ -62,7 +62,7 @@ TRANSLATION = {
 
 @strict
 class VanillaTransformerConfig(transformers.PreTrainedConfig):
-    """What the four variants share. Use one of the subclasses.
+    """The base of the four configs, with the fields that they share. Use one of the subclasses.
 
     Args:
         hidden_size (`int`, defaults to 512): width of the residual stream, the paper's d_model.
@@ -226,7 +226,7 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
 
 @strict
 class VanillaTextConfig(VanillaTransformerConfig):
-    """What the three variants of text share. Use one of the subclasses.
+    """The base of the three configs of text models. Use one of the subclasses.
 
     Args beside those of `VanillaTransformerConfig`:
         vocab_size (`int`, defaults to 37000): number of token types.
@@ -502,8 +502,10 @@ class VanillaSeq2SeqConfig(VanillaTextConfig):
         return super().from_dict(config_dict, **kwargs)
 
     def to_dict(self) -> dict:
-        """With the pipeline that a file named, as it named it: `transformers.pipeline` puts classes
-        there."""
+        """Return the fields, with the translation pipeline as the loaded file had it.
+
+        `transformers.pipeline` replaces its name with classes.
+        """
         content = super().to_dict()
         return content | (
             {"custom_pipelines": copy.deepcopy(TRANSLATION)}
@@ -512,8 +514,10 @@ class VanillaSeq2SeqConfig(VanillaTextConfig):
         )
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
-        """With the code of that pipeline, if it is beside this file or where the config was loaded
-        from."""
+        """Save the config, with the code of the translation pipeline if its file can be found.
+
+        The file is beside this one, or where the config was loaded from.
+        """
         if self._translates:
             file = Path(__file__).with_name(f"{PIPELINES}.py")
             if not file.is_file():

@@ -65,7 +65,7 @@ def converted(
 
 
 def is_ours(source: str | os.PathLike) -> bool:
-    """Whether the checkpoint `source`, a directory or Hub id, needs no conversion."""
+    """Return True if the checkpoint `source`, a directory or Hub id, needs no conversion."""
     if os.path.isdir(source) and is_marian(Path(source)):
         return False
     content, _ = read_raw_config(checkpoint_directory(source, (CONFIG,)))
@@ -73,7 +73,7 @@ def is_ours(source: str | os.PathLike) -> bool:
 
 
 def is_marian(source: Path) -> bool:
-    """Whether the directory has a model of Marian's and none of transformers'."""
+    """Return True if the directory has a model of Marian and none of transformers."""
     return not (source / CONFIG).is_file() and any(source.glob("*.npz"))
 
 

@@ -1,4 +1,4 @@
-"""What went wrong by the caller's hand, and what is not installed."""
+"""The errors of this package: wrong usage, and packages that are not installed."""
 
 
 class UsageError(ValueError):

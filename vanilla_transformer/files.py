@@ -137,7 +137,7 @@ def new_directory(
 
 @contextlib.contextmanager
 def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ()) -> Iterator[Path]:
-    """As `new_directory`, for one file: yields the path to write it to.
+    """Yield a temporary path to write a file to, and move the file to `path` on success.
 
     Raises:
         IsADirectoryError: if `path` is a directory.
@@ -263,8 +263,11 @@ def relative_files(directory: Path) -> Iterator[str]:
 
 
 def files_of_export(directory: Path) -> set[str]:
-    """Those that its manifest lists, the manifest and the card; none if there is no manifest of
-    ours."""
+    """Return the export files in `directory`: those in the manifest, the manifest itself and the
+    card.
+
+    The set is empty without a manifest that this package wrote.
+    """
     manifest = read_object(directory / MANIFEST)
     files = manifest.get("files")
     if not {"schema_version", "architecture", "model_type"} <= manifest.keys() or not isinstance(
@@ -280,7 +283,7 @@ def files_of_export(directory: Path) -> set[str]:
 
 
 def files_of_checkpoint(directory: Path) -> set[str]:
-    """Those whose names are a checkpoint's; none if its config is not one that we wrote."""
+    """Return the checkpoint files in `directory`; none if this package did not write its config."""
     config = read_object(directory / CONFIG)
     is_ours = VERSION_KEY in config or MODEL_TYPE.fullmatch(str(config.get("model_type")))
     if not is_ours:
@@ -293,7 +296,8 @@ def files_of_checkpoint(directory: Path) -> set[str]:
 
 
 def files_of_triton_model(directory: Path) -> set[str]:
-    """Those whose names are such a model's; none if its configuration is not one that we wrote."""
+    """Return the Triton model files in `directory`; none if this package did not write its
+    configuration."""
     try:
         is_ours = (directory / TRITON_CONFIG).read_text(encoding="utf-8").startswith(TRITON_MARK)
     except (OSError, ValueError):
@@ -306,8 +310,8 @@ def files_of_triton_model(directory: Path) -> set[str]:
 
 
 def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
-    """Those of `files` that are an image processor's or sentence-transformers' own, or of a module
-    that modules.json names."""
+    """Return the `files` of an image processor, of sentence-transformers, or of a module in
+    modules.json."""
     modules = json_or_none(directory / MODULES)
     named = (
         {module.get("path") for module in modules if isinstance(module, dict)}
@@ -335,7 +339,8 @@ def json_or_none(path: Path) -> object:
 
 
 def state_of(path: Path) -> dict[str, tuple] | None:
-    """Which files are in the directory `path`, or at it; renaming it changes nothing of that."""
+    """Return the identity and state of the files in or at `path`, which renaming does not
+    change."""
     if not path.exists():
         return None
     names = relative_files(path) if path.is_dir() else [""]

@@ -124,8 +124,8 @@ class VanillaRelativePositions(nn.Module):
         self.bias = nn.Embedding(self.buckets, config.num_attention_heads)
 
     def forward(self, queries, keys):
-        """Where queries (T,) and keys (S,) stand in the sequence -> what is added to the scores,
-        (1, H, T, S)."""
+        """Return the bias of the attention scores, (1, H, T, S), for positions of queries (T,) and
+        keys (S,)."""
         return self.bias(self.bucket(keys - queries[:, None])).permute(2, 0, 1)[None]
 
     def bucket(self, offset):
@@ -572,9 +572,11 @@ class VanillaPreTrainedModel(PreTrainedModel):
             init.normal_(module.positions, std=self.config.initializer_range)
 
     def init_parallel_plans(self):
-        """Of the config's plans, what this model has modules for. A process that holds some heads
-        of self-attention cannot add the bias of all of them, so with relative positions it holds
-        them all."""
+        """Keep the entries of the config's plans that this model has modules for.
+
+        With relative positions each process holds all heads of self-attention, because the bias of
+        all heads cannot be added to some of them.
+        """
         super().init_parallel_plans()
         names = {re.sub(r"\d+", "*", name) for name, _ in self.named_modules()}
         if self.config.has_relative_positions:
@@ -670,10 +672,13 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
-        """`input_ids` (B, S), or `inputs_embeds` (B, S, E) in their place; `attention_mask` (B, S),
-        1 for tokens, 0 for padding (all 1 by default); `token_type_ids` (B, S), 0 by default;
-        `position_ids` (B, S), from 0 on, by default counted by `config.position_ids_from` ->
-        `last_hidden_state` (B, S, D), and `pooler_output` (B, D) if `config.pooler_act` is set."""
+        """Encode the tokens and return `last_hidden_state` (B, S, D).
+
+        `input_ids` are (B, S); `inputs_embeds` (B, S, E) may replace them. `attention_mask` (B, S)
+        is 1 for tokens and 0 for padding, by default all 1. `token_type_ids` (B, S) are 0 by
+        default. `position_ids` (B, S) start at 0 and are counted by `config.position_ids_from` by
+        default. `pooler_output` (B, D) is returned if `config.pooler_act` is set.
+        """
         check_attention_implementation(self.config)
         if kwargs.get("past_key_values") is not None:
             raise ValueError(
@@ -749,12 +754,14 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """`input_ids` (B, T), the tokens that are not in the cache yet; `attention_mask` (B, past +
-        T); `position_ids` (B, T), from 0 on, by default counted by `config.position_ids_from`:
-        where that is `"place"`, give them for left-padded rows (without mask and cache, those that
-        do not go up by 1 mean packed sequences, which do not see each other);
-        `encoder_hidden_states` (B, S, D) with `encoder_attention_mask` (B, S) ->
-        `last_hidden_state` (B, T, E)."""
+        """Decode the tokens and return `last_hidden_state` (B, T, E).
+
+        `input_ids` (B, T) are the tokens that are not yet in the cache, and `attention_mask` is (B,
+        past + T). `position_ids` (B, T) start at 0 and are counted by `config.position_ids_from` by
+        default; left-padded rows need them if that is `"place"`. Without mask and cache, positions
+        that do not go up by 1 mean packed sequences, which do not see each other.
+        `encoder_hidden_states` (B, S, D) come with `encoder_attention_mask` (B, S).
+        """
         check_attention_implementation(self.config)
         if encoder_hidden_states is not None and not self.has_cross_attention:
             raise ValueError(
@@ -942,10 +949,12 @@ class VanillaVisionModel(VanillaPreTrainedModel):
         interpolate_pos_encoding: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
-        """`pixel_values` (B, C, H, W), of `config.image_size`, or with `interpolate_pos_encoding`
-        (by default `config.interpolate_pos_encoding`) of any size -> `last_hidden_state` (B, S, D)
-        of the first tokens and the patches, row by row, and `pooler_output` (B, D) if
-        `config.pooler_act` is set.
+        """Encode the images and return `last_hidden_state` (B, S, D) of the first tokens and the
+        patches.
+
+        `pixel_values` (B, C, H, W) have `config.image_size`, or any size with
+        `interpolate_pos_encoding` (by default `config.interpolate_pos_encoding`). Patches are in
+        row order. `pooler_output` (B, D) is returned if `config.pooler_act` is set.
 
         Raises:
             ValueError: for images of another size or number of channels.

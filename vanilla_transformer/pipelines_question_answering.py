@@ -248,8 +248,10 @@ class QuestionAnsweringPipeline(ChunkPipeline):
         return answers[0] if len(answers) == 1 else answers
 
     def _probabilities(self, window, tokens):
-        """Of each of the context's `tokens` to be the answer's first and last one, and of the CLS
-        token to be both."""
+        """Return the probabilities of the context's `tokens` to start and to end the answer.
+
+        The third result is the probability that the CLS token is both, which means no answer.
+        """
         ids = window["encoding"].ids
         cls_id = self.tokenizer.cls_token_id
         cls = [ids.index(cls_id)] if cls_id in ids and ids.index(cls_id) not in tokens else []
@@ -267,8 +269,10 @@ class QuestionAnsweringPipeline(ChunkPipeline):
 
 
 def _characters(encoding, first, last, sequence):
-    """Where tokens `first` to `last` stand in their text, extended to whole words of `sequence`
-    unless that is `None`."""
+    """Return the character range of tokens `first` to `last` in their text.
+
+    It is extended to whole words of `sequence`, unless that is `None`.
+    """
     if sequence is not None:
         words = encoding.token_to_word(first), encoding.token_to_word(last)
         if None not in words:  # some tokenizers have no words

@@ -188,10 +188,9 @@ class Text2TextGenerationPipeline(Pipeline):
 
 
 class SummarizationPipeline(Text2TextGenerationPipeline):
-    """As `Text2TextGenerationPipeline`, with `"summary_text"` or `"summary_token_ids"` in its
-    results.
+    """A `Text2TextGenerationPipeline` that returns `"summary_text"` or `"summary_token_ids"`.
 
-    It warns where an input is shorter than the longest summary that was asked for.
+    It warns if an input is shorter than the maximum length of the summary.
     """
 
     return_name = "summary"
@@ -206,14 +205,14 @@ class SummarizationPipeline(Text2TextGenerationPipeline):
 
 
 class TranslationPipeline(Text2TextGenerationPipeline):
-    """As `Text2TextGenerationPipeline`, with `"translation_text"` or `"translation_token_ids"` in
-    its results.
+    """A `Text2TextGenerationPipeline` that returns `"translation_text"` or
+    `"translation_token_ids"`.
 
     Further args: `src_lang` and `tgt_lang` (`str`, default to the xx and yy of the task
-    `translation_xx_to_yy`) for multilingual tokenizers, as those name them; another language is a
-    ValueError. Other tokenizers have no use for them, which is warned about if they are given;
-    multilingual ones get no prefix. It warns where an input is longer than 0.9 of the longest
-    translation that was asked for.
+    `translation_xx_to_yy`) for multilingual tokenizers, in the tokenizer's own codes; another
+    language is a ValueError. Other tokenizers ignore them with a warning. Inputs of multilingual
+    tokenizers get no prefix. It warns if an input is longer than 0.9 of the maximum length of the
+    translation.
     """
 
     return_name = "translation"

@@ -43,8 +43,8 @@ def to_vanilla_config(
 
 
 def require_encoder(theirs: PreTrainedConfig) -> None:
-    """What BERT, RoBERTa and ELECTRA can be configured to be besides encoders with absolute
-    positions."""
+    """Raise ValueError if the source config is a decoder, has cross-attention, or has positions
+    that are not absolute."""
     require(
         theirs,
         is_decoder=False,
@@ -115,7 +115,8 @@ def source_fields(
 
 
 def source_sizes(ours: VanillaTransformerConfig) -> Fields:
-    """What BERT's kin and ViT have under the same names: sizes, activation, norm and dropouts."""
+    """Return the size fields that BERT, its relatives and ViT share: widths, activation, norm and
+    dropouts."""
     return {
         "hidden_size": ours.hidden_size,
         "intermediate_size": ours.intermediate_size,

@@ -1,4 +1,4 @@
-"""What the module of a family holds, and the modules by the families' names."""
+"""The protocol that the module of a model family implements, and the modules by family name."""
 
 import importlib
 from collections.abc import Collection
@@ -46,8 +46,8 @@ class Converter(Protocol):
     def tensor_maps(
         self, ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
     ) -> list[TensorMap]:
-        """Of all tensors, those of other heads too: the ones that a model does not have are passed
-        over."""
+        """Return the maps of all tensors, including those of other heads; maps whose tensors a
+        model lacks are skipped."""
 
 
 def converter_of(model_type: str) -> Converter:

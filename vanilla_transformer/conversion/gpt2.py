@@ -130,8 +130,11 @@ def tensor_maps(
 
 
 def scaled_queries(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, layer: int) -> float:
-    """What GPT-2 leaves out of, or adds to, the division of scores by sqrt(d_k) goes into the
-    queries."""
+    """Return the factor of the query weights that makes up for GPT-2's options.
+
+    Attention here always divides scores by sqrt(d_k). GPT-2 may omit this division, or divide by
+    the layer number too.
+    """
     factor = 1.0 if theirs.scale_attn_weights else ours.head_dim**0.5
     return factor / (layer + 1) if theirs.scale_attn_by_inverse_layer_idx else factor
 

@@ -216,7 +216,7 @@ def generation_config(
 
 
 def tensors(arrays: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """By transformers' names, each read when it is asked for."""
+    """Yield (name, tensor) with transformers' names, reading each tensor when it is asked for."""
     for name in arrays:
         if name != MODEL_CONFIG:
             array = torch.from_numpy(np.atleast_2d(arrays[name]))

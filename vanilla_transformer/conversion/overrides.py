@@ -1,4 +1,4 @@
-"""What the caller says of a source that its files do not say, or say wrongly."""
+"""Facts about a source that the caller states because its files lack them or have them wrong."""
 
 import json
 from collections.abc import Mapping

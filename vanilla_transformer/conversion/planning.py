@@ -1,4 +1,5 @@
-"""How a checkpoint converts, decided by its config and by the names and shapes of its tensors."""
+"""The choice of a conversion, from a checkpoint's config and the names and shapes of its
+tensors."""
 
 import copy
 import os
@@ -73,8 +74,10 @@ def plan_conversion(
     leave_out: Iterable[str] = (),
     variant: str | None = None,
 ) -> ConversionPlan:
-    """What `convert` would do, checked, with nothing written. Raises: as `convert`, but for
-    `out`."""
+    """Return the checked plan of what `convert` would do, without writing anything.
+
+    Raises: the errors of `convert`, except those about `out`.
+    """
     overrides = Overrides(config or {}, tuple(leave_out), variant)
     if to is None:
         return plan_to_vanilla(source, overrides)
@@ -533,7 +536,8 @@ def empty_model(
     files: TensorFiles,
     source_config: PreTrainedConfig,
 ) -> PreTrainedModel:
-    """On the meta device. Its dtype is that of the source's config, or of its tensors."""
+    """Return a model on the meta device, with the dtype of the source's config or of its
+    tensors."""
     floats = [dtype for _, dtype in files.shapes.values() if dtype.is_floating_point]
     if not floats:
         raise ValueError(
@@ -553,8 +557,10 @@ def check_missing(names: list[str], architecture: str, files: TensorFiles) -> No
 
 
 def left_over(names: Iterable[str], used: set[str], known: Iterable[str], fault: str) -> list[str]:
-    """Those of `names` that are not `used`, in order. Raises ValueError, which begins with `fault`,
-    for others than `known`."""
+    """Return the `names` that are not `used`, sorted.
+
+    Raises ValueError, beginning with `fault`, if some of them are not `known`.
+    """
     rest = sorted(set(names) - used)
     if unknown := sorted(set(rest).difference(known)):
         raise ValueError(f"{fault}: {', '.join(unknown)}")

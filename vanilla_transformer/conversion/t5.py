@@ -99,7 +99,7 @@ def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Field
 
 
 def feed_forward_proj(ours: VanillaTransformerConfig) -> str:
-    """In this field `gelu` means `gelu_new` where there is a gate."""
+    """Return T5's `feed_forward_proj`, where a gated `gelu` means `gelu_new`."""
     if not ours.gated:
         return ours.hidden_act
     if ours.hidden_act == "gelu":
@@ -142,8 +142,10 @@ def tensor_maps(
 
 
 def last_norm(theirs: PreTrainedConfig, architecture: str) -> Op:
-    """Of the decoder: T5, and not mT5, which lacks the field, may scale what its head reads, and
-    only that."""
+    """Return the operation on the decoder's last norm: a scale of d_model**-0.5, or none.
+
+    T5 may scale the states that its language model head reads. mT5 lacks the field and never does.
+    """
     is_scaled = architecture.endswith("ForConditionalGeneration") and getattr(
         theirs, "scale_decoder_outputs", False
     )

@@ -30,8 +30,10 @@ logger = logging.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Op:
-    """How one of their tensors becomes one or several of ours, and back: `None` where no family
-    converts it back."""
+    """An operation that makes one or several of our tensors from the source's, and its inverse.
+
+    `to_theirs` is `None` if no family needs the inverse.
+    """
 
     name: str
     to_ours: Callable[..., tuple[torch.Tensor, ...]]

@@ -158,7 +158,8 @@ def embedding_fields(embeddings: Tensors, given: Fields) -> Fields:
 
 
 def embedding_weights(embeddings: Tensors, side: str) -> Tensors:
-    """Of one stack. The decoder's are the encoder's where it has none of its own."""
+    """Return the embedding weights of one stack; a decoder without its own table gets the
+    encoder's."""
     weights = {}
     for name in ("embed_tokens", "embed_positions"):
         own = embeddings.get(f"decoder_{name}") if side == "decoder." else None
@@ -169,7 +170,7 @@ def embedding_weights(embeddings: Tensors, side: str) -> Tensors:
 
 
 def stack_weights(tensors: Tensors) -> Tensors:
-    """Of one stack, under our names."""
+    """Return the weights of one stack under our names. Raises ValueError for unknown names."""
     names = DECODER_NAMES if any(".multihead_attn." in name for name in tensors) else ENCODER_NAMES
     weights = {}
     for name, tensor in tensors.items():

@@ -49,7 +49,7 @@ def to_vanilla_config(
 
 
 def encoder_fields(theirs: PreTrainedConfig) -> Fields:
-    """Those that they share with DINOv2."""
+    """Return the config fields that ViT and DINOv2 share."""
     dropout = theirs.hidden_dropout_prob
     return {
         "hidden_size": theirs.hidden_size,
@@ -120,8 +120,11 @@ def patches(ours: VanillaVisionConfig) -> list[TensorMap]:
 def layer(
     ours: str, theirs: str, stored: str, names: tuple[tuple[str, ...], ...], has_qkv_bias: bool
 ) -> list[TensorMap]:
-    """Of the layer that is called `ours`, `theirs` in the class and `stored` in files; `names` are
-    as `LAYER`."""
+    """Return the tensor maps of one layer.
+
+    The layer is called `ours` here, `theirs` in the source's class and `stored` in its files.
+    `names` has the form of `LAYER`.
+    """
     maps = []
     for name, in_class, in_files in names:
         weight, bias = (

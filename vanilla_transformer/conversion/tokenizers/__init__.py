@@ -43,8 +43,9 @@ class FoundTokenizer:
 
 
 def find_tokenizer(directory: Path) -> FoundTokenizer | None:
-    """That of the checkpoint in `directory`; `None` without files of one. Its notes are logged as
-    warnings.
+    """Return the tokenizer of the checkpoint in `directory`, or `None` without tokenizer files.
+
+    The notes of the tokenizer are logged as warnings.
 
     Raises:
         FileNotFoundError: for a file that is missing.
@@ -79,8 +80,8 @@ def made_tokenizer(directory: Path) -> FoundTokenizer:
 
 
 def load(directory: Path) -> PreTrainedTokenizerBase:
-    """As `AutoTokenizer`; with errors that say which file is wrong, where transformers makes a
-    tokenizer of a model."""
+    """Load a tokenizer like `AutoTokenizer`; errors name the file of a damaged SentencePiece
+    model."""
     models = [path for name in MODELS if (path := directory / name).is_file()]
     if not models or (directory / TOKENIZER).is_file():
         return load_tokenizer(directory)

@@ -10,8 +10,9 @@ from .sentencepiece_model import make_tokenizer, read_sentencepiece, read_vocabu
 
 
 def make_backend(theirs: PreTrainedTokenizerBase, directory: Path) -> tuple[Tokenizer, list[str]]:
-    """That of `theirs`, an `M2M100Tokenizer`, for text in its source language; and what differs, in
-    words.
+    """Return the backend tokenizer for `theirs`, an `M2M100Tokenizer`, and notes on differences.
+
+    The source language of `theirs` is that of the text.
 
     Raises:
         FileNotFoundError, ImportError, ValueError: as `read_sentencepiece` and `read_vocabulary`.

@@ -16,8 +16,9 @@ SPECIAL_TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>
 
 
 def make_tokenizer(directory: Path) -> tuple[PreTrainedTokenizerFast, list[str]]:
-    """That with the ids of `MarianTokenizer`, its decoding and its `text_target`; and what differs,
-    in words.
+    """Return a fast tokenizer with the ids of `MarianTokenizer`, and notes on differences.
+
+    It decodes as `MarianTokenizer` does, and encodes targets by `text_target`.
 
     Raises:
         FileNotFoundError, ImportError, ValueError: as `read_sentencepiece` and `read_vocabulary`;

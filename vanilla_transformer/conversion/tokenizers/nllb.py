@@ -13,8 +13,10 @@ MASK = AddedToken("<mask>", lstrip=True, special=True)
 
 
 def is_bare(directory: Path) -> bool:
-    """Whether `directory`, which has a SentencePiece model and no tokenizer.json, is of NLLB and
-    lists no added tokens."""
+    """Return True if `directory` has an NLLB tokenizer that lists no added tokens.
+
+    The directory has a SentencePiece model and no tokenizer.json.
+    """
     if (directory / "vocab.json").is_file():  # of M2M100, whose model type NLLB has
         return False
     path = directory / "tokenizer_config.json"

@@ -62,7 +62,8 @@ def read_sentencepiece(path: Path, model_types: Collection[str] = ("unigram", "B
 
 
 def parse(path: Path) -> Any:
-    """Of the file at `path`, whatever its model. Raises as `read_sentencepiece`."""
+    """Return the SentencePiece model in the file at `path`, of any type. Raises as
+    `read_sentencepiece`."""
     try:
         from google.protobuf.message import DecodeError
         from sentencepiece import sentencepiece_model_pb2
@@ -130,9 +131,11 @@ def read_vocabulary(path: Path, tokens: Iterable[str]) -> dict[str, int]:
 def make_tokenizer(
     model: Any, vocabulary: dict[str, int], unknown: str, others: Collection[str]
 ) -> tuple[Tokenizer, list[str]]:
-    """Text -> the ids that `vocabulary` has for the pieces of `model`, without special tokens
-    around them, and back; and the pieces that are left out. `others` are tokens of `vocabulary`
-    that are no pieces."""
+    """Return a tokenizer for `model` with the ids of `vocabulary`, and the pieces that have no id.
+
+    It adds no special tokens around the text. `others` are tokens of `vocabulary` that are not
+    pieces.
+    """
     scores = piece_scores(model)
     if model.trainer_spec.model_type == 1:
         backend = unigram(scores, vocabulary, unknown, others)
@@ -153,8 +156,10 @@ def make_tokenizer(
 
 
 def piece_scores(model: Any) -> dict[str, float]:
-    """Of the pieces that text is cut into. A user-defined one is always chosen where it stands, by
-    the score that SentencePiece gives it for its length."""
+    """Return the score of each piece that text is split into.
+
+    User-defined pieces get SentencePiece's score for their length, so that they always win.
+    """
     normal = {piece.piece: piece.score for piece in model.pieces if piece.type == NORMAL}
     best = max(normal.values(), default=0.0)
     own = {
