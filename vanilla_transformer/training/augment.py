@@ -41,7 +41,7 @@ class AugmentedDataset:
         return len(self.rows)
 
     def __getitems__(self, indices: list[int]) -> list[Row]:
-        """As a `DataLoader` asks for the rows of a batch."""
+        """Return the augmented rows of a batch; a `DataLoader` calls this."""
         seeds = [f"{self.seed} {self.epoch} {index}" for index in indices]
         return augment(self.rows.__getitems__(indices), self.augmentation, seeds)
 
@@ -56,7 +56,11 @@ def augment(rows: list[Row], augmentation: Augmentation, seeds: list[str]) -> li
 def augmentation_of(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, rows: Dataset
 ) -> Augmentation | None:
-    """That of the training rows `rows`; `None` where the model sees them as they are, once."""
+    """Return the augmentation of the training rows `rows`, or `None` if the model sees them
+    unchanged.
+
+    With R-Drop each row becomes two.
+    """
     augment_row = row_augmentation(recipe, tokenizer, rows)
     r_drop = recipe.training.get("r_drop")
     if augment_row is None:

@@ -76,7 +76,7 @@ class TokenStream(torch.utils.data.IterableDataset):
                 yield from self.batches(columns, f"{self.seed} {epoch} {part}")
 
     def batches(self, columns: dict[str, list], seed: str) -> Iterator[list[Row]]:
-        """Those of a part of the stream, in any order."""
+        """Yield the batches of one part of the stream in random order."""
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         batches = cut(
             [tuple(len(row[name]) for name in SIDES if name in row) for row in rows], self.limit

@@ -1,4 +1,4 @@
-"""What `Trainer` calls while it runs: checks of the loss, how fast it goes, which epoch it is."""
+"""Callbacks of `Trainer`: they check the loss, measure the speed and keep track of the epoch."""
 
 import time
 from typing import Any

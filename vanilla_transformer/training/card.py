@@ -20,7 +20,7 @@ vanilla-transformer is not installed. Where it is, `import vanilla_transformer` 
 
 
 def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool) -> ModelCard:
-    """Of the `record` of a run, and nothing else."""
+    """Return the model card of a run; its text comes from the `record` of the run only."""
     config = model.config
     recipe = record["recipe"]
     task = TASKS[recipe["task"]]
@@ -99,7 +99,7 @@ def scores_table(named_scores: list[tuple[str, str, float]], metrics: dict) -> s
 
 
 def command_line() -> str | None:
-    """What this process was called with, if it is the command."""
+    """Return the command line of this process, or `None` if another program calls this package."""
     program = Path(sys.argv[0]).name
     return shlex.join([program, *sys.argv[1:]]) if program == "vanilla-transformer" else None
 

@@ -38,9 +38,12 @@ ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt")
 
 
 class WholeCheckpoints(TrainerCallback):
-    """Notes the hashes of a checkpoint's files once they are written, so that one that was cut
-    short or damaged is known, and keeps `save_total_limit` of them. (`Trainer` itself would remove
-    whatever else is called checkpoint-something.)"""
+    """A callback that records the hashes of each checkpoint's files and keeps `save_total_limit` of
+    them.
+
+    The hashes show if a checkpoint was cut short or damaged. (`Trainer` itself would remove
+    everything else that is called checkpoint-something.)
+    """
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -53,7 +56,7 @@ class WholeCheckpoints(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Marks the checkpoint that is about to be written as one of the run."""
+        """Mark the checkpoint that is about to be written as one of the run."""
         if control.should_save and args.should_save:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             checkpoint.mkdir(parents=True, exist_ok=True)
@@ -90,8 +93,11 @@ def remove(checkpoint: Path) -> None:
 
 
 def best_checkpoint(run: Path, state: TrainerState) -> Path:
-    """That of the trainer's `state`, in the directory `run`. Raises ValueError if it is damaged or
-    not there."""
+    """Return the path of the best checkpoint so far, by the trainer's `state`, in the directory
+    `run`.
+
+    Raises ValueError if it is damaged or missing.
+    """
     best = run / Path(state.best_model_checkpoint).name
     if not is_whole(best):
         raise ValueError(
@@ -114,8 +120,10 @@ def sha256(path: Path) -> str:
 
 
 def marked_checkpoints(state: Path) -> list[Path]:
-    """Those that a run wrote or began to, oldest first. Averages and whatever else a user puts
-    there are none."""
+    """Return the checkpoints that a run finished or began to write, oldest first.
+
+    Averages and other directories of the user are not among them.
+    """
     named = [
         path for path in state.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)
     ]
@@ -127,8 +135,8 @@ def step_of(checkpoint: Path) -> int:
 
 
 def noted_hashes(checkpoint: Path) -> dict[str, str]:
-    """By the name of the file; empty if the checkpoint was cut short, or they are not as a run
-    writes them."""
+    """Return the recorded hashes by file name; empty if the checkpoint was cut short or its record
+    damaged."""
     try:
         noted = json.loads((checkpoint / FILES).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, RecursionError):
@@ -176,12 +184,11 @@ def whole_checkpoints(state: Path) -> Iterator[Path]:
 
 
 def check_state(state: Path, facts: dict, restart: bool) -> None:
-    """Whether `state` may hold the state of a run with these `facts`.
+    """Check that `state` may hold the state of a run with these `facts`.
 
     Args:
         facts: `run_facts` of its recipe.
-        restart: whether that of another recipe, or one that is damaged, will do too: it is moved
-            aside.
+        restart: accept the state of another recipe, or a damaged one, which is then moved aside.
 
     Raises:
         FileExistsError: if `state` holds something that no run wrote in a place that a run needs.
@@ -222,8 +229,10 @@ def check_state(state: Path, facts: dict, restart: bool) -> None:
 
 
 def noted_facts(state: Path, restart: bool) -> dict:
-    """What `run_facts` were when the run was last called; what can be gone without, if it is to
-    `restart`."""
+    """Return the `run_facts` of the last call of the run.
+
+    With `restart`, a damaged record is replaced by empty facts. Otherwise it raises ValueError.
+    """
     try:
         noted = json.loads((state / RUN).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -291,7 +300,8 @@ def check_same(state: Path, before: dict, facts: dict) -> None:
 
 
 def is_longer(key: str, before: dict, now: dict) -> bool:
-    """Whether `key` is of more updates by a schedule that is the same for any number of them."""
+    """Return True if `key` only adds updates, under a schedule that does not depend on their
+    number."""
     schedule = now.get("training.lr_scheduler_type")
     steps = [facts.get("training.max_steps") for facts in (before, now)]
     # a share of the updates
@@ -302,7 +312,7 @@ def is_longer(key: str, before: dict, now: dict) -> bool:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """In one step, whatever happens in between."""
+    """Write `text` to `path` atomically."""
     partial = path.with_name(f".{path.name}")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)

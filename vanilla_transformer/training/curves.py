@@ -1,4 +1,4 @@
-"""How a run went, as a figure."""
+"""The curves of a run (loss, learning rate, metrics) as a figure."""
 
 from pathlib import Path
 

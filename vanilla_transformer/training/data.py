@@ -93,7 +93,7 @@ def no_text(byte: re.Match, encoding: str) -> str:
 
 
 class Fault(str):
-    """What is wrong with a line, in its place."""
+    """A description of what is wrong with a line; it takes the place of the line."""
 
 
 Check = Callable[[str], str | None]  # a line -> what is wrong with it, `None` for nothing
@@ -106,8 +106,10 @@ def empty(line: str) -> str | None:
 def lines(
     path: str | Path, encoding: str = "UTF-8", fault: Check | None = None
 ) -> Iterator[str | Fault]:
-    """Those of a file, with a `Fault` for each that is no text of that `encoding`, has more than
-    `LONGEST` bytes, or a `fault`. An empty file is one empty line.
+    """Yield the lines of a file, with a `Fault` in place of each bad line.
+
+    A line is bad if it is not text in `encoding`, has more than `LONGEST` bytes, or has a `fault`.
+    An empty file is one empty line.
 
     Raises:
         FileNotFoundError, ValueError: as `parts`.
@@ -132,7 +134,7 @@ def checked(line: str, encoding: str, fault: Check | None) -> str | Fault:
 
 
 def shown(line: str) -> str:
-    """For an error of one line."""
+    """Return `line`, shortened to 80 characters, as part of an error message."""
     return f"is {line!r}" if len(line) <= 80 else f"begins with {line[:80]!r}"
 
 
@@ -183,7 +185,7 @@ def lines_of(
     bad: BadRows | None = None,
     fault: Check | None = empty,
 ) -> list[str]:
-    """Those of all files, one after the other, without `bad` ones."""
+    """Return the lines of all files, one after the other, without `bad` ones."""
     return [line for path in paths for line in read_files([path], encoding, bad, fault)[0]]
 
 
@@ -274,7 +276,7 @@ def check_files(data: dict, split: str, names: tuple[str, ...]) -> None:
 
 
 def places_of(rows: Iterable[dict], fault: Callable[[dict], str | None], bad: BadRows) -> list[int]:
-    """Where the rows are that have no `fault`."""
+    """Return the positions of the rows without a `fault`; count the others in `bad`."""
     kept = []
     for place, row in enumerate(rows):
         if what := fault(row):

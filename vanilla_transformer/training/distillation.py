@@ -56,7 +56,7 @@ class Teachers:
     def logits(
         self, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, texts: list[str]
     ) -> torch.Tensor:
-        """Of one teacher (B, C)."""
+        """Return the logits (B, C) of one teacher."""
         return model(
             **tokenizer(texts, padding=True, return_tensors="pt").to(model.device)
         ).logits.float()

@@ -1,4 +1,4 @@
-"""What a recipe would do, and how long it would take, from its first updates."""
+"""A dry run: what a recipe would do and how long it would take, measured on its first updates."""
 
 import math
 import sys
@@ -27,8 +27,11 @@ QUIET = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end":
 
 
 def dry_run(recipe: Recipe) -> str:
-    """Sizes of the text, the model and an update, and the time and memory of the whole run, as the
-    first updates had them; in lines. Nothing stays on disk."""
+    """Return a report on a recipe: sizes of data, model and updates, and time and memory of the
+    run.
+
+    Time and memory are extrapolated from the first updates. Nothing stays on disk.
+    """
     with tempfile.TemporaryDirectory() as state:
         whole = training_arguments(recipe, Path(state))
         set_seed(whole.seed)

@@ -43,11 +43,13 @@ def loss_function(
 
 
 class UpdateLoss(torch.autograd.Function):
-    """As `F.cross_entropy` with `label_smoothing` and `reduction="sum"`, for logits (N, V) and
-    labels (N,), -100 where nothing is to be predicted; with `r_drop`, that many times half the
-    divergences between the halves of the rows are added. The gradient takes the place of the
-    logits, a few rows at a time, while they are in the cache. That takes about half the time on a
-    CPU."""
+    """A cross-entropy whose gradient overwrites the logits, a few rows at a time while they are
+    cached.
+
+    It equals `F.cross_entropy` with `label_smoothing` and `reduction="sum"`, for logits (N, V) and
+    labels (N,), -100 where nothing is to be predicted. `r_drop` adds that many times half the
+    divergences between the two halves of the rows. On a CPU it takes about half the time.
+    """
 
     @staticmethod
     def forward(

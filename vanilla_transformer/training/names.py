@@ -20,14 +20,16 @@ def flat(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_name(what: str, name: Any, known: Iterable[str], elsewhere: Iterable[str] = ()) -> None:
-    """Raises UsageError for a `name` that is none of those `known`, with the nearest of them; if
-    none is near, with the same name `elsewhere`, or with all that are known."""
+    """Raise UsageError if `name` is not `known`, with the nearest known name.
+
+    If none is near, the error has the same name `elsewhere`, or all known names.
+    """
     if not isinstance(name, str) or name not in known:
         raise UsageError(f"no {what} {reprlib.repr(name)}{nearest(str(name), known, elsewhere)}")
 
 
 def did_you_mean(name: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
-    """As `nearest`; empty if there is none."""
+    """Return a hint at the nearest known name, or an empty string if none is near."""
     near = [*difflib.get_close_matches(name, known, n=1), *elsewhere]
     return f"; did you mean {near[0]!r}?" if near else ""
 

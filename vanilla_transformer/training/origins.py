@@ -20,7 +20,7 @@ logger = logging.get_logger(__name__)
 
 
 def naming(key: str, load: Callable[[str], Any], path: str) -> Any:
-    """What `load` makes of the checkpoint of a recipe's `key`; its errors name the key.
+    """Return what `load` returns for the checkpoint of a recipe's `key`; errors name the key.
 
     Raises:
         FileNotFoundError, ValueError: as `load`, one of `checkpoint`.
@@ -52,11 +52,12 @@ def check_teachers(recipe: Recipe) -> None:
 
 
 def check_held_out(key: str, path: str, data: dict) -> bool:
-    """Whether the checkpoint has a record of its training text. With `folds` it must not have seen
-    the part that is held out.
+    """Return True if the checkpoint has a record of its training text.
+
+    With `folds`, it must not have been trained on the part that is held out.
 
     Raises:
-        ValueError: with both folds, if it may have.
+        ValueError: if there are folds and it may have been.
     """
     recorded = recorded_data(path)
     if recorded is None:
@@ -90,8 +91,8 @@ def recorded_data(path: str) -> tuple[dict, list[Path]] | None:
 
 
 def are_same(one: Path, other: Path, encoding: str, other_encoding: str) -> bool:
-    """By what is read of them, whether they are packed or not, or by their names where one is no
-    longer there."""
+    """Return True if two text files have the same lines, packed or not; compare names if one is
+    missing."""
     if one.is_file() and other.is_file():
         return all(
             line == its

@@ -122,7 +122,7 @@ def check_tables(tables: dict[str, Any]) -> None:
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    """What the file holds. Raises ValueError for one that is not TOML."""
+    """Return the tables of the TOML file at `path`. Raises ValueError if it is not TOML."""
     if (size := path.stat().st_size) > LARGEST_FILE:
         raise ValueError(f"{path} has {size} bytes, expected a recipe of at most {LARGEST_FILE}")
     try:

@@ -31,7 +31,7 @@ def record_of(recipe: Recipe, trainer: Seq2SeqTrainer, metrics: dict[str, Any]) 
 
 
 def hardware(arguments: TrainingArguments) -> str:
-    """What a run was on, in words."""
+    """Return a description of the processes and devices of a run."""
     processes = f"{arguments.world_size} processes" if arguments.world_size > 1 else "1 process"
     if torch.cuda.is_available():
         return f"{processes}, each on {torch.cuda.get_device_name()}"

@@ -88,7 +88,7 @@ def train(
 
 
 def inputs_of(recipe: Recipe) -> list[str | Path]:
-    """What a run reads that may be a path."""
+    """Return the inputs of a run that may be paths."""
     files = [
         path for split in SPLITS if split in recipe.data for path in paths_of(recipe.data, split)
     ]
@@ -124,8 +124,10 @@ def run_to_its_end(
 
 
 def load_final(trainer: Seq2SeqTrainer, checkpoint: Path, state: TrainerState) -> None:
-    """As `trainer.train` left it, which itself would do an update before it sees that all are
-    done."""
+    """Restore the state and weights of a finished run into `trainer`.
+
+    `trainer.train` would do one more update before it notices that all are done.
+    """
     state.init_training_references(trainer, state.max_steps, state.num_train_epochs, trial=None)
     trainer.state = state
     best = (
@@ -173,8 +175,11 @@ def write_result(
 def save_checkpoint(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, directory: Path, dtype: str
 ) -> None:
-    """With `"float16"` the tensors are stored as that and `model` becomes that; they load as
-    float32, as in its config."""
+    """Save model and tokenizer to `directory`.
+
+    With dtype `"float16"`, `model` becomes float16 and is stored so. Its config says float32, which
+    the tensors load as.
+    """
     if dtype == "float16":
         model.half()
     model.save_pretrained(directory)

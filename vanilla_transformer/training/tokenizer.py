@@ -109,7 +109,7 @@ def train_tokenizer(
 def template(
     tokenizer: Tokenizer, variant: str, token_types: bool
 ) -> processors.TemplateProcessing:
-    """What is put around a sequence, and around each of two."""
+    """Return the template of special tokens around one sequence and around a pair."""
     bos, eos = SPECIAL_TOKENS["bos_token"], SPECIAL_TOKENS["eos_token"]
     first = {"encoder": f"{bos} $A {eos}", "decoder": "$A", "seq2seq": f"$A {eos}"}[variant]
     type_id = int(token_types)

@@ -28,10 +28,13 @@ from .values import TRAINING
 
 
 def training_arguments(recipe: Recipe, state: Path, **changes: Any) -> Seq2SeqTrainingArguments:
-    """What the recipe's `Trainer` takes, with `changes` over it; its checkpoints go to `state`.
+    """Return the arguments of the recipe's `Trainer`; `changes` override them.
+
+    Checkpoints go to `state`.
 
     Raises:
-        UsageError: for what the arguments, this machine, or the number of processes do not allow.
+        UsageError: for settings that the arguments, this machine, or the number of processes do not
+            allow.
     """
     settings = {name: value for name, value in recipe.training.items() if name not in TRAINING}
     if total := recipe.training.get("tokens_per_update"):
@@ -150,7 +153,7 @@ def metrics_of(
 
 
 def first_of(values: Any, count: int) -> Any:
-    """Of arrays, or tuples of them."""
+    """Return the first `count` items of an array, or of each array in nested tuples."""
     return (
         tuple(first_of(value, count) for value in values)
         if isinstance(values, tuple)
@@ -159,8 +162,10 @@ def first_of(values: Any, count: int) -> Any:
 
 
 def training_dataset(rows: Any, recipe: Recipe, augmentation: Augmentation | None) -> Any:
-    """What `Trainer` takes as its training rows: augmented ones, if there is an `augmentation`;
-    batches by token count, if the recipe has such.
+    """Return the training rows for `Trainer`.
+
+    They are augmented if there is an `augmentation`, and in batches by token count if the recipe
+    sets one.
 
     Raises:
         ValueError: for a stream without a token count, and for a token count where all examples

@@ -1,5 +1,5 @@
-"""What the keys of a recipe may be: their types, as the libraries state them that take the values,
-and their ranges."""
+"""Types and ranges of the values in a recipe; the types come from the libraries that take the
+values."""
 
 import codecs
 import json
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class Range(NamedTuple):
-    """What a value has to be beside its type.
+    """A condition on a value besides its type.
 
     Attributes:
-        words: the same in words, as they follow those of the type.
-        holds: whether a value is in it.
+        words: the condition in words, to follow those of the type.
+        holds: a function that returns True if a value fulfils the condition.
     """
 
     words: str
@@ -56,11 +56,11 @@ def at_least(smallest: int) -> Range:
 
 
 class KeyType(NamedTuple):
-    """What the value of a key may be.
+    """The type and range of a key's value.
 
     Attributes:
         type: its type, as an annotation.
-        range: of the values of this type; by default a number is at least 0.
+        range: its range; by default a number is at least 0.
     """
 
     type: Any
@@ -201,13 +201,15 @@ def in_table(hint: Any) -> Any:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a field of [training] is a secret, by the rule of transformers."""
+    """Return True if a field of [training] is a secret, by the rule of transformers."""
     return name.endswith("token")
 
 
 def check_table(table: str, values: Any, types: dict[str, dict[str, KeyType]]) -> None:
-    """Raises UsageError for what is no table, for a key that the `table` of `types` has not, with
-    the nearest one, and for a value that is not of its key's type and range."""
+    """Raise UsageError if `values` is no table, or has an unknown key or a wrong value.
+
+    The error for an unknown key has the nearest key of the `table` of `types`.
+    """
     if not isinstance(values, dict):
         raise UsageError(f"{table} is {reprlib.repr(values)}, expected a table")
     for name, value in values.items():
@@ -244,8 +246,10 @@ def check_value(key: str, value: Any, expected: KeyType) -> None:
 
 
 def check_text(key: str, value: Any) -> None:
-    """What is no text, half of a surrogate pair, would be found only when the run is written
-    down."""
+    """Raise UsageError for text that is not valid UTF-8, such as half of a surrogate pair.
+
+    Otherwise it would fail only when the run is written.
+    """
     try:
         json.dumps(value, ensure_ascii=False, default=str, skipkeys=True).encode()
     except UnicodeEncodeError:
@@ -264,8 +268,11 @@ def check_encoding(key: str, value: str) -> None:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether `value` is of the type `hint`. A whole number is a number too, but true and false are
-    none; text is one of the names of an `Enum`, if the type has one."""
+    """Return True if `value` is of the type `hint`.
+
+    A whole number is a number too, but true and false are not. Text must be a name of an `Enum`, if
+    the type has one.
+    """
     names = [item.value for kind in alternatives(hint) if is_enum(kind) for item in kind]
     if names and isinstance(value, str):
         return value in names
@@ -277,7 +284,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def in_words(hint: Any) -> str:
-    """What a value of the type `hint` is."""
+    """Return a description of the values of the type `hint`."""
     kinds = [kind for kind in alternatives(hint) if kind is not NoneType]
     if enums := [kind for kind in kinds if is_enum(kind)]:
         return f"one of {', '.join(item.value for kind in enums for item in kind)}"

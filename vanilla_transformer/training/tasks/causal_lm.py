@@ -49,7 +49,7 @@ def read(data: dict, split: str) -> Rows | None:
 
 
 def text_of(data: dict, split: str, reports: bool) -> str:
-    """That of all files, read by lines where these may be bad."""
+    """Return the text of all files, read by lines if bad lines may be skipped."""
     bad = BadRows(data, split)
     if data.get("documents") != "line" and not bad.are_skipped:
         return "".join(read_text(path) for path in paths_of(data, split))
@@ -135,8 +135,12 @@ def packed(documents: list[list[int]], size: int) -> list[dict]:
 
 
 def example(stretches: list[list[int]], size: int) -> dict[str, list[int]]:
-    """Each stretch without its last token, and without its first, and their positions from 0 on, by
-    which attention knows where another begins; then padding, from which nothing is predicted."""
+    """Return one example of `size` tokens from several stretches of text.
+
+    The inputs are each stretch without its last token, the labels each stretch without its first.
+    Positions restart at 0 in each stretch, so that attention stays within it. Padding at the end
+    predicts nothing.
+    """
     ids = [token for stretch in stretches for token in stretch[:-1]]
     following = [token for stretch in stretches for token in stretch[1:]]
     positions = [position for stretch in stretches for position in range(len(stretch) - 1)]
@@ -166,7 +170,8 @@ def metrics(
     tokenizer: PreTrainedTokenizerFast, config: VanillaDecoderConfig, evaluation: dict, rows: Rows
 ) -> Metrics:
     def mean(prediction: tuple) -> dict[str, Any]:
-        """Of all predicted tokens, in nats, and its exponential."""
+        """Return the mean negative log-likelihood per predicted token, in nats, and its
+        exponential."""
         losses, labels = prediction
         nll = losses.sum(dtype=np.float64) / (labels != -100).sum()
         return {"nll": nll, "perplexity": np.exp(nll)}

@@ -1,6 +1,8 @@
-"""Which of some labels an image has. `data.dataset` is a directory DIR with images as
-DIR/SPLIT/LABEL/*.png (and other formats that Pillow reads), or a data set with a column of images
-and one of labels."""
+"""Image classification: one label for each image.
+
+`data.dataset` is a directory DIR with images as DIR/SPLIT/LABEL/*.png (and other formats that
+Pillow reads), or a data set with a column of images and one of labels.
+"""
 
 import io
 from collections.abc import Callable
@@ -61,7 +63,7 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def processor(config: PreTrainedConfig) -> BaseImageProcessor:
-    """Of a new model: images are resized to its size."""
+    """Return an image processor that resizes images to the size of a new model."""
     height, width = pair(config.image_size)
     return ViTImageProcessorPil(size={"height": height, "width": width})
 

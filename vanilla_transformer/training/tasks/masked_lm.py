@@ -86,8 +86,9 @@ def examples(rows: Rows, data: dict, split: str) -> Any:
 
 
 def packed(rows: Dataset, size: int, bad: BadRows) -> list[dict]:
-    """Rows one after the other, as long as `size` tokens hold them, with the number of its row for
-    each token; the words of a row are counted on from those of the row before.
+    """Pack rows into blocks of at most `size` tokens.
+
+    Each token gets the number of its row in the block. Word numbers continue from row to row.
 
     Raises:
         ValueError: for a row that is longer, unless such `bad` rows are skipped.
@@ -130,7 +131,8 @@ def augment(row: dict, random: Random, tokenizer: PreTrainedTokenizerFast) -> di
 
 
 def mask_token(token: int, tokenizer: PreTrainedTokenizerFast, random: Random) -> int:
-    """What a token of a masked word becomes."""
+    """Return the replacement of a token in a masked word: itself, a random token, or the mask
+    token."""
     value = random.random()
     if value < UNCHANGED_SHARE:
         return token
@@ -164,8 +166,11 @@ def collator(
 
 
 def isolate_documents(documents: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """By the numbers of the rows that the tokens of each example are of: a mask (B, 1, S, S) by
-    which they see their own row, and positions (B, S) from its start on. Padding sees padding."""
+    """Return a mask (B, 1, S, S) and positions (B, S) by which tokens see only their own document.
+
+    `documents` holds the document number of each token of each example. Positions restart at 0 in
+    each document; padding sees only padding.
+    """
     numbers = torch.nn.utils.rnn.pad_sequence(documents, batch_first=True, padding_value=-1)
     same = numbers[:, :, None] == numbers[:, None]
     starts = same.int().argmax(-1)

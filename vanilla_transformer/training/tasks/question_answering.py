@@ -81,7 +81,8 @@ def questions(path: Path) -> list[dict]:
 
 
 def fault(row: dict) -> str | None:
-    """What is wrong with a row: it may lack an answer, or have one that is not at its place."""
+    """Return what is wrong with a row, such as a missing answer or a wrong answer position, or
+    `None`."""
     name = f"question {row['id']}"
     answers = row["answers"] or {"text": []}
     context = row["context"]
@@ -227,13 +228,16 @@ def best_span(row: dict, start: np.ndarray, end: np.ndarray, longest: int) -> tu
 
 
 def normalised(text: str) -> str:
-    """As SQuAD's evaluation has it: lower case, without punctuation and articles, single spaces."""
+    """Return `text` as SQuAD's evaluation normalizes it.
+
+    The result is in lower case, without punctuation and articles, with single spaces.
+    """
     text = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
 def f1(text: str, gold: str) -> float:
-    """Of the words that both have."""
+    """Return the F1 score of the words that `text` shares with `gold`."""
     words, gold_words = normalised(text).split(), normalised(gold).split()
     common = sum((Counter(words) & Counter(gold_words)).values())
     return 2 * common / (len(words) + len(gold_words)) if common else 0.0

@@ -1,4 +1,4 @@
-"""Which of some labels a text has. A file has one example a line: its label, a space, its text."""
+"""Text classification: one label for each text. A line of a file is a label, a space and a text."""
 
 import random
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""What every task has: the attributes and functions of its module."""
+"""The protocol of a task: the attributes and functions of its module."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Metrics = Callable[[tuple], dict[str, Any]]  # (predictions, labels) -> scores b
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a task can do that not every task can.
+    """Abilities of a task, which not every task has.
 
     Attributes:
         bpe_dropout: its text may be split into other subwords each time it is seen.
@@ -85,7 +85,7 @@ class Task(Protocol):
         """Columns of text -> columns of numbers."""
 
     def examples(self, rows: Rows, data: dict, split: str) -> Any:
-        """What the model sees of one split: the encoded rows, or parts of them."""
+        """Return the examples of one split: the encoded rows, or parts of them."""
 
     def collator(
         self, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
@@ -99,5 +99,7 @@ class Task(Protocol):
         evaluation: dict,
         rows: Rows,
     ) -> Metrics:
-        """What `Trainer` calls with the reduced logits and the labels of `rows`, a split's
-        examples."""
+        """Return the function that computes the metrics of a split with the examples `rows`.
+
+        `Trainer` calls it with the reduced logits and the labels.
+        """

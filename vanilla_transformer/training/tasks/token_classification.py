@@ -1,6 +1,8 @@
-"""Which of some tags each word has: named entities, parts of speech. A file is in CoNLL form: on
-each line a word and, after spaces or tabs, its tag, the last column where there are several; an
-empty line between sentences."""
+"""Token classification: one tag for each word, as for named entities or parts of speech.
+
+A file is in CoNLL form. A line has a word and, after spaces or tabs, its tag in the last column; an
+empty line ends a sentence.
+"""
 
 import re
 from collections.abc import Callable, Iterable
@@ -86,7 +88,7 @@ def unequal(row: dict) -> str | None:
 
 
 def sentences(path: Path, encoding: str, bad: BadRows) -> list[dict[str, list[str]]]:
-    """Those of a file, each as its words and its tags, without `bad` ones.
+    """Return the words and the tags of each sentence of a file, without `bad` ones.
 
     Raises:
         ValueError: for a line without a tag, and for a file without words.
@@ -165,7 +167,8 @@ def metrics(
     tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows
 ) -> Metrics:
     def scores(prediction: tuple) -> dict[str, Any]:
-        """Of words, and, where all tags are of the form B-type, I-type or O, of entities."""
+        """Return the accuracy of words, and the scores of entities if all tags are B-type, I-type
+        or O."""
         predictions, labels = prediction
         seen = labels != -100
         found, gold = (
@@ -182,8 +185,10 @@ def metrics(
 
 
 def scores_of_entities(found: list[list[str]], gold: list[list[str]]) -> dict[str, float]:
-    """Of entities whose type, first and last word are all right (Tjong Kim Sang and De Meulder
-    2003)."""
+    """Return precision, recall and F1 of entities (Tjong Kim Sang and De Meulder 2003).
+
+    An entity is correct if its type and its first and last word are.
+    """
     found, gold = (
         {(row, *entity) for row, tags in enumerate(sentences) for entity in entities(tags)}
         for sentences in (found, gold)

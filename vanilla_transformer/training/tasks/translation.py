@@ -1,4 +1,4 @@
-"""From one language to another; any text to text."""
+"""Translation from one language to another, or any other task from text to text."""
 
 from collections.abc import Callable, Iterable
 from itertools import chain
