@@ -7,7 +7,10 @@ from packaging.requirements import Requirement
 
 
 def floors(project: dict) -> dict[str, str]:
-    """By the name of the package; without the project itself, which its extras name."""
+    """Return the minimum version of each required package, by name.
+
+    The project itself is left out, which its extras name.
+    """
     lines = sum(project["optional-dependencies"].values(), project["dependencies"])
     found = [
         requirement

@@ -1,5 +1,7 @@
-"""What is compared: every engine in a process of its own, driven over a pipe. Imports nothing big
-until it is told to."""
+"""The engines that are compared, each in its own process and driven over a pipe.
+
+Large packages are imported only in the process of their engine.
+"""
 
 import functools
 import importlib
@@ -97,8 +99,11 @@ class Vanilla(Transformers):
 
 
 class TorchGraph(Vanilla):
-    """What a decode step of our model takes at least: `torch_graph.GraphDecoder`, one for each
-    shape. Greedy search only."""
+    """The lower bound of a decode step of our model: `torch_graph.GraphDecoder`, one for each
+    shape.
+
+    It supports greedy search only.
+    """
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -296,8 +301,10 @@ class Worker:
 
 
 def serve(connection, engine, kind, root, arrangement, device):
-    """In the engine's process: imports, loads, then answers every (request, ids, new_tokens, beams)
-    until the pipe closes."""
+    """Run an engine in its process: import, load, then answer requests until the pipe closes.
+
+    A request is (name, ids, new_tokens, beams).
+    """
     try:
         start = time.perf_counter()
         for module in ENGINES[engine].modules(kind):

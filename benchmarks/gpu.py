@@ -1,5 +1,5 @@
-"""What a GPU is, how fast it copies, what its kernels take, and what a decode step must at least
-read."""
+"""Facts of a GPU: its properties, copy bandwidth, kernel times, and the minimum reads of a decode
+step."""
 
 from pathlib import Path
 
@@ -82,9 +82,11 @@ def totals(events) -> dict:
 
 
 def step_values(kind: str, root: Path) -> dict:
-    """How many numbers a decode step reads: `weights` once, `per_token` for each row and token
-    before, `per_source` for each row and token of its source. Rows of the embedding are not
-    counted."""
+    """Return how many numbers a decode step reads.
+
+    `weights` are read once, `per_token` for each row and earlier token, `per_source` for each row
+    and source token. Rows of the embedding are not counted.
+    """
     import torch
 
     import vanilla_transformer

@@ -66,14 +66,16 @@ TASKS: dict[str, Callable[[list[str], random.Random], Pairs]] = {
 
 
 def task_pairs(task: str, file: Path, seed: int) -> Pairs:
-    """Those of `task`, made from the captions in `file`."""
+    """Return the text pairs of `task`, made from the captions in `file`."""
     captions = [line for line in read_lines(file) if line.endswith(".")]
     return TASKS[task](captions, random.Random(seed))
 
 
 def trained_model(models: Path, task: str, file: Path, steps: int) -> Path:
-    """Where in `models` the card's model is, trained on for so many `steps` of `task`; it is
-    trained if it is not there."""
+    """Return the directory in `models` of the card's model after `steps` of training on `task`.
+
+    The model is trained if the directory does not exist.
+    """
     directory = models / f"{task}-{steps}"
     if not directory.exists():
         with new_directory(directory) as new:

@@ -1,6 +1,8 @@
-"""How engines are compared: each is loaded in a process of its own; within a cell they take turns,
-round by round, so that a slow minute of the machine hits all of them. The clock runs from token ids
-to token ids, both in the engine's own type."""
+"""The comparison of engines, each loaded in its own process.
+
+Within a cell the engines take turns, round by round, so that a slow minute of the machine affects
+all of them. The clock runs from token ids to token ids, both in the engine's own type.
+"""
 
 import datetime
 import json
@@ -46,8 +48,11 @@ def isolated(function, *args):
 
 
 def once(folder: Path, function, *args) -> dict:
-    """What `function`, which fills `folder`, returns. Beside the folder stands what it returned in
-    a run before, if it came to its end."""
+    """Return what `function`, which fills `folder`, returns, or returned in an earlier finished
+    run.
+
+    The result is kept in a JSON file beside the folder.
+    """
     made = folder.with_name(f"{folder.name}.json")
     if not made.exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -56,8 +61,7 @@ def once(folder: Path, function, *args) -> dict:
 
 
 def command_line(script: str) -> str:
-    """How this process was started, with no more of a path than its name: where a file lies is this
-    machine's own."""
+    """Return the command line of this process, with file names instead of paths."""
     return shlex.join(
         ["python", f"benchmarks/{script}", *(Path(each).name for each in sys.argv[1:])]
     )
@@ -117,8 +121,11 @@ class Benchmark:
         return cells_of(self.plan, shape, self.options.quick)
 
     def side_by_side(self, jobs: dict) -> dict:
-        """What each job, a function and its arguments, returns in a process of its own,
-        `preparations` at a time: its result, or why there is none, `{"missing": text}`."""
+        """Run each job, a function and its arguments, in its own process, and return the results by
+        key.
+
+        `preparations` jobs run at a time. A failed job has the result `{"missing": reason}`.
+        """
 
         def done(key):
             self.say(" ".join(key))
@@ -171,7 +178,7 @@ class Benchmark:
                 self.result["exports"][kind][engine] = made
 
     def is_wanted(self, engine, kind) -> bool:
-        """Whether it has a cell of a model."""
+        """Return True if the engine has a cell of a model."""
         cells = [
             cell for shape in self.options.shapes for cell in self.cells(shape) if cell.kind == kind
         ]
@@ -190,10 +197,11 @@ class Benchmark:
             worker.close()
 
     def after_timing(self, records, workers):
-        """What would disturb the timing of a shape: nothing."""
+        """Measure what would disturb the timing of a shape; by default nothing."""
 
     def workers(self, cell, before: dict) -> dict:
-        """Of each engine, with all threads: those `before`, where there are some."""
+        """Return the worker of each engine with all threads, which are those `before` if there are
+        any."""
         return before or {engine: self.start(engine, cell.kind) for engine in self.options.engines}
 
     def start(self, engine, kind, arrangement=None):
@@ -225,7 +233,7 @@ class Benchmark:
         return records
 
     def summary(self, cell, rounds, worker) -> dict:
-        """What a record says of its rounds."""
+        """Return the summary of the rounds for a record."""
         names = [name for name in ("seconds", "first_token_seconds") if name in rounds[0]]
         found = {name: spread([answer[name] for answer in rounds]) for name in names}
         return {
@@ -239,7 +247,10 @@ class Benchmark:
         return np.random.default_rng(0).integers(workload.FIRST_TOKEN, vocabulary - 1, shape)
 
     def warm_up(self, cell, ids, workers, records):
-        """What is not rounded must say what the first such engine says, or is not measured."""
+        """Warm up the workers, and drop engines that fail or disagree with the first engine.
+
+        Rounded engines may disagree.
+        """
         expected = None
         for engine, worker in workers.items():
             answer = {"error": self.reason(engine, cell) or worker.started.get("error")}
@@ -268,7 +279,7 @@ class Benchmark:
 
 
 class Absent:
-    """In the place of a worker that cannot be started."""
+    """A stand-in for a worker that cannot be started."""
 
     def __init__(self, error):
         self.started = {"error": error}
@@ -318,7 +329,7 @@ def processor_facts() -> dict[str, str]:
 
 
 def instructions() -> list[str]:
-    """Those of `INSTRUCTIONS` that this processor has."""
+    """Return the `INSTRUCTIONS` that this CPU supports."""
     flags = processor_facts().get("flags", "").split()
     return [name for name in INSTRUCTIONS if name in flags]
 

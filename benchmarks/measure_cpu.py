@@ -40,7 +40,7 @@ class CpuBenchmark(Benchmark):
             self.result = resumed(json.loads(options.out.read_text()), self.result)
 
     def run(self):
-        """What is left of all shapes; the file has what is done."""
+        """Measure the shapes and cells that are missing in the file."""
         for shape in self.options.shapes:
             if not (cells := self.cells_left(shape)):
                 self.say(f"{shape}: the file has it")
@@ -61,14 +61,14 @@ class CpuBenchmark(Benchmark):
             self.write()
 
     def cells_left(self, shape):
-        """Of a shape those that the result does not have."""
+        """Return the cells of a shape that the result lacks."""
         if shape == "load" and self.result["load"]:
             return []
         done = {cell_of(record) for record in self.result["cells"]}
         return [cell for cell in self.cells(shape) if cell not in done]
 
     def workers(self, cell, before):
-        """Of each engine, in its fastest arrangement for this cell."""
+        """Return the worker of each engine in its fastest arrangement for this cell."""
         return {
             engine: self.fastest(engine, cell, before.get(engine))
             for engine in self.options.engines
@@ -180,8 +180,7 @@ class CpuBenchmark(Benchmark):
         ]
 
     def measure_bandwidth(self, cell):
-        """How close a step of the first cell, batch 1, comes to the time in which its weights can
-        be read at all."""
+        """Measure how close a step of the first cell, batch 1, comes to the memory bandwidth."""
         repeats = self.options.repeats
         for record in self.result["cells"]:
             if (
@@ -234,7 +233,8 @@ def cell_of(record: dict) -> Cell:
 
 
 def captions_summary(engine: str, found: dict, count: int) -> dict:
-    """Of an engine, from what `serving_offline` measured for each dtype: its fastest setting."""
+    """Return the fastest setting of an engine, from the measurements of `serving_offline` by
+    dtype."""
     dtype, kinds = CAPTIONS[engine]
     settings = {name: each for name, each in found[dtype].items() if name.split()[0] in kinds}
     name = max(settings, key=lambda name: settings[name]["per_second"]["median"])

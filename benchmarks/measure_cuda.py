@@ -12,8 +12,11 @@ TRANSLATORS = ("torch", "cuda-fp16", "cuda-bf16")
 
 
 class CudaBenchmark(Benchmark):
-    """Where there is no GPU nothing is run, and every row says so; `--quick` then tries all that a
-    CPU can run, in float32."""
+    """The benchmark of a GPU.
+
+    Without a GPU nothing runs, and every row says so; `--quick` then runs what a CPU can, in
+    float32.
+    """
 
     packages = ("vanilla-transformer", "torch", "transformers", "onnxruntime-gpu", "onnx", "numpy")
 
@@ -105,8 +108,7 @@ class CudaBenchmark(Benchmark):
             self.write()
 
     def count_bytes(self, shape):
-        """How close a step of greedy search comes to the time in which what it must read can be
-        copied."""
+        """Record how close a step of greedy search comes to the copy bandwidth."""
         found = [
             record
             for record in self.result["cells"]

@@ -53,7 +53,7 @@ def parse(arguments=None):
 
 
 def checkpoint_of(name: str, quick: bool, root: Path) -> Path:
-    """That of the model `name`, made in `root` if it is no card."""
+    """Return the checkpoint of the model `name`, which is made in `root` unless it is a card."""
     kind = KINDS[name]
     if kind is None:
         return CARD
@@ -84,7 +84,7 @@ def config_of(checkpoint: Path) -> dict:
 def runs(
     directory: Path, graph: Path, ids: np.ndarray, steps: int, threads: int | None = None
 ) -> dict[str, Callable[[], np.ndarray]]:
-    """What is timed, by name: each returns the sequences."""
+    """Return the functions to time, by name; each returns the sequences."""
     manifest = json.loads((graph / "manifest.json").read_text())
     [file] = manifest["variants"][manifest["default_dtype"]]["graphs"].values()
     settings = onnxruntime.SessionOptions()
@@ -134,7 +134,7 @@ def measured(found: dict[str, Callable[[], np.ndarray]], repeats: int, prompt: i
 def compared(
     checkpoint: Path, target: str, dtype: str, options: argparse.Namespace, root: Path
 ) -> dict[int, dict]:
-    """For each batch what `measured` finds."""
+    """Return the result of `measured` for each batch size."""
     directory, graph = root / "parts", root / "one"
     settings = {"target": target, "dtype": dtype, "cases": 1}
     export(checkpoint, directory, **settings)

@@ -1,9 +1,8 @@
-"""What models make of text outside their domain: `python benchmarks/outside.py` writes it into the
-cards of model_cards/.
+"""Examples of what models output for text outside their domain.
 
-A card has a table of such texts under "Outside its domain". Beside each comes what the card's
-weights make of it: a translation as `generate` gives it by default, 40 tokens of greedy
-continuation, or the likeliest label and its probability.
+`python benchmarks/outside.py` writes them into the cards of model_cards/. A card has a table of
+such texts under "Outside its domain". The output beside each is a translation with the default
+settings of `generate`, 40 tokens of greedy continuation, or the top label and its probability.
 """
 
 import argparse

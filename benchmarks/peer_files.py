@@ -1,5 +1,8 @@
-"""What the engines of peers.py load, from the same checkpoints as all others: graphs of OpenVINO,
-traced from our models, and files of llama.cpp."""
+"""The files of the engines in peers.py: OpenVINO graphs traced from our models, and llama.cpp
+files.
+
+They come from the same checkpoints as those of all other engines.
+"""
 
 import json
 import os
@@ -45,10 +48,13 @@ class CrossStates(nn.Module):
 
 
 class Decoder(nn.Module):
-    """New tokens and their positions (B, T), the mask of all tokens (B, past + T), the rows (B,)
-    whose past each continues, and past keys and values in; the last logits and the present keys and
-    values out. With `cross`, T is 1, the mask (B, S) is of the source, and the keys and values of
-    that come after the others."""
+    """A decode step with past keys and values as inputs, and the last logits and present ones as
+    outputs.
+
+    Inputs are new tokens and their positions (B, T), the mask of all tokens (B, past + T), and the
+    rows (B,) whose past each row continues. With `cross`, T is 1, the mask (B, S) is that of the
+    source, and the source's keys and values follow the others.
+    """
 
     def __init__(self, model, cross: bool):
         super().__init__()
@@ -83,7 +89,7 @@ def causal(input_ids, mask):
 
 
 def cache_of(states) -> DynamicCache:
-    """With these keys and values, the pair of one layer after the other."""
+    """Return a cache with the keys and values of each layer, given as alternating tensors."""
     cache = DynamicCache()
     for key, value in zip(states[::2], states[1::2], strict=True):
         layer = DynamicLayer()

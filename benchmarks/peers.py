@@ -159,7 +159,10 @@ class LlamaCpp:
         return ids
 
     def context(self, rows, length, places):
-        """With room for `places` tokens of each row, in blocks of `PLACES`. They are kept."""
+        """Return a context for `places` tokens of each row, rounded up to blocks of `PLACES`.
+
+        Contexts are kept.
+        """
         places = -(-places // PLACES) * PLACES
         if (rows, places) not in self.contexts:
             params = self.library.llama_context_default_params()
@@ -216,7 +219,7 @@ class LlamaCpp:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 def ignore(level, text, data):
-    """What llama.cpp says while it loads."""
+    """Discard the log messages of llama.cpp."""
 
 
 def load_llama_cpp():

@@ -1,4 +1,4 @@
-"""What is measured on each kind of device: cells, by which engines, and what is left out."""
+"""The benchmarks of each kind of device: cells, engines, and what is left out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -39,10 +39,13 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class Plan:
-    """Of one kind of device. The first engine that is not `rounded` says which tokens are right;
-    others that are not rounded must have the share `agreement` of them. `pause` is the seconds in
-    front of each run, in which the threads of the engine before it stop spinning. After `minutes`
-    nothing more is begun."""
+    """The benchmarks of one kind of device.
+
+    The tokens of the first engine that is not `rounded` are the reference. Other engines that are
+    not rounded must agree in a share of at least `agreement`. `pause` is the seconds before each
+    run, in which the threads of the previous engine stop spinning. After `minutes` nothing more is
+    started.
+    """
 
     engines: tuple[str, ...]
     rounded: tuple[str, ...]
@@ -95,8 +98,10 @@ CPU_SHAPES = {
 
 
 def arrangements_on_cpu(engine: str, cell: Cell, threads: int) -> list[Arrangement]:
-    """Those of `threads` that an engine is tried in. torch is the faster the more threads it
-    has."""
+    """Return the arrangements of `threads` that an engine is tried in.
+
+    torch has one arrangement: it is fastest with all threads.
+    """
     found = [Arrangement(1, threads)]
     if engine in CHECKPOINTS or threads == 1:
         return found

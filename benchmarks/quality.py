@@ -1,5 +1,5 @@
-"""Whether what is measured is right: `verify` of each export, and BLEU of a checkpoint in torch and
-as its exports."""
+"""Checks of quality: `verify` of each export, and the BLEU of a checkpoint in torch and as
+exports."""
 
 import tempfile
 from pathlib import Path
@@ -18,8 +18,10 @@ def verified(engine: str, root: Path, device: str) -> dict:
 
 
 def bleu(engine: str, source: Path, target: Path) -> dict:
-    """What `evaluate` says of the shipped checkpoint, by torch in float32 ("torch") or as the
-    export `engine`."""
+    """Return the result of `evaluate` for the shipped checkpoint.
+
+    It runs in torch with float32 ("torch") or as the export `engine`.
+    """
     from vanilla_transformer_export import export
     from vanilla_transformer_export.exporting.evaluation import evaluate
 

@@ -1,7 +1,7 @@
-"""What benchmarks/speed.py measured, as tables and as a plot: `python benchmarks/report.py
-benchmarks/results/cpu-avx2.json`, or another file there.
+"""The results of benchmarks/speed.py as tables and as a plot.
 
-Reads the JSON file only. Medians, with the slowest and the fastest round after them.
+`python benchmarks/report.py benchmarks/results/cpu-avx2.json`, or another file there, reads the
+JSON file only. Values are medians, followed by the slowest and the fastest round.
 """
 
 import importlib.util
@@ -338,8 +338,8 @@ def kernels(record):
 
 
 def likeness(cells):
-    """How many tokens of all rows, or the largest error of hidden states, agree with the first
-    engine."""
+    """Return the share of tokens that agree with the first engine, or the largest error of hidden
+    states."""
     cells = list(cells)
     agreements = [(cell["agreement"], cell["batch"]) for cell in cells if "agreement" in cell]
     differences = [cell["max_difference"] for cell in cells if "max_difference" in cell]
@@ -360,7 +360,7 @@ def notes(found):
 
 
 def work(record: dict) -> str:
-    """What the rows of a cell do, whatever their number."""
+    """Return a description of the work of a cell, without its number of rows."""
     shape = record["shape"]
     return WORKS[shape].format(**record) if shape in WORKS else SPEEDS[shape, record["beams"]][0]
 
@@ -423,8 +423,10 @@ def lead(ours, other, is_named):
 
 
 def ratios(result: dict) -> list[dict]:
-    """What was asked for: speed, where more is better, and memory, where less is. `None` where one
-    was not measured."""
+    """Return the ratios that have targets: speed (more is better) and memory (less is better).
+
+    A ratio is `None` if one side was not measured.
+    """
     found = []
     for what, field, shape, beams, engine, other in RATIOS:
         engines = by_engine(records(result, shape, beams), "batch")

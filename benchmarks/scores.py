@@ -29,8 +29,10 @@ TOLERANCE = 1e-3  # of a score: another machine's sums may break a tie in a beam
 
 
 def scores(card: Path, data: Path) -> dict[str, tuple[float, tuple[float, float]]]:
-    """As its own run computed them, from the weights and the tokenizer in `card`, each with its
-    interval."""
+    """Return the scores of the weights and tokenizer in `card`, each with its interval.
+
+    They are computed as in the training run of the card.
+    """
     recipe = recipe_of(card, data)
     with tempfile.TemporaryDirectory() as state:
         tokenizer, model, rows = prepare(recipe)
@@ -60,7 +62,7 @@ def recipe_of(card: Path, data: Path) -> Recipe:
 
 
 def intervals(recipe, tokenizer, predictions, labels) -> dict[str, tuple[float, float]]:
-    """Of each score of the task, of what `Trainer.predict` returns."""
+    """Return the interval of each score of the task, from the results of `Trainer.predict`."""
     if recipe.task == "translation":
         outputs, references = (texts_of_ids(ids, tokenizer) for ids in (predictions, labels))
         metrics = {

@@ -103,10 +103,13 @@ def between(text: bytes, start: bytes, end: bytes) -> bytes:
 
 @dataclass
 class Outcome:
-    """`statuses` counts answers by status, and errors by name; `latencies` and `firsts` are seconds
-    to the end and to the first byte of the answers whose status is in `good`, `in_time` how many of
-    those came before the clock stopped; `wrong` counts those that are not what was expected,
-    `unpromised` refusals without Retry-After."""
+    """The counts and latencies of the answers to a client.
+
+    `statuses` counts answers by status, and errors by name. `latencies` and `firsts` are the
+    seconds to the end and to the first byte, for answers with a status in `good`. `in_time` counts
+    those that ended before the clock stopped. `wrong` counts unexpected answers, `unpromised`
+    counts rejections without Retry-After.
+    """
 
     good: tuple[int, ...] = (200,)
 
@@ -160,7 +163,7 @@ class Client:
         self.end = float("inf")  # when the clock stops
 
     async def ask(self, due: float) -> bool:
-        """Whether there was an answer, of any status."""
+        """Send the next request, and return True if there was an answer of any status."""
         index = self.asked % len(self.requests)
         self.asked += 1
         try:

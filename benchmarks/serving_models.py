@@ -1,5 +1,7 @@
-"""What is served in benchmarks/serving.py, in the files that each server reads. Made once, in
-processes of their own."""
+"""The models of benchmarks/serving.py, in the files that each server reads.
+
+They are made once, in separate processes.
+"""
 
 import importlib.util
 import json
@@ -78,8 +80,11 @@ def change_json(path: Path, **changes) -> None:
 
 
 def register_tiny() -> None:
-    """For CTranslate2's converter. It takes Marian's start token, which has no embedding, for
-    granted, and that the last row is padding; here the start token is one like any other."""
+    """Register the model "tiny" with CTranslate2's converter.
+
+    The converter assumes that Marian's start token has no embedding and that the last row is
+    padding. Here the start token is an ordinary token.
+    """
     from ctranslate2.converters import transformers as converters
 
     @converters.register_loader("MarianConfig")

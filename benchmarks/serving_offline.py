@@ -116,8 +116,10 @@ def ctranslate2(folder: Path, dtype: str, workers: int, threads: int, rows: int)
 
 
 def loaded_memory(export: Path) -> dict:
-    """Bytes of a process that has the model and an engine as a server has them, but no server; and
-    of its slots, of which it has touched none."""
+    """Return the bytes of a process with the model and an engine but no server, and of its slots.
+
+    The slots are not touched yet.
+    """
     from serving_servers import memory_of
 
     from vanilla_transformer_export.inference.devices import processors

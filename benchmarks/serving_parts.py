@@ -1,5 +1,4 @@
-"""What benchmarks/serving.py measures: each part is a function of a `Run` and a model, and returns
-what becomes JSON."""
+"""The parts of benchmarks/serving.py: functions of a `Run` and a model that return JSON values."""
 
 import itertools
 import json
@@ -34,9 +33,11 @@ STREAM_TOKENS = 32
 
 @dataclass(frozen=True)
 class Run:
-    """`captions` are asked for in turn; a round of a server takes `seconds`, and there are
-    `repeats`; `minutes` are those of the parts that look for growth. `root` has the models, see
-    serving_models.py."""
+    """The settings of a serving benchmark.
+
+    Requests take the `captions` in turn. A server has `repeats` rounds of `seconds`; parts that
+    look for growth take `minutes`. `root` has the models, see serving_models.py.
+    """
 
     root: Path
     captions: list[str]
@@ -59,7 +60,7 @@ class Run:
         return stack.enter_context(Server(plan, self.root / "logs" / f"{name}.log"))
 
     def ours(self, stack: ExitStack, model: str) -> Server:
-        """With 8 bits, warmed up."""
+        """Start our server with int8 weights and warm it up."""
         server = self.start(stack, f"{model}-ours", plans(self.root, model)[BEST])
         server.load(**self.warm_up, connections=CONNECTIONS)
         return server
@@ -153,7 +154,7 @@ def refusals(run: Run, model: str) -> dict:
 
 
 def start(run: Run, model: str) -> dict:
-    """From the command to ready."""
+    """Measure the seconds from the command until the server is ready."""
     plan, seconds = plans(run.root, model)[BEST], []
     for _ in range(run.repeats):
         with ExitStack() as stack:
@@ -162,9 +163,11 @@ def start(run: Run, model: str) -> dict:
 
 
 def memory(run: Run, model: str) -> dict:
-    """Of the server while a closed loop runs. `above` is what it has more than a process without a
-    server and all of the slots, so it is too little by what was never touched of these: arrays lie
-    in pages of 2 MB, which leaves little."""
+    """Measure the memory of the server during a closed loop.
+
+    `above` is the memory beyond that of a process without a server plus all slots. Slots that were
+    never touched make it too low, but only a little, because arrays lie in pages of 2 MB.
+    """
     with ExitStack() as stack:
         server = run.start(stack, f"{model}-memory", plans(run.root, model)[BEST])
         ready = server.memory

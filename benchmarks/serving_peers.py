@@ -15,11 +15,10 @@ ROWS = 64  # of all batches together
 
 
 class CTranslate2Engine:
-    """In the place of our engine: `workers` threads, each of which translates what waits when it is
-    free, as one batch.
+    """A replacement for our engine with `workers` threads of CTranslate2.
 
-    CTranslate2 cannot add to a batch that runs. `workers` is its `inter_threads`, `threads` its
-    `intra_threads`.
+    Each thread translates all waiting rows as one batch as soon as it is free. CTranslate2 cannot
+    add to a running batch. `workers` is its `inter_threads`, `threads` its `intra_threads`.
     """
 
     def __init__(self, info, model: Path, workers: int, threads: int):

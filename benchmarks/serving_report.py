@@ -1,7 +1,7 @@
-"""What benchmarks/serving.py measured, as tables.
+"""The results of benchmarks/serving.py as tables.
 
-Reads the JSON file only, which is the argument where it runs by itself. Medians of the rounds, with
-the smallest and the largest after them.
+Reads the JSON file only, which is the argument of the command. Values are medians of the rounds,
+followed by the smallest and the largest.
 """
 
 import json
@@ -96,7 +96,7 @@ def ratio(first, second):
 
 
 def floors(result: dict) -> list[tuple[str, float | None, float, bool]]:
-    """What is to be reached: its name, what was measured, the bound, and whether more is better."""
+    """Return the targets: name, measured value, bound, and True if more is better."""
 
     def found(part, model):
         return result.get(part, {}).get(model, {}).get("found", {})

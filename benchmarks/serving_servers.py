@@ -23,8 +23,11 @@ PEERS = [sys.executable, str(HERE / "serving_peers.py")]
 
 @dataclass(frozen=True)
 class Plan:
-    """Of a server: its command without the port. `most` is how many connections a closed loop has
-    at most, where a server takes so few at a time that more would only wait."""
+    """The command of a server, without the port.
+
+    `most` is the maximum number of connections in a closed loop, for servers that accept only a few
+    at a time.
+    """
 
     command: list[str]
     ready: str = "/health/ready"
@@ -126,8 +129,8 @@ class Server:
         return client
 
     def load(self, **load) -> dict:
-        """What the client saw, with the seconds of processor that the server used meanwhile, and
-        its memory afterwards."""
+        """Run a load, and return the client's outcome, CPU seconds per request and the memory
+        afterwards."""
         if "connections" in load:
             load["connections"] = min(load["connections"], self.plan.most)
         before = self.cpu

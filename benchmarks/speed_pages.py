@@ -21,7 +21,7 @@ PACKAGES = ("torch", "transformers", "onnxruntime", "ctranslate2", "openvino")
 
 
 def results(folder: Path = report.RESULTS) -> dict[str, dict]:
-    """Those of each processor that there are, by the name of the file."""
+    """Return the results of each CPU in `folder`, by the name of the file."""
     return {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("cpu-*.json"))}
 
 

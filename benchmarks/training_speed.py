@@ -87,7 +87,7 @@ def updates_of(recipe):
 
 
 def marian_of(config) -> MarianMTModel:
-    """Of the same shape. Its labels begin with the padding token."""
+    """Return a Marian model of the same shape; its labels begin with the padding token."""
     return MarianMTModel(
         MarianConfig(
             vocab_size=config.vocab_size, d_model=config.hidden_size,
@@ -107,7 +107,7 @@ def trained(model):
 
 
 def plain(model, tokenizer, rows, folder, **settings):
-    """As one would train `model` without this package."""
+    """Return a trainer of `model` as one would write it without this package."""
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(folder),
         label_smoothing_factor=0.1,
@@ -151,7 +151,8 @@ def with_our_batches(model, prepared, folder, recipe):
 
 
 def makers_of(recipe, prepared, marian, folder) -> dict[tuple, Callable[[], Seq2SeqTrainer]]:
-    """By (model, batches), and batch size where there are several."""
+    """Return functions that make a trainer, by (model, batches) and batch size if there are
+    several."""
     found = {("ours", OUR_BATCHES): partial(ours, recipe, prepared, folder)}
     for strategy, size in product(STRATEGIES, BATCH_SIZES):
         found["MarianMTModel", strategy, size] = partial(

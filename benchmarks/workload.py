@@ -1,5 +1,7 @@
-"""What is measured: the models, from a seed, in the files each engine reads. Runs in a process of
-its own."""
+"""The models of the benchmarks, made from a seed in the files that each engine reads.
+
+It runs in a separate process.
+"""
 
 import time
 from pathlib import Path

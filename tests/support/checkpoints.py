@@ -182,7 +182,7 @@ def graphs_of(manifest: dict) -> dict[str, str]:
 
 
 def parity_of(manifest: dict) -> dict | None:
-    """How the graphs that run by default differ from torch."""
+    """Return the differences between torch and the graphs that run by default."""
     return manifest["variants"][manifest["default_dtype"]]["parity"]
 
 

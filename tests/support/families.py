@@ -22,8 +22,10 @@ RIGHT = torch.tensor([[1] * length + [0] * (7 - length) for length in LENGTHS])
 
 
 def cases(architectures):
-    """Of each family every name; of those that share all code with another, all but one with the
-    slow tests only."""
+    """Return the test parameters of all names of all families.
+
+    A family that shares all code with another has only one name outside the slow tests.
+    """
     slow = {family: () if family not in TWINS else pytest.mark.slow for family in architectures}
     return [
         pytest.param(

@@ -67,7 +67,8 @@ class Hub:
         return repository.commits[repository.resolve(revision)]
 
     def environment(self, home: Path) -> dict[str, str]:
-        """Of a process that uses this Hub, is logged in and has its cache in `home`."""
+        """Return the environment of a process that uses this Hub, is logged in and has its cache in
+        `home`."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -327,7 +328,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def metadata(files: Files) -> dict:
-    """What stands between the first two lines of dashes in README.md."""
+    """Return the YAML metadata at the top of README.md, or an empty dictionary."""
     parts = files.get("README.md", b"").decode().split("---\n", 2)
     return yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0] else {}
 

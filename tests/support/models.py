@@ -161,7 +161,7 @@ def tokens(rows=3, length=LENGTH):
 
 
 def inputs(model, rows=3):
-    """What `forward` needs at least."""
+    """Return the minimum inputs of `forward`."""
     if model.main_input_name == "pixel_values":
         return dict(
             pixel_values=torch.randn(
@@ -191,7 +191,7 @@ def assert_same(got, expected, tolerance=1e-5):
 
 
 def weights_of(model):
-    """For the functions of `reference.py`."""
+    """Return the weights as float64 arrays by name, for the functions of `reference.py`."""
     return {name: tensor.double().numpy() for name, tensor in model.state_dict().items()}
 
 
@@ -203,8 +203,10 @@ def numpy(tensor):
 
 
 def logits_after(model, prompt, target, **given):
-    """Of the next token, without a cache: `target` follows the prompt, or the start token in a pair
-    of stacks."""
+    """Return the logits of the next token after `prompt` and `target`, computed without a cache.
+
+    In an encoder-decoder model, `target` follows the start token.
+    """
     with torch.no_grad():
         if is_pair(model):
             start = torch.full((len(target), 1), START)

@@ -34,8 +34,11 @@ ANY_TEXT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @dataclass(frozen=True)
 class Block:
-    """Of a page: `reason` is why it does not run, if it does not, and `output` what it prints, if
-    the page shows that."""
+    """A code block of a page.
+
+    `reason` is why it does not run, and `output` is what it prints according to the page; both may
+    be `None`.
+    """
 
     line: int
     language: str

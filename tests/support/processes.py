@@ -1,8 +1,8 @@
-"""What `test_distributed.py` runs in two processes: a training run, and models of which each
-process holds a shard.
+"""The script that `test_distributed.py` runs in two processes: a training run, and sharded models.
 
 `python processes.py FOLDER` trains FOLDER/recipe.json to FOLDER/model, and writes
-FOLDER/sharded.json."""
+FOLDER/sharded.json.
+"""
 
 import json
 import os
@@ -32,7 +32,7 @@ def free_port() -> str:
 
 
 def environment(rank: int, port: str) -> dict[str, str]:
-    """As torchrun has it."""
+    """Return the environment variables that torchrun sets for process `rank`."""
     place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     return place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
@@ -48,8 +48,10 @@ def work(rank: int, port: str, folder: Path):
 
 
 def compared(name: str, plan: str, folder: Path) -> dict:
-    """How far the model in shards is from the one of a single process, and for each parameter its
-    values here and in all."""
+    """Return the distance between the sharded model and the model of a single process.
+
+    `values` holds the number of values of each parameter, in this process and in all.
+    """
     single, rows = build(name), torch.arange(4)
     if distributed.get_rank() == 0:
         single.save_pretrained(folder / name)

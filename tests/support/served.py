@@ -119,7 +119,7 @@ class Served:
             self._made.set()
 
     def stop(self) -> None:
-        """As SIGTERM does."""
+        """Stop the server as SIGTERM does."""
         self.loop.call_soon_threadsafe(self.server.stop, 15)
 
     def send(self, content: bytes) -> socket.socket:
@@ -148,7 +148,7 @@ def served(token: bytes | None = None, protocols: tuple[Protocol, ...] = (PROTOC
 
 
 def wait_for(holds, seconds: float = 10.0):
-    """What `holds` returns, when it is true."""
+    """Wait until `holds` returns a true value, and return it."""
     limit = time.monotonic() + seconds
     while not (found := holds()):
         assert time.monotonic() < limit, "nothing happened"

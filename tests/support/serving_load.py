@@ -83,8 +83,8 @@ def load_of(export: Path) -> dict:
 
 
 def assert_no_harm(found: dict, *others: str) -> None:
-    """Of an outcome of serving_client.py: right answers, refusals that say when to come again,
-    `others`, and nothing else."""
+    """Check an outcome of serving_client.py: only correct answers, rejections with Retry-After, and
+    `others`."""
     assert found["wrong"] == found["unpromised"] == 0, found
     assert set(found["statuses"]) <= {"200", "429", "503", *others}, found["statuses"]
 

@@ -1,4 +1,4 @@
-"""What a shell makes of commands that a text shows."""
+"""The parsing of shell commands that a text shows."""
 
 import subprocess
 from pathlib import Path

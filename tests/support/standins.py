@@ -95,7 +95,7 @@ def write_text(recipe: Recipe, folder: Path) -> None:
 
 
 def texts(recipe) -> list[str]:
-    """Of each file of a split."""
+    """Return the content of each file of a split."""
     pairs = toy_corpus(60, seed=0)
     if recipe.task == "translation":
         return ["".join(line + "\n" for line in side) for side in zip(*pairs, strict=True)]
