@@ -14,8 +14,10 @@ TARGET_MODULES = {
 
 
 def register_adapters(model_type: str) -> None:
-    """Puts `model_type` into PEFT's dictionaries if it has been imported. Entries that they have
-    already stay."""
+    """Add `model_type` to PEFT's dictionaries of target modules, if PEFT has been imported.
+
+    Existing entries stay.
+    """
     constants = sys.modules.get("peft.utils.constants")
     for name, dictionary in vars(constants).items() if constants else ():
         if found := DICTIONARY.fullmatch(name):

@@ -150,10 +150,11 @@ def attention_maps(
     target: str | None = None,
     kind: str | None = None,
 ) -> AttentionMaps:
-    """The self-attention of the text `source`. For seq2seq models `kind` is "encoder", "decoder" or
-    "cross" (the default), and a `target` that is not given is the model's own translation, by its
-    generation settings without sampling. `model` is left in evaluation mode, with the eager
-    attention implementation.
+    """Return the attention maps of the text `source`: those of self-attention, or of `kind`.
+
+    For seq2seq models `kind` is "encoder", "decoder" or "cross" (the default). The default `target`
+    is the model's own translation, by its generation settings without sampling. `model` is left in
+    evaluation mode, with the eager attention implementation.
 
     Raises:
         UsageError: for a kind that the model does not have, and a target it does not read or needs.
@@ -224,7 +225,7 @@ def decoder_input_ids(
     ids: torch.Tensor,
     target: str | None,
 ) -> torch.Tensor:
-    """The target's tokens shifted right, without the last one, which is only predicted."""
+    """Return the target's tokens shifted right; its last token is only predicted."""
     if target is not None:
         return shift_tokens_right(
             tokenizer(text_target=target, return_tensors="pt")["input_ids"], model.config
@@ -237,8 +238,9 @@ def decoder_input_ids(
 def plot(
     maps: AttentionMaps | ImageAttentionMaps, layer: int | None = None, head: int | None = None
 ) -> Figure:
-    """A grid of the maps of all layers and heads, or of one `layer` or `head`, counted from 0. One
-    map alone shows its tokens. Those of an image are drawn over it.
+    """Draw the maps of all layers and heads as a grid, or of one `layer` or `head`, counted from 0.
+
+    A single map shows its tokens. Maps of an image are drawn over it.
 
     Raises:
         UsageError: for a layer or a head that does not exist.
@@ -269,7 +271,7 @@ def plot(
 def figure_size(
     maps: AttentionMaps | ImageAttentionMaps, layers: Sequence[int], heads: Sequence[int]
 ) -> list[float]:
-    """Inches: width and height."""
+    """Return width and height in inches."""
     if len(layers) > 1 or len(heads) > 1:
         sides = [len(heads) * MAP_INCHES, len(layers) * MAP_INCHES]
     elif isinstance(maps, ImageAttentionMaps):
@@ -280,7 +282,7 @@ def figure_size(
 
 
 def draw(axes: Axes, maps: AttentionMaps | ImageAttentionMaps, weights: np.ndarray) -> AxesImage:
-    """The `weights` of one head."""
+    """Draw the `weights` of one head."""
     scale = {"vmin": 0, "vmax": maps.weights.max()}
     if isinstance(maps, AttentionMaps):
         return axes.imshow(weights, cmap="Blues", aspect="auto", **scale)

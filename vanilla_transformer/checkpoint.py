@@ -104,8 +104,9 @@ def load_directory(source: str | os.PathLike, directory: Path) -> PreTrainedMode
 
 
 def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint, a directory or Hub id. Where target text is cut otherwise, it
-    does that for `text_target`.
+    """Load the tokenizer of a checkpoint, a directory or Hub id.
+
+    If target text is split in another way, the tokenizer does so for `text_target`.
 
     Raises:
         FileNotFoundError: without a directory, or files of a tokenizer.
@@ -139,8 +140,10 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
 
 
 def give_target(tokenizer: PreTrainedTokenizerBase, target: Tokenizer) -> None:
-    """Has `tokenizer` cut `text_target` with `target`, as classes of transformers with two models
-    do, and write both."""
+    """Make `tokenizer` encode `text_target` with `target`, and save both.
+
+    Classes of transformers with two SentencePiece models do the same.
+    """
     for mode, backend in {"input": tokenizer.backend_tokenizer, "target": target}.items():
         setattr(
             tokenizer, f"_switch_to_{mode}_mode", partial(setattr, tokenizer, "_tokenizer", backend)
@@ -160,8 +163,8 @@ def save_with_target(
 
 
 def load_image_processor(source: str | os.PathLike) -> BaseImageProcessor:
-    """The image processor of a checkpoint, a directory or Hub id: the one with Pillow, whatever
-    else is installed.
+    """Load the image processor of a checkpoint, a directory or Hub id, always the one based on
+    Pillow.
 
     Raises:
         FileNotFoundError: without a directory, or preprocessor_config.json.
@@ -236,8 +239,10 @@ def find_tokenizer_class(directory: Path) -> type | None:
 def save_tokenizer(
     tokenizer: PreTrainedTokenizerBase, directory: Path, longest: int | None = None
 ) -> None:
-    """Writes the files of `tokenizer` for transformers 4 and 5, with `longest` as its
-    `model_max_length` if it is given."""
+    """Write the files of `tokenizer` for transformers 4 and 5.
+
+    `longest`, if not `None`, becomes the `model_max_length`.
+    """
     tokenizer.save_pretrained(directory)
     for_every_version(directory, {} if longest is None else {"model_max_length": longest})
 
@@ -284,8 +289,8 @@ def stored_shapes(file: Path) -> Shapes:
 def check_shapes(
     model_class: type[PreTrainedModel], config: VanillaTransformerConfig, stored: dict, where: Path
 ) -> None:
-    """The tensors must be those of the model, no more and no less; tied ones may be there or
-    not."""
+    """Raise ValueError unless the tensors are exactly those of the model; tied ones may be
+    absent."""
     with readers_errors(where), torch.device("meta"):
         model = model_class(config)
     tied = {bare(name) for name in model.get_expanded_tied_weights_keys(all_submodels=True)}

@@ -58,9 +58,9 @@ def read_config(directory: Path) -> tuple[Any, str]:
 
 
 def read_raw_config(directory: Path) -> tuple[dict, str]:
-    """The content of config.json, and the architecture it names, or "none".
+    """Return the content of config.json, and the architecture it names, or "none".
 
-    Where there is no `model_type`, as in files of 2019, it is that of the architecture, or None.
+    A missing `model_type`, as in files of 2019, is that of the architecture, or None.
     """
     path = directory / CONFIG
     if not path.is_file():
@@ -86,8 +86,10 @@ def model_type_of(architecture: str) -> str | None:
 
 
 def made_config(config_class: type, content: dict, directory: Path) -> Any:
-    """The config of a file's `content`, which may have names of its own, but none that would
-    replace a method of the class."""
+    """Return the config of a file's `content`.
+
+    The content may have fields that the class lacks, but none that would replace a method.
+    """
     path = directory / CONFIG
     if parts := sorted(content.keys() & {"decoder", "generator", "text_config", "text_encoder"}):
         raise ValueError(
@@ -135,8 +137,10 @@ def made_config(config_class: type, content: dict, directory: Path) -> Any:
 
 
 def check_depth(config: Any, shapes: dict[str, tuple], where: Path | str) -> None:
-    """Before anything is built or counted by `config`: it can name any depth and width, files only
-    those they hold."""
+    """Raise ValueError if `config` has more layers or a larger width than the tensors of the files.
+
+    It runs before anything is built or counted, because a config can name any depth and width.
+    """
     layers = len(
         {number for name in shapes for number in re.findall(r"(?<=\.)\d+(?=\.)", f".{name}")}
     )

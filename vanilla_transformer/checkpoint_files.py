@@ -49,8 +49,9 @@ OPTIONAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FILES) -> Path:
-    """The directory `source`, or that of the `files` of the Hub id `source`, downloaded if they are
-    not in the cache.
+    """Return the directory `source`, or the cached one of the Hub id `source`.
+
+    The `files` of a Hub id are downloaded if they are not in the cache.
 
     Raises:
         FileNotFoundError: if it is neither, and where the Hub cannot be reached and the cache may
@@ -99,9 +100,11 @@ def parent_hint(file: Path) -> str:
 
 
 def check_cached(name: str, directory: Path) -> None:
-    """`from_pretrained` puts only what it reads into the cache, and no list of what there is.
-    Without the Hub, such a cache does not tell a repository without a tokenizer from one whose
-    tokenizer was not asked for."""
+    """Raise FileNotFoundError if the cache has no tokenizer and cannot tell if the Hub has one.
+
+    `from_pretrained` caches only the files that it reads, without a list of all files. Without the
+    Hub, a repository without a tokenizer then looks like one whose tokenizer was never downloaded.
+    """
     if has_tokenizer(directory):
         return
     try:
@@ -130,11 +133,13 @@ def has_tokenizer(directory: Path) -> bool:
 
 
 def for_every_version(directory: Path, changes: dict | None = None) -> None:
-    """Gives tokenizer_config.json, if there is one, the names that transformers 4 knows too, and
-    `changes`: what 5 saves has its own for a tokenizer of `tokenizers`, and for tokens without a
-    name of their own. What 5 takes for granted is written
-    down: without it transformers 4, and Transformers.js, take spaces out of the texts that they
-    decode."""
+    """Rewrite tokenizer_config.json, if it exists, so that transformers 4 reads it too, with
+    `changes`.
+
+    transformers 5 has new names for the class of a fast tokenizer and for extra special tokens. Its
+    defaults are written out: without them transformers 4 and Transformers.js remove spaces from
+    decoded texts.
+    """
     path = directory / "tokenizer_config.json"
     if not path.is_file():
         return
@@ -193,7 +198,7 @@ def is_absent_token(name: str, value: object) -> bool:
 
 
 def weight_files(directory: Path, names: tuple[str, ...] = (WEIGHTS,)) -> list[Path]:
-    """The first of `names` that is there, whole or as the shards its index names.
+    """Return the first file of `names` that exists, or its shards.
 
     Raises:
         FileNotFoundError: if there is none, or a shard is missing.
@@ -295,8 +300,11 @@ def check_tensors(
 
 
 def bare(name: str) -> str:
-    """Without the prefix that the classes with a head have and the bodies have not: each loads the
-    other's files."""
+    """Return `name` without the prefix "model.", which classes with a head have and base models
+    lack.
+
+    Each of them loads the other's files.
+    """
     return name.removeprefix("model.")
 
 
@@ -304,7 +312,7 @@ def bare(name: str) -> str:
 
 
 def read_json(path: Path) -> dict:
-    """The JSON object that the file `path` holds.
+    """Return the JSON object in the file `path`.
 
     Raises:
         ValueError: if it holds something else.
@@ -321,8 +329,7 @@ def read_json(path: Path) -> dict:
 
 @contextlib.contextmanager
 def readers_errors(path: Path) -> Iterator[None]:
-    """Around what other libraries make of the file or directory `path`: for one that they cannot
-    read they raise errors of every class, here a ValueError that names it."""
+    """Turn errors of any class that a library raises on `path` into a ValueError that names it."""
     try:
         yield
     except (OSError, ImportError):  # their messages name the file

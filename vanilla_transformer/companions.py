@@ -138,7 +138,10 @@ def read_modules(path: Path) -> tuple[Module, ...]:
 
 
 def module_of(path: Path, entry: object) -> Module:
-    """Their classes have moved between versions of sentence-transformers, and kept their names."""
+    """Return the module of an entry of modules.json.
+
+    Classes have moved between versions of sentence-transformers, so only their names count.
+    """
     kind, folder = (
         (entry.get("type"), entry.get("path")) if isinstance(entry, dict) else (None, None)
     )
@@ -170,8 +173,8 @@ def files_of(directory: Path, module: Module) -> list[str]:
 
 
 def left_out(source: str | os.PathLike, content: dict) -> list[str]:
-    """Other files of a checkpoint that change what comes of it: adapters, and the code that its
-    config's `content` names."""
+    """Return other files of a checkpoint that change its results: adapters, and the code of its
+    config."""
     references = content.get("auto_map")
     references = references.values() if isinstance(references, dict) else ()
     code = {

@@ -25,9 +25,10 @@ def converted(
     leave_out: Iterable[str] = (),
     variant: str | None = None,
 ) -> Iterator[Path]:
-    """The directory of a checkpoint of ours: that of `source`, or if `source` is of one of
-    `FAMILIES` that of what it becomes, which is written to the directory `keep`, or to a temporary
-    one that is gone afterwards. `config`, `leave_out` and `variant` are as in `convert`.
+    """Yield the directory of `source` as one of our checkpoints, converting it if needed.
+
+    A checkpoint of one of `FAMILIES` is converted into the directory `keep`, or into a temporary
+    one that is removed afterwards. `config`, `leave_out` and `variant` are as in `convert`.
 
     Raises:
         UsageError: for `keep`, `config` or `leave_out` where nothing is converted.

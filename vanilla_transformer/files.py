@@ -106,11 +106,11 @@ def check_no_pointer(path: str | os.PathLike) -> None:
 def new_directory(
     path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ()
 ) -> Iterator[Path]:
-    """Yields an empty directory that takes the name `path` when the block ends without an error.
+    """Yield an empty directory that is renamed to `path` when the block ends without an error.
 
     Args:
-        path: a new path, or an empty directory. A symbolic link to a directory stays, what it leads
-            to is replaced.
+        path: a new path, or an empty directory. A symbolic link to a directory stays; its target is
+            replaced.
         force: whether what is at `path` may be replaced, if it is an export or a checkpoint that we
             wrote.
         inputs: paths that the caller reads, which must be neither `path` nor inside it.
@@ -119,8 +119,8 @@ def new_directory(
         FileNotFoundError: if `path` is a link that leads nowhere.
         NotADirectoryError: if it is a file.
         FileExistsError: if it exists and `force` is not given; if it holds anything that we do not
-            write; if another process is writing it; and, at the end, if it has changed since: what
-            is there then stays, and the result beside it is named.
+            write; if another process is writing it; or if it has changed at the end. In the last
+            case the changed directory stays, and the error names the result beside it.
         ValueError: if it is the working directory, the home directory, an input, one that holds any
             of these, or a mount point that is not empty.
     """
@@ -162,8 +162,7 @@ def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ())
 
 @contextlib.contextmanager
 def full_disk_named(out: Path) -> Iterator[None]:
-    """Have the error of a full disk, which names no file, say that it was `out` that found no
-    room."""
+    """Add the name of `out` to the error of a full disk, which names no file."""
     try:
         yield
     except OSError as error:
@@ -178,8 +177,7 @@ def full_disk_named(out: Path) -> Iterator[None]:
 
 
 def output_path(path: StrPath, inputs: Iterable[StrPath] = ()) -> Path:
-    """The place that `path` leads to, where something may be written, if only what we wrote is
-    there.
+    """Return the real path of `path`, if something may be written there.
 
     Raises:
         FileNotFoundError: if `path` is a link that leads nowhere.
@@ -218,8 +216,10 @@ def named(names: list[str]) -> str:
 
 
 def check_replaceable(directory: Path, force: bool) -> None:
-    """Raises as `new_directory` unless `directory` is missing, empty, or with `force` ours
-    alone."""
+    """Raise the errors of `new_directory` unless `directory` may be replaced.
+
+    It may be missing or empty, or with `force` hold only files that this package wrote.
+    """
     if not directory.exists():
         return
     if not directory.is_dir():
@@ -254,8 +254,10 @@ def check_replaceable(directory: Path, force: bool) -> None:
 
 
 def relative_files(directory: Path) -> Iterator[str]:
-    """All that is in `directory` but folders that hold something, as paths with slashes; links are
-    not followed."""
+    """Yield all files and empty folders in `directory`, as relative paths with slashes.
+
+    Links are not followed.
+    """
     for folder, names, files in os.walk(directory):
         links = [name for name in names if os.path.islink(os.path.join(folder, name))]
         for name in [*files, *links] or ([] if names else [""]):
@@ -325,13 +327,13 @@ def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
 
 
 def read_object(path: Path) -> dict:
-    """The JSON object in a file; an empty one if it holds anything else."""
+    """Return the JSON object in a file, or an empty one if the file holds anything else."""
     found = json_or_none(path)
     return found if isinstance(found, dict) else {}
 
 
 def json_or_none(path: Path) -> object:
-    """`None` if there is none."""
+    """Return the JSON value in a file, or `None` if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -450,7 +452,7 @@ def check_ours(claim: Path) -> None:
 
 
 def publish(claim: Path, out: Path, before: dict | None) -> None:
-    """Gives `claim/new` the name `out`, if what is there is still what was there `before`."""
+    """Rename `claim/new` to `out`, if `out` is still in the state `before`."""
     new, ready, old = (claim / name for name in ("new", "ready", "old"))
     try:
         if os.path.ismount(out):
@@ -474,8 +476,8 @@ def publish(claim: Path, out: Path, before: dict | None) -> None:
 
 
 def place(path: Path, out: Path) -> None:
-    """Renames `path`; raises FileExistsError or OSError if anything but an empty directory is at
-    `out`."""
+    """Rename `path` to `out`; raise FileExistsError or OSError if `out` is not free or an empty
+    directory."""
     if path.is_dir():
         path.rename(out)
         return
@@ -491,7 +493,7 @@ def place(path: Path, out: Path) -> None:
 
 
 def keep(path: Path, out: Path) -> Path:
-    """Moves `path` to a free name beside `out`."""
+    """Move `path` to a free name beside `out`, and return the new path."""
     folder = out if os.path.ismount(out) else out.parent
     number = 1
     while (kept := folder / f"{out.name}.kept-{number}").exists():
@@ -501,7 +503,8 @@ def keep(path: Path, out: Path) -> Path:
 
 
 def move_entries(source: Path, target: Path) -> None:
-    """The manifest or config, which marks the rest as whole, comes last."""
+    """Move the entries of `source` to `target`; the manifest or config, which marks them complete,
+    is last."""
     for entry in sorted(
         source.iterdir(), key=lambda path: (path.name == MANIFEST, path.name == CONFIG, path.name)
     ):
@@ -509,8 +512,9 @@ def move_entries(source: Path, target: Path) -> None:
 
 
 def settle(claim: Path, out: Path) -> None:
-    """Ends the run of `claim`, wherever it stopped: `out` is as it was before, or as it was to be,
-    and the claim is empty.
+    """Finish the run of `claim` wherever it stopped, and empty the claim.
+
+    Afterwards `out` is as it was before, or as it was meant to become.
 
     Raises:
         FileExistsError: if what was at `out` cannot come back because something else is there.
@@ -534,8 +538,10 @@ def settle(claim: Path, out: Path) -> None:
 
 
 def set_modes(path: Path, claim: Path) -> None:
-    """The modes that the umask gives, as `claim` has them: some libraries write files that only
-    their owner may read."""
+    """Set the file modes by the umask, as `claim` has them.
+
+    Some libraries write files that only their owner may read.
+    """
     mode = claim.stat().st_mode & 0o777
     for found in (path, *path.rglob("*")):
         found.chmod(mode if found.is_dir() else mode & 0o666)

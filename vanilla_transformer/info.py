@@ -139,8 +139,11 @@ def repeats(name: str, config: VanillaTransformerConfig | None) -> int:
 def parameters_by_block(
     model: PreTrainedModel, config: VanillaTransformerConfig | None = None
 ) -> dict[str, int]:
-    """Embeddings, all layers of a stack together, final norms, and the modules of the head.
-    `config` is that of the whole model if `model` is the one `with_one_layer`."""
+    """Count the parameters of embeddings, all layers of a stack together, final norms and head
+    modules.
+
+    `config` is that of the full model if `model` comes from `with_one_layer`.
+    """
     counts = Counter()
     for name, parameter in model.named_parameters():
         block = re.match(r"((encoder|decoder)\.)?(layers|\w+)", name.removeprefix("model.")).group()
@@ -176,7 +179,7 @@ def runs_per(name: str, model: PreTrainedModel) -> str:
 
 
 def report(facts: dict[str, Any]) -> str:
-    """The result of `info` as text."""
+    """Return the result of `info` as text."""
     lines = [
         f"{facts['architecture']} ({facts['variant']})",
         ", ".join(f"{k}={v}" for k, v in facts["shape"].items()),

@@ -51,9 +51,11 @@ from .configuration_vanilla_transformer import (
 
 
 def counted_positions(config, input_ids, attention_mask, order):
-    """The position of each token, by what `config.position_ids_from` counts: (B, T), or (1, T)
-    where that is places, which are `order` (T,). Without ids or a mask of the shape (B, past + T),
-    nothing is padding."""
+    """Return the position of each token, counted by `config.position_ids_from`.
+
+    The result is (B, T), or (1, T) if positions are the places `order` (T,). Without ids or a mask
+    of the shape (B, past + T), no token counts as padding.
+    """
     if (
         config.position_ids_from == "mask"
         and attention_mask is not None
@@ -72,7 +74,7 @@ def counted_positions(config, input_ids, attention_mask, order):
 def position_angles(
     position_ids: torch.Tensor, width: int, base: float, dtype: torch.dtype
 ) -> torch.Tensor:
-    """pos / base^(2i / width) for i = 0 ... width / 2 - 1: (B, T) -> (B, T, width / 2)."""
+    """Return pos / base^(2i / width) for i = 0 ... width / 2 - 1: (B, T) -> (B, T, width / 2)."""
     # float32 at least: half precision cannot tell position 2049 from 2048.
     precise = torch.promote_types(dtype, torch.float32)
     two_i = torch.arange(0, width, 2, device=position_ids.device, dtype=precise)
@@ -82,28 +84,30 @@ def position_angles(
 def sinusoidal_positions(
     position_ids: torch.Tensor, width: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos(the same
-    angle).
+    """Return PE(pos, 2i) = sin(angle), PE(pos, 2i+1) = cos(angle), angle = pos /
+    10000^(2i/d_model).
 
-    Computed for the positions asked for, so there is no table to run out of. `position_ids` (B, T)
-    -> (B, T, width).
+    This is section 3.5. `position_ids` (B, T) -> (B, T, width). The values are computed for each
+    call, so there is no table that limits positions.
     """
     angles = position_angles(position_ids, width, 10000.0, dtype)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype)
 
 
 def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary positions (Su et al. 2021, RoFormer, equation 34): components 2i and 2i+1 of a query
-    or key are a point in the plane, turned by the angle of its position. states (B, H, T, d_k);
-    cos, sin (B, T, d_k / 2)."""
+    """Rotate queries or keys by their positions (Su et al. 2021, RoFormer, equation 34).
+
+    Components 2i and 2i+1 are a point in the plane, which turns by the angle of its position.
+    states (B, H, T, d_k); cos, sin (B, T, d_k / 2).
+    """
     x, y = states[..., 0::2], states[..., 1::2]
     cos, sin = cos[:, None], sin[:, None]
     return torch.stack([x * cos - y * sin, x * sin + y * cos], dim=-1).flatten(-2)
 
 
 def rotary_positions(config, position_ids, dtype):
-    """Cosines and sines (B, T, d_k / 2) for `rotate`, or None where positions are of another
-    kind."""
+    """Return cosines and sines (B, T, d_k / 2) for `rotate`, or None if positions are not
+    rotary."""
     if config.position_embedding_type != "rotary":
         return None
     angles = position_angles(position_ids, config.head_dim, config.rope_theta, dtype)
@@ -143,8 +147,11 @@ class VanillaRelativePositions(nn.Module):
 def new_norm(
     config: VanillaTransformerConfig, size: int | None = None
 ) -> nn.LayerNorm | nn.RMSNorm:
-    """LayerNorm (Ba et al. 2016), or x / sqrt(mean(x^2) + eps) * weight, both computed in float32
-    where x is half. `size` is the width of x, by default `config.hidden_size`."""
+    """Return LayerNorm (Ba et al. 2016), or RMSNorm: x / sqrt(mean(x^2) + eps) * weight.
+
+    Both compute in float32 if x is half precision. `size` is the width of x, by default
+    `config.hidden_size`.
+    """
     kind = nn.RMSNorm if config.norm_type == "rms_norm" else nn.LayerNorm
     return kind(size or config.hidden_size, config.layer_norm_eps)
 
@@ -156,7 +163,8 @@ def new_projection(in_size: int, out_size: int, bias: bool = False) -> nn.Linear
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Tracing, compiling and meta tensors have no values to look at."""
+    """Return False for tensors without readable values: empty, on the meta device, or being
+    traced."""
     return not is_tracing(tensor) and not tensor.is_meta and tensor.numel() > 0
 
 
@@ -222,8 +230,10 @@ class VanillaEmbeddings(nn.Module):
         return self.embed_positions(position_ids + self.first_row)
 
     def token_types(self, token_type_ids):
-        """All tokens are of type 0 by default. Tokenizers give zeros to models without types
-        too."""
+        """Return the embeddings of token types; all tokens are of type 0 by default.
+
+        Without types in the model, only zeros are accepted, because tokenizers may return them.
+        """
         types = getattr(self.config, "type_vocab_size", 0)
         if (
             token_type_ids is not None
@@ -288,8 +298,10 @@ class VanillaPatchEmbeddings(nn.Module):
         )
 
     def interpolated_positions(self, rows, columns):
-        """E_pos of an image with another number of patches: those of the first tokens, and between
-        those of patches."""
+        """Return E_pos for an image with another number of patches.
+
+        First tokens keep their positions; those of patches are interpolated.
+        """
         first, grid = self.positions.tensor_split([self.config.num_first_tokens])
         grid = grid.T.unflatten(1, self.config.grid_shape)[None]
         grid = nn.functional.interpolate(grid, (rows, columns), mode="bicubic", align_corners=False)
@@ -553,9 +565,12 @@ class VanillaPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module):
-        """The paper gives no values. Linear: normal with deviation `initializer_range`, bias 0.
-        Embeddings: uniform within embedding_size^-0.5, so that tokens times its root are as large
-        as sinusoids. Norms: the identity. First tokens and positions of images: as Linear."""
+        """Initialize the parameters of a module; the paper gives no values.
+
+        Linear: normal with deviation `initializer_range`, bias 0. Embeddings: uniform within
+        embedding_size^-0.5, so that tokens times its root are as large as sinusoids. Norms: the
+        identity. First tokens and positions of images: like Linear.
+        """
         if isinstance(module, nn.Linear):
             init.normal_(module.weight, std=self.config.initializer_range)
             if module.bias is not None:
@@ -595,8 +610,11 @@ class VanillaPreTrainedModel(PreTrainedModel):
 
 
 def check_attention_implementation(config: VanillaTransformerConfig):
-    """FlashAttention and vLLM would leave out what they cannot do, without an error; flex attention
-    would fail inside torch."""
+    """Raise ValueError if the attention implementation does not support the config.
+
+    FlashAttention and vLLM would silently leave out what they cannot do. Flex attention would fail
+    inside torch.
+    """
     name = config._attn_implementation or ""
     unequal = "flash" in name and config.head_dim != config.value_head_dim
     if unequal or (name == "vllm" and config.head_dim < config.value_head_dim):
@@ -816,8 +834,11 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         )
 
     def prepare_cache(self, past_key_values, use_cache):
-        """The cache that was given, or a new one with `use_cache`. With cross-attention it is an
-        `EncoderDecoderCache`: in a single cache the target's keys would mix with the source's."""
+        """Return the cache that was passed, or a new one with `use_cache`.
+
+        With cross-attention it is an `EncoderDecoderCache`. In a single cache the target's keys
+        would mix with the source's.
+        """
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if past_key_values is None or not self.has_cross_attention:
@@ -882,9 +903,11 @@ class VanillaSeq2SeqModel(VanillaPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
-        """`input_ids` and `attention_mask` (B, S), or `encoder_outputs` computed before;
-        `decoder_input_ids` (B, T), starting with `decoder_start_token_id` -> `last_hidden_state`
-        (B, T, E)."""
+        """Run both stacks and return `last_hidden_state` (B, T, E) of the decoder.
+
+        `input_ids` and `attention_mask` are (B, S); `encoder_outputs` computed earlier may replace
+        them. `decoder_input_ids` (B, T) start with `decoder_start_token_id`.
+        """
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError(
                 "one of decoder_input_ids and decoder_inputs_embeds must be given (or labels, to a "

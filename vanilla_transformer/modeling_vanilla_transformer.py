@@ -83,8 +83,10 @@ def lm_transform(config):
 
 
 def select_labelled(hidden_states, labels, logits_to_keep):
-    """States (B, S, D) and `labels` (B, S), if any, where the mask `logits_to_keep` (B, S) is true:
-    (N, D) and (N,). Without a mask, all of them."""
+    """Select states (B, S, D) and `labels` (B, S), if any, by the mask `logits_to_keep` (B, S).
+
+    The results are (N, D) and (N,). Without a mask all are returned unchanged.
+    """
     if logits_to_keep is None:
         return hidden_states, labels
     return hidden_states[logits_to_keep], None if labels is None else labels[logits_to_keep]
@@ -192,9 +194,11 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
 
 
 def shift_tokens_right(ids, config):
-    """`ids` (B, T) moved right by one, with -100 replaced by padding. The first token is
-    `config.decoder_start_token_id` or, with `config.wrap_last_token`, the last token of the row
-    that is not padding."""
+    """Shift `ids` (B, T) right by one and replace -100 by padding.
+
+    The first token is `config.decoder_start_token_id`. With `config.wrap_last_token` it is the last
+    token of the row that is not padding.
+    """
     for name in (
         ("pad_token_id",) if config.wrap_last_token else ("pad_token_id", "decoder_start_token_id")
     ):
@@ -212,8 +216,8 @@ def shift_tokens_right(ids, config):
 
 
 def both_stacks(outputs):
-    """The fields of `VanillaSeq2SeqModel`'s outputs that a head returns unchanged: all but the
-    state it reads."""
+    """Return the outputs of `VanillaSeq2SeqModel` that a head passes on: all but the last hidden
+    state."""
     return {name: value for name, value in outputs.items() if name != "last_hidden_state"}
 
 
@@ -235,7 +239,8 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
         self.post_init()
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
-        """Teacher forcing: `labels` (B, T) shifted right by one, see `shift_tokens_right`."""
+        """Return `labels` (B, T) shifted right by one, for teacher forcing; see
+        `shift_tokens_right`."""
         return shift_tokens_right(labels, self.config)
 
     @can_return_tuple
@@ -301,16 +306,18 @@ class VanillaEncoderForPreTrainingOutput(ModelOutput):
 
 
 def pooled_state(outputs):
-    """One state for the whole sequence, (B, D): the pooler's output, or without a pooler the first
-    token's state."""
+    """Return one state for the whole sequence, (B, D): the pooler's output, or the first token's
+    state."""
     return (
         outputs.last_hidden_state[:, 0] if outputs.pooler_output is None else outputs.pooler_output
     )
 
 
 def mean_state(hidden_states, attention_mask):
-    """The mean over the tokens that are not padding, 0 without any: states (B, S, D) and mask (B,
-    S), or `None` without padding -> (B, D)."""
+    """Return the mean state of the tokens that are not padding, (B, D), or 0 if there are none.
+
+    States are (B, S, D); the mask is (B, S), or `None` without padding.
+    """
     if attention_mask is None:
         return hidden_states.mean(1)
     weights = attention_mask[:, :, None].to(hidden_states.dtype)

@@ -283,8 +283,8 @@ def _characters(encoding, first, last, sequence):
 
 
 def _examples(args, question, context, data):
-    """The examples of a call: a list, a generator or a dataset, with nothing checked that is inside
-    of them."""
+    """Return the examples of a call: a list, a generator or a dataset. Their content is not
+    checked."""
     if args and not (question is None and context is None and data is None):
         raise ValueError(f"examples come as arguments or by name, not both: got {args!r} and names")
     if len(args) == 2 and all(isinstance(arg, str) for arg in args):

@@ -167,8 +167,7 @@ class Text2TextGenerationPipeline(Pipeline):
         return {"output_ids": output_ids.reshape(rows, -1, output_ids.shape[-1])}
 
     def check_length(self, input_length: int, limit: int) -> None:
-        """Warns where `limit`, the longest output allowed, looks wrong for an input of this
-        length."""
+        """Warn if `limit`, the maximum output length, looks wrong for an input of this length."""
 
     def postprocess(
         self,
@@ -269,9 +268,10 @@ def choose_languages(
     src_lang: str | None,
     tgt_lang: str | None,
 ) -> dict[str, int]:
-    """Has a multilingual `tokenizer` read texts in `src_lang`, and returns the option with which
-    `model` generates in `tgt_lang`: for mBART's tokenizer the start token (Liu et al. 2020, 2.2),
-    for others the first token after it. `None` changes nothing.
+    """Set the source language of a multilingual `tokenizer`, and return the option for the target.
+
+    The option makes `model` generate in `tgt_lang`. It is the start token for mBART's tokenizer
+    (Liu et al. 2020, 2.2), and for others the first token after it. `None` changes nothing.
 
     Raises:
         ValueError: for a language that the tokenizer does not have.
@@ -308,8 +308,10 @@ def _given(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _one_limit(generate_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """`generate` prefers `max_new_tokens` wherever it was set, so the limit that is given here
-    switches off the other one."""
+    """Turn off the other length limit if only one is passed.
+
+    `generate` prefers `max_new_tokens` wherever it was set.
+    """
     limits = {"max_length", "max_new_tokens"}
     if len(limits & generate_kwargs.keys()) == 1:
         return {**dict.fromkeys(limits), **generate_kwargs}

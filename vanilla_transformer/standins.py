@@ -79,7 +79,7 @@ class AnyName(Container):
 
 @contextmanager
 def standins() -> Iterator[None]:
-    """Have these parts imported where transformers is asked for."""
+    """Replace transformers by these stand-ins for imports in the block."""
     modules: dict[str, Any] = {
         "transformers": SimpleNamespace(__version__="5.23", PreTrainedConfig=PreTrainedConfig),
         "transformers.activations": SimpleNamespace(ACT2FN=AnyName()),

@@ -142,7 +142,7 @@ class ConversionPlan:
         return [*self.remarks, *(self.tokenizer.notes if self.tokenizer is not None else [])]
 
     def write(self, out: str | os.PathLike, force: bool = False) -> dict[str, Any]:
-        """Writes the checkpoint directory `out`, and returns its `facts`.
+        """Write the checkpoint directory `out`, and return its `facts`.
 
         Raises:
             FileExistsError: if `out` cannot be written, see `files.new_directory`.
@@ -152,8 +152,8 @@ class ConversionPlan:
         return self.facts(out)
 
     def save(self, directory: Path) -> None:
-        """Writes the checkpoint's files, tensor by tensor. Raises OSError where they have no
-        room."""
+        """Write the checkpoint's files, tensor by tensor. Raises OSError if the disk has no room
+        for them."""
         self._check_room(directory)
         shapes = {self.stored.get(name, name): shape for name, shape in self.shapes.items()}
         tensors = ((self.stored.get(name, name), tensor) for name, tensor in self.tensors())
@@ -194,7 +194,8 @@ class ConversionPlan:
         }
 
     def unequal(self) -> list[tuple[str, str]]:
-        """Names of one tensor for which the source has other values, in pairs."""
+        """Return pairs of names that should hold the same tensor but have different values in the
+        source."""
         pairs = [(step.reads[0], name) for step in self.steps for name in step.same]
         return [pair for pair in pairs if not torch.equal(*map(self.files.read, pair))]
 
@@ -207,7 +208,10 @@ class ConversionPlan:
 
 
 def name_image_processor(path: Path, name: str | None) -> None:
-    """Older files name none: there the model's own type says which one it is."""
+    """Add the class `name` to preprocessor_config.json if it names none.
+
+    In older files the model type determines the class.
+    """
     if name is None or not path.is_file():
         return
     content = read_json(path)

@@ -36,8 +36,9 @@ class Converter(Protocol):
     def to_vanilla_config(
         self, theirs: PreTrainedConfig, architecture: str, names: Collection[str]
     ) -> Fields:
-        """The fields of our config by theirs and by the `names` of the tensors; labels and special
-        tokens are common.
+        """Return the fields of our config, from the source's config and the `names` of its tensors.
+
+        Labels and special tokens are converted for all families alike.
 
         Raises:
             ValueError: for a field that our config cannot represent.
@@ -51,6 +52,6 @@ class Converter(Protocol):
 
 
 def converter_of(model_type: str) -> Converter:
-    """Raises KeyError for a `model_type` that is not registered."""
+    """Return the converter of a family. Raises KeyError for an unregistered `model_type`."""
     module = importlib.import_module(f".{FAMILIES[model_type].module}", __package__)
     return cast(Converter, module)

@@ -59,8 +59,10 @@ def tensor_maps(
 
 
 def check_tensors(files: TensorFiles, theirs: PreTrainedConfig) -> None:
-    """Old files hold the tables of sinusoids, which are not converted. Raises ValueError for
-    another table."""
+    """Raise ValueError if a stored table of positions is not the expected sinusoids.
+
+    Old files hold these tables; they are not converted.
+    """
     for side in ("encoder", "decoder"):
         name = f"{side}.embed_positions.weights"
         check_table(

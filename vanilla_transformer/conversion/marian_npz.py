@@ -77,7 +77,8 @@ LAYER |= {
 
 
 def write_checkpoint(source: Path, out: Path) -> None:
-    """Writes what is in `source` to `out`, an empty directory, as a checkpoint of transformers.
+    """Write the Marian model in `source` to the empty directory `out`, as a checkpoint of
+    transformers.
 
     Raises:
         FileNotFoundError: if a file is missing.
@@ -123,7 +124,7 @@ def only(source: Path, pattern: str) -> Path:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Its values are strings."""
+    """Return the mapping in a YAML file, with strings as values."""
     with readers_errors(path):
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=YAML_LOADER)
     if not isinstance(content, dict):
@@ -132,7 +133,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:
-    """Ids by token: all from 0 on, `</s>` and `<unk>` among them."""
+    """Return the id of each token; ids start at 0 without gaps, and `</s>` and `<unk>` are among
+    them."""
     content = read_yaml(path)
     with readers_errors(path):
         vocabulary = {token: int(number) for token, number in content.items()}
@@ -152,7 +154,7 @@ def read_vocabulary(path: Path) -> dict[str, int]:
 
 
 def read_model_config(arrays: Any) -> dict[str, Any]:
-    """The YAML text that Marian keeps among the arrays, as characters that end with a zero."""
+    """Return the config that Marian stores among the arrays, as zero-terminated YAML text."""
     if MODEL_CONFIG not in arrays:
         raise ValueError(f"there is no {MODEL_CONFIG}, expected a model of Marian's")
     text = arrays[MODEL_CONFIG].astype(np.uint8).tobytes().decode("utf-8").rstrip("\0")
@@ -229,7 +231,10 @@ def tensors(arrays: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def renamed(name: str, array: torch.Tensor) -> tuple[str, torch.Tensor]:
-    """Vectors are rows, matrices are multiplied from the left."""
+    """Return transformers' name and layout of a tensor.
+
+    Marian stores vectors as rows, and matrices that are multiplied from the left.
+    """
     if name == "Wemb":
         return "model.shared.weight", torch.cat([array, torch.zeros_like(array[:1])])
     if name == "decoder_ff_logit_out_b":

@@ -96,7 +96,7 @@ def plan_to_vanilla(
     source: str | PathLike,
     overrides: Overrides = Overrides(),  # noqa: B008, it is frozen
 ) -> ConversionPlan:
-    """Another project's checkpoint -> ours."""
+    """Plan the conversion of another project's checkpoint into ours."""
     if os.path.isdir(source) and is_marian(Path(source)):
         return plan_marian(Path(source), overrides)
     return plan_variant(
@@ -256,8 +256,10 @@ def fits_family(directory: Path, content: dict, overrides: Overrides) -> bool:
 
 
 def plan_marian(source: Path, overrides: Overrides) -> ConversionPlan:
-    """A model as Marian itself writes it, by way of a checkpoint of transformers that is there as
-    long as the plan."""
+    """Plan the conversion of a model in Marian's own format.
+
+    It goes through a temporary checkpoint of transformers that lives as long as the plan.
+    """
     if overrides.variant is not None:
         found = (
             f"variant is {overrides.variant!r}, and {source} has the .npz file of a model of "
@@ -305,8 +307,8 @@ def steps_to_vanilla(
     architecture: str,
     files: TensorFiles,
 ) -> tuple[list[TensorStep], list[str], list[str]]:
-    """The steps, the names of tensors that are left out, and of these the names that no
-    architecture of the family has."""
+    """Return the steps, the names of tensors left out, and those of them unknown to the whole
+    family."""
     is_base = not hasattr(model, "model")
     wanted = model.state_dict().keys()
     steps = []
@@ -352,14 +354,14 @@ def steps_to_vanilla(
 
 
 def stored_names(entry: TensorMap, files: TensorFiles) -> list[str]:
-    """The names that a file has for a tensor of theirs: several are equal."""
+    """Return the names under which a file stores a tensor of the source; several names are
+    equal."""
     stored = [name for name in entry.names if name in files.shapes]
     return stored or [name for name in entry.otherwise if name in files.shapes][:1]
 
 
 def modern_name(name: str) -> str:
-    """Checkpoints that were converted from TensorFlow have other names for LayerNorm's
-    parameters."""
+    """Return the present name of a LayerNorm parameter that was converted from TensorFlow."""
     return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
 
 
@@ -367,7 +369,8 @@ def modern_name(name: str) -> str:
 
 
 def plan_to_source(source: str | PathLike, to: str, variant: str | None = None) -> ConversionPlan:
-    """Our checkpoint -> one of the family `to`, which converts back."""
+    """Plan the conversion of our checkpoint into one of the family `to`, which must convert
+    back."""
     families = [name for name, family in FAMILIES.items() if family.converts_back]
     if to not in families:
         raise ValueError(f"checkpoints can be converted to {', '.join(families)}, got {to!r}")
@@ -417,7 +420,7 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
 
 
 def untie_head(model: PreTrainedModel) -> None:
-    """A head that the class ties, as T5's does, is written beside the embeddings."""
+    """Stop tying the head to the embeddings, so that both are written, as for T5."""
     tied = model._tied_weights_keys or {}
     model._tied_weights_keys = {
         name: source for name, source in tied.items() if name != "lm_head.weight"
@@ -431,8 +434,7 @@ def steps_to_source(
     architecture: str,
     files: TensorFiles,
 ) -> tuple[list[TensorStep], list[str]]:
-    """The steps, and the names of tensors that the architecture has no place for although the
-    family has."""
+    """Return the steps, and the names of tensors that the family has but the architecture lacks."""
     wanted = model.state_dict().keys()
     maps = converter.tensor_maps(ours, model.config, architecture)
     steps = []
@@ -568,8 +570,11 @@ def left_over(names: Iterable[str], used: set[str], known: Iterable[str], fault:
 
 
 def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path) -> ConversionPlan:
-    """The generation config, the tokenizer, and the files of image processors and
-    sentence-transformers of the source."""
+    """Add the other files of the source to the plan, and return it.
+
+    These are the generation config, the tokenizer, and the files of image processors and
+    sentence-transformers.
+    """
     plan.companions = companions(source)
     content, _ = read_raw_config(path)
     if content["model_type"] not in CONFIGS:  # the code beside our own weights is what is converted
@@ -585,7 +590,7 @@ def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path)
 
 
 def read_generation_config(path: Path) -> GenerationConfig:
-    """Old checkpoints have it inside config.json."""
+    """Read the generation config of a checkpoint; old checkpoints have it in config.json."""
     has_file = (path / GENERATION_CONFIG).is_file()
     file = path / (GENERATION_CONFIG if has_file else CONFIG)
     read_json(file)

@@ -78,7 +78,7 @@ REFUSED = {
 
 
 def table_rows() -> list[str]:
-    """The rows of names by variant in the tables of README.md and docs/."""
+    """Return the rows of family names by variant for the tables of README.md and docs/."""
     variants = [
         [family for family in REGISTERED if family.variant == variant] for variant in VARIANTS
     ]

@@ -153,8 +153,10 @@ def last_norm(theirs: PreTrainedConfig, architecture: str) -> Op:
 
 
 def embeddings(is_tied: bool) -> list[TensorMap]:
-    """One matrix for both stacks. A head that is not tied has its own, and then ours has one for
-    each stack."""
+    """Return the maps of the one matrix of token embeddings.
+
+    An untied head has its own matrix; our model then has one copy of the embeddings for each stack.
+    """
     encoder, decoder = (
         f"model.{side}.embeddings.embed_tokens.weight" for side in ("encoder", "decoder")
     )
@@ -170,7 +172,8 @@ def embeddings(is_tied: bool) -> list[TensorMap]:
 def stack(
     ours: str, side: str, count: int, theirs: PreTrainedConfig, last: Op = SAME
 ) -> list[TensorMap]:
-    """The layers of a stack, the table of positions that is in the first, and the last norm."""
+    """Return the maps of a stack's layers, its last norm, and the position table in its first
+    layer."""
     table = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     maps = [tensor_map(f"{ours}.relative_positions.bias.weight", table)]
     attentions = {"self_attn": "SelfAttention"} | (

@@ -40,8 +40,10 @@ OTHER_PARTS = re.compile(r"(layers\.\d+)\.(\w+)\.(weight|bias)")
 def from_torch(
     state_dict: Tensors, num_attention_heads: int, embeddings: Tensors, **fields: Any
 ) -> PreTrainedModel:
-    """A `VanillaEncoderModel`, a `VanillaDecoderModel` (with cross-attention) or a
-    `VanillaSeq2SeqModel` with the weights of a torch module, in evaluation mode.
+    """Return a model with the weights of a torch module, in evaluation mode.
+
+    It is a `VanillaEncoderModel`, a `VanillaDecoderModel` (with cross-attention) or a
+    `VanillaSeq2SeqModel`.
 
     Args:
         state_dict: of `torch.nn.TransformerEncoder`, `TransformerDecoder` or `Transformer`.
@@ -112,8 +114,8 @@ def check_matrices(state_dict: Tensors, embeddings: Tensors) -> None:
 
 
 def split_stacks(state_dict: Tensors) -> dict[str, Tensors]:
-    """The tensors of each stack, by what its names begin with: "encoder." and "decoder.", or "" for
-    a stack alone."""
+    """Return the tensors of each stack by prefix: "encoder." and "decoder.", or "" for a single
+    stack."""
     is_encoder_decoder = any(name.startswith("encoder.") for name in state_dict)
     sides = ("encoder.", "decoder.") if is_encoder_decoder else ("",)
     if stray := [name for name in state_dict if not name.startswith(sides)]:
@@ -202,8 +204,11 @@ def attention_weights(match: re.Match[str], tensor: torch.Tensor) -> Tensors:
 
 
 def check_fields(fields: Iterable[str], *config_classes: type[PreTrainedConfig]) -> None:
-    """Raises a UsageError for names that none of `config_classes`, by default all of ours, adds to
-    those of every config."""
+    """Raise UsageError for names that are not fields of one of `config_classes`, by default all of
+    ours.
+
+    Fields that every config of transformers has are not accepted either.
+    """
     common = {field.name for field in dataclasses.fields(PreTrainedConfig)}
     known = {
         name for config in config_classes or CONFIGS.values() for name in config.field_names()
@@ -217,7 +222,7 @@ def check_fields(fields: Iterable[str], *config_classes: type[PreTrainedConfig])
 
 
 def build(fields: Fields, weights: Tensors) -> PreTrainedModel:
-    """The model that has `weights`; its variant is that of their names."""
+    """Return the model that has `weights`; their names determine its variant."""
     if any(name.startswith("encoder.") for name in weights):
         variant = "Seq2Seq"
     elif any(".cross_attn." in name for name in weights):
@@ -246,7 +251,7 @@ def build(fields: Fields, weights: Tensors) -> PreTrainedModel:
 
 
 def check_weights(model: PreTrainedModel, weights: Tensors) -> None:
-    """They must be those of the model, in their shapes."""
+    """Raise ValueError unless the weights have the names and shapes of the model's parameters."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for what, names in (
         ("missing", expected.keys() - weights.keys()),

@@ -40,7 +40,7 @@ ZERO_BIAS = Op(
 def to_vanilla_config(
     theirs: PreTrainedConfig, architecture: str, names: Collection[str]
 ) -> Fields:
-    """The config fields that ViT and DeiT share, ours from theirs."""
+    """Return our config fields for those that ViT and DeiT share."""
     require(theirs, pooler_output_size=theirs.hidden_size)
     return encoder_fields(theirs) | {
         "intermediate_size": theirs.intermediate_size,
@@ -99,7 +99,7 @@ def tensor_maps(
 
 
 def body(ours: VanillaVisionConfig, has_qkv_bias: bool) -> list[TensorMap]:
-    """All but first tokens and classifiers, as ViT and DeiT name them."""
+    """Return the maps of all tensors of ViT and DeiT except first tokens and classifiers."""
     maps = patches(ours)
     for i in range(ours.num_hidden_layers):
         maps += layer(f"model.layers.{i}", f"layers.{i}", f"encoder.layer.{i}", LAYER, has_qkv_bias)

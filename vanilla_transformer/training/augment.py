@@ -47,8 +47,10 @@ class AugmentedDataset:
 
 
 def augment(rows: list[Row], augmentation: Augmentation, seeds: list[str]) -> list[Row]:
-    """The first view of each row, with a seed for each, then the second view of each, if there are
-    two."""
+    """Return the first view of each row, then the second view of each, if there are two.
+
+    Each row has its own seed.
+    """
     views = [augmentation(row, Random(seed)) for row, seed in zip(rows, seeds, strict=True)]
     return [row for view in zip(*views, strict=True) for row in view]
 
@@ -77,7 +79,7 @@ def augmentation_of(
 def row_augmentation(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, rows: Dataset
 ) -> Callable[[Row, Random], Row] | None:
-    """(row, random) -> another row; `None` where nothing is random."""
+    """Return the random augmentation of a row, or `None` if nothing is random."""
     task = TASKS[recipe.task]
     dropout = recipe.tokenizer.get("bpe_dropout")
     shares = {name: recipe.training.get(name, 0) for name in TEXT_AUGMENTATION}
@@ -98,7 +100,7 @@ def encode_again(
     task: ModuleType,
     data: dict,
 ) -> Row:
-    """`row` with its text augmented, and its tokens anew."""
+    """Augment the text of `row` and encode it again."""
     if augment_text:
         row = row | {"text": augment_text(row["text"], random)}
     columns = {name: [value] for name, value in row.items()}

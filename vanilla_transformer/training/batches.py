@@ -90,7 +90,7 @@ class TokenStream(torch.utils.data.IterableDataset):
 
 
 def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
-    """The places of rows in batches, as `TokenBatches` has them."""
+    """Return the positions of rows by batch, as described in `TokenBatches`."""
     longest = max(map(max, lengths))
     if longest > limit:
         raise ValueError(
@@ -108,7 +108,7 @@ def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
 
 
 def collate_batches(collator: Callable[[list[Row]], dict]) -> Callable[[list], dict]:
-    """`collator` for items that are rows, or lists of them."""
+    """Return a `collator` that also accepts lists of rows as items."""
 
     def collate(items: list) -> dict:
         return collator(

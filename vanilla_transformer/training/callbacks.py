@@ -94,7 +94,7 @@ class Watch(TrainerCallback):
         self.start()
 
     def start(self) -> None:
-        """Counts from now on."""
+        """Reset the counts and the clock."""
         self.counts = dict.fromkeys(TOKEN_INPUTS.values(), 0)
         self.since = time.monotonic()
 
@@ -119,7 +119,7 @@ class Watch(TrainerCallback):
         return len(values) * (self.config.num_first_tokens + rows * columns)
 
     def check(self, loss: torch.Tensor) -> None:
-        """Raises FloatingPointError with the text of the batch."""
+        """Raise FloatingPointError with the text of the batch if the loss is not finite."""
         if not loss.isfinite():
             if self.input_ids is None:
                 raise FloatingPointError(f"the loss is {loss.item()} for a batch of images")
@@ -170,7 +170,7 @@ class Watch(TrainerCallback):
 
 
 def over_processes(counts: dict[str, torch.Tensor], device: torch.device) -> dict[str, int]:
-    """Their sums; all processes have to call this."""
+    """Return the sums of `counts` over all processes, which must all call this."""
     sums = reduce(torch.tensor([int(count) for count in counts.values()], device=device), "sum")
     return dict(zip(counts, sums.tolist(), strict=True))
 

@@ -67,7 +67,7 @@ def start(recipe: dict) -> str:
 
 
 def scores(metrics: dict) -> list[tuple[str, str, float]]:
-    """(split, metric, value), those that are numbers; how long it took is no score."""
+    """Return (split, metric, value) for all numeric metrics except times."""
     # "epoch" is of no split
     named = ((*name.split("_", 1), value) for name, value in metrics.items() if "_" in name)
     return [score for score in named if isinstance(score[2], int | float) and score[1] not in TIMES]
@@ -105,7 +105,7 @@ def command_line() -> str | None:
 
 
 def toml(recipe: dict) -> str:
-    """The recipe as its file would be. What is `None` is left out: TOML has no word for it."""
+    """Return the recipe as TOML. Values that are `None`, which TOML lacks, are left out."""
     tables = {key: value for key, value in recipe.items() if isinstance(value, dict)}
     blocks = [
         "\n".join(
@@ -121,7 +121,7 @@ def toml(recipe: dict) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """Strings, numbers, booleans and lists of them are written as in JSON."""
+    """Return a value as TOML; strings, numbers, booleans and lists are written as in JSON."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + " }"
     return json.dumps(value, ensure_ascii=False)

@@ -85,7 +85,7 @@ class WholeCheckpoints(TrainerCallback):
 
 
 def remove(checkpoint: Path) -> None:
-    """The files that the run wrote; what a user put beside them stays."""
+    """Remove the files that the run wrote; the user's files in the same directory stay."""
     for name in (*noted_hashes(checkpoint), FILES):
         (checkpoint / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
@@ -152,7 +152,8 @@ def is_whole(checkpoint: Path) -> bool:
 
 
 def last_checkpoints(state: Path, count: int) -> list[Path]:
-    """The last `count` of a run, oldest first, with a warning if there are fewer.
+    """Return the last `count` checkpoints of a run, oldest first, with a warning if there are
+    fewer.
 
     Raises:
         ValueError: if one of them is damaged: the mean would be of others.
@@ -172,7 +173,7 @@ def last_checkpoints(state: Path, count: int) -> list[Path]:
 
 
 def whole_checkpoints(state: Path) -> Iterator[Path]:
-    """Newest first, with a warning for each that is not."""
+    """Yield the undamaged checkpoints, newest first, and warn of each damaged one."""
     for checkpoint in reversed(marked_checkpoints(state)):
         if is_whole(checkpoint):
             yield checkpoint
@@ -245,8 +246,10 @@ def noted_facts(state: Path, restart: bool) -> dict:
 
 
 def open_state(state: Path, facts: dict, restart: bool) -> None:
-    """Makes the directory `state`, or notes that what is there goes on as a run with these
-    `facts`."""
+    """Create the directory `state`, or record that it continues as a run with these `facts`.
+
+    With `restart` an existing state is first moved aside.
+    """
     if restart and state.is_dir() and any(state.iterdir()):
         moved = keep(state, state)
         PartialState().print(f"{state} is now {moved}")
@@ -255,7 +258,7 @@ def open_state(state: Path, facts: dict, restart: bool) -> None:
 
 
 def run_facts(recipe: Recipe) -> dict:
-    """The recipe, and the hashes of what each update reads, as they are in JSON."""
+    """Return the recipe, and the hashes of the files that updates read, as JSON values."""
     files = {
         "teachers": [
             file for path in recipe.training.get("teachers", []) for file in files_in(path)
@@ -274,12 +277,12 @@ def run_facts(recipe: Recipe) -> dict:
 
 
 def files_in(path: str) -> list[Path]:
-    """All files of a directory; none for what is on the Hub."""
+    """Return all files of a directory; none for a Hub id."""
     return sorted(file for file in Path(path).rglob("*") if file.is_file())
 
 
 def check_same(state: Path, before: dict, facts: dict) -> None:
-    """Raises UsageError for facts that differ from those `before`, where that changes the
+    """Raise UsageError for facts that differ from those `before` in a way that changes the
     weights."""
     one = flat(before)
     other = flat(facts)
@@ -319,8 +322,10 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def final_state(checkpoint: Path, max_steps: int) -> TrainerState | None:
-    """The state of the run in `checkpoint`, if that is the last one: its updates are all done, or
-    were stopped early."""
+    """Return the state in `checkpoint` if the run is finished, else `None`.
+
+    A run is finished if all its updates are done or it was stopped early.
+    """
     state = TrainerState.load_from_json(checkpoint / TRAINER_STATE_NAME)
     is_last = state.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"]
     return state if is_last and not (state.global_step == state.max_steps < max_steps) else None

@@ -25,8 +25,10 @@ BATCH_KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 def check_together(recipe: "Recipe", task: "Task") -> None:
-    """Raises UsageError, with the message of the library that takes the values where it knows
-    better."""
+    """Raise UsageError for keys of a recipe that do not fit each other.
+
+    Values that a library takes are checked by that library, whose message is shown.
+    """
     check_data(recipe.data, task)
     if columns := task.ABILITIES.parallel_files:
         for split in [name for name in SPLITS if name in recipe.data]:

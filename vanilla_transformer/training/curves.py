@@ -11,8 +11,10 @@ WIDTH, HEIGHT, DPI = 5, 3, 100  # inches of a panel; pixels of an inch
 
 
 def panels(history: list[dict]) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """`Trainer`'s log as panel -> curve -> (update, value): the losses, the learning rate, and each
-    of the task's metrics."""
+    """Return `Trainer`'s log as panel -> curve -> (update, value).
+
+    Panels are the losses, the learning rate, and each of the task's metrics.
+    """
     curves = {}
     for record in history:
         for name, value in record.items():
@@ -33,7 +35,7 @@ def panels(history: list[dict]) -> dict[str, dict[str, list[tuple[int, float]]]]
 
 
 def draw_curves(history: list[dict], path: Path) -> bool:
-    """Writes `panels(history)` to `path`, and returns whether there are any."""
+    """Draw `panels(history)` to the file `path`, and return whether there are any."""
     drawn = panels(history)
     if not drawn:
         return False

@@ -34,8 +34,10 @@ REPORTED = 3  # bad rows of which a report has what is wrong
 
 
 def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
-    """The file as it stands, part by part, as its `how`, "read" or "readline", gives at most `PART`
-    characters. Bytes that are no text are lone surrogates.
+    """Yield the text of a file in parts of at most `PART` characters.
+
+    `how` is the method that reads a part, "read" or "readline". Bytes that are not text become lone
+    surrogates.
 
     Raises:
         FileNotFoundError: if it is missing.
@@ -75,7 +77,7 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
 
 
 def read_text(path: str | Path, encoding: str = "UTF-8") -> str:
-    """The whole text, its lines ended by LF; they may be of any length.
+    """Return the whole text of a file, with LF line ends; lines may have any length.
 
     Raises:
         FileNotFoundError, ValueError: as `parts`; ValueError if it is not text of that `encoding`.
@@ -152,7 +154,7 @@ class BadRows:
         self.first = []
 
     def add(self, what: str) -> None:
-        """Raises ValueError, saying `what`, unless they are skipped."""
+        """Count a bad row; raise ValueError with the message `what` unless bad rows are skipped."""
         if not self.are_skipped:
             raise ValueError(what)
         self.count += 1
@@ -160,7 +162,7 @@ class BadRows:
             self.first.append(what)
 
     def report(self, kept: int) -> None:
-        """Raises ValueError if none are `kept`."""
+        """Print how many rows were skipped. Raises ValueError if none are `kept`."""
         if not self.count:
             return
         seen = f"{self.count:,} of {kept + self.count:,} rows of the training text are bad"
@@ -174,8 +176,11 @@ class BadRows:
 
 
 def read_lines(path: str | Path, encoding: str = "UTF-8") -> list[str]:
-    """Raises FileNotFoundError and ValueError as `lines`; ValueError also for a `Fault` and an
-    empty line or file."""
+    """Return the lines of a file.
+
+    Raises FileNotFoundError and ValueError as `lines`; ValueError also for a `Fault` and an empty
+    line or file.
+    """
     return lines_of([path], encoding)
 
 
@@ -190,7 +195,7 @@ def lines_of(
 
 
 def read_parallel(source: str | Path, target: str | Path) -> list[tuple[str, str]]:
-    """Line i of `source` and of `target` are translations of each other.
+    """Return the pairs of lines of `source` and `target`, which are translations of each other.
 
     Raises:
         ValueError: if the files have different numbers of lines, and as `read_lines` does.
@@ -204,8 +209,10 @@ def read_files(
     bad: BadRows | None = None,
     fault: Check | None = empty,
 ) -> list[list[str]]:
-    """The lines of each, of which all must have the same number, without the `bad` rows, in which
-    one has a `fault`."""
+    """Return the lines of each file, without `bad` rows, in which one of the lines has a `fault`.
+
+    All files must have the same number of lines.
+    """
     bad = bad or BadRows()
     columns = [[] for _ in paths]
     files = [lines(path, encoding, fault) for path in paths]
@@ -233,12 +240,15 @@ SOURCES = ("directory", "dataset", "config", "columns", "skip_bad_rows")
 def read_columns(
     data: dict, split: str, names: tuple[str, ...]
 ) -> "Dataset | IterableDataset | None":
-    """The `split` ("train", "validation" or "test") of a recipe's `data` as a `datasets.Dataset`
-    with text columns `names`; `None` if it has none. `data[split]` is a file for each column,
-    relative to `data["directory"]`. Instead of files there may be `data["dataset"]`, a name on the
-    Hub (with `data["config"]`) or a directory that `save_to_disk` wrote, and `data["columns"]`,
-    what the columns are called there; "a.b" is field b of column a. With `data["streaming"]` its
-    training split is a `datasets.IterableDataset`, read as it is needed.
+    """Return a split of a recipe's `data` as a `datasets.Dataset` with text columns `names`.
+
+    `split` is "train", "validation" or "test"; the result is `None` if the recipe has none.
+    `data[split]` is a file for each column, relative to `data["directory"]`.
+
+    Instead of files there may be `data["dataset"]`, a name on the Hub (with `data["config"]`) or a
+    directory that `save_to_disk` wrote. `data["columns"]` are the names of its columns; "a.b" is
+    field b of column a. With `data["streaming"]` the training split is a
+    `datasets.IterableDataset`, read as it is needed.
 
     Raises:
         FileNotFoundError, ValueError: as `read_parallel`; ValueError for files that are to be
@@ -268,7 +278,7 @@ def read_columns(
 
 
 def check_files(data: dict, split: str, names: tuple[str, ...]) -> None:
-    """Raises UsageError for another number of files than that of the columns `names`."""
+    """Raise UsageError unless there is one file for each of the columns `names`."""
     if len(paths_of(data, split)) != len(names):
         raise UsageError(
             f"data.{split} is {data[split]!r}, expected a file for each of {', '.join(names)}"
@@ -288,7 +298,8 @@ def places_of(rows: Iterable[dict], fault: Callable[[dict], str | None], bad: Ba
 
 
 def lacking(row: dict) -> str | None:
-    """A value may be missing, or a text empty."""
+    """Return what a row lacks, as "no NAME", if a value is missing or a text is empty; else
+    `None`."""
     names = [
         name
         for name, value in row.items()
@@ -298,7 +309,7 @@ def lacking(row: dict) -> str | None:
 
 
 def data_set(data: dict, streams: bool = False) -> dict:
-    """Its splits, as `datasets.IterableDataset` if it `streams`."""
+    """Return the splits of a data set, as `datasets.IterableDataset` if it `streams`."""
     from datasets import load_dataset, load_from_disk
 
     path = Path(data["dataset"])
@@ -338,7 +349,7 @@ def values(rows: dict, column: str) -> list:
 
 
 def paths_of(data: dict, split: str) -> list[Path]:
-    """The files of a recipe's `data[split]`, one or a list."""
+    """Return the files of a recipe's `data[split]`, which is one file or a list."""
     files = [data[split]] if isinstance(data[split], str) else data[split]
     if not files or not isinstance(files, list) or not all(isinstance(file, str) for file in files):
         raise UsageError(f"data.{split} is {data[split]!r}, expected a file or a list of files")

@@ -38,7 +38,8 @@ class Teachers:
     def forward_pre_hook(
         self, model: PreTrainedModel, args: tuple, inputs: dict
     ) -> tuple[tuple, dict]:
-        """Takes the text out of what `model` sees: `probabilities` are then those of its rows."""
+        """Remove the text from the model's inputs; in training, set `probabilities` to those of its
+        rows."""
         texts = inputs.pop("text")
         if model.training:
             self.probabilities = self.predict(texts)
@@ -46,7 +47,7 @@ class Teachers:
 
     @torch.no_grad()
     def predict(self, texts: list[str]) -> torch.Tensor:
-        """Their mean prediction for each of `texts` (B), probabilities (B, C)."""
+        """Return the teachers' mean prediction for `texts` (B) as probabilities (B, C)."""
         logits = [
             self.logits(tokenizer, model, texts)
             for tokenizer, model in zip(self.tokenizers, self.models, strict=True)
@@ -63,5 +64,5 @@ class Teachers:
 
 
 def with_text(collator: Callable[[list[dict]], dict]) -> Callable[[list[dict]], dict]:
-    """`collator` whose batches also have the text of the rows."""
+    """Return a `collator` whose batches also have the text of the rows."""
     return lambda rows: {**collator(rows), "text": [row["text"] for row in rows]}

@@ -81,7 +81,8 @@ def quiet_trainer(
     rows: dict[str, Any],
     **changes: Any,
 ) -> Seq2SeqTrainer:
-    """The recipe's, with `changes` of its training arguments, which neither evaluates nor saves."""
+    """Return the recipe's trainer, with `changes` of its arguments, that neither evaluates nor
+    saves."""
     trainer = make_trainer(
         recipe, training_arguments(recipe, state, **QUIET, **changes), tokenizer, model, rows
     )
@@ -90,7 +91,7 @@ def quiet_trainer(
 
 
 def peak_memory() -> int:
-    """Bytes: of the GPU where there is one, else of this process."""
+    """Return the peak memory in bytes, of the GPU if there is one, else of this process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     try:

@@ -18,10 +18,13 @@ def loss_function(
     r_drop: float = 0.0,
     teachers: Teachers | None = None,
 ) -> Callable | None:
-    """The mean over all labels of an update, as `Trainer` takes it; `check` is given the sum over
-    those of a batch. `None` without smoothing, R-Drop and teachers, for which the model's own loss
-    is taken. With R-Drop a batch of training has each row twice, the second halves in the order of
-    the first. With `teachers` their `probabilities` take the place of the labels in training."""
+    """Return the loss function for `Trainer`: the mean over all labels of an update.
+
+    It is `None` without smoothing, R-Drop and teachers; the model's own loss is then used. `check`
+    is called with the sum of the losses of each batch. With R-Drop a training batch has each row
+    twice, the second copies in the order of the first. With `teachers` their `probabilities`
+    replace the labels in training.
+    """
     if not smoothing and not r_drop and teachers is None:
         return None
 
@@ -95,8 +98,11 @@ class UpdateLoss(torch.autograd.Function):
 def add_divergence_(
     first: torch.Tensor, second: torch.Tensor, log_ratio: torch.Tensor, weight: float
 ) -> torch.Tensor:
-    """`weight` times KL(first || second) + KL(second || first) of distributions (N, V), summed; the
-    gradient of that by their logits is added to each. `log_ratio` is log(first / second)."""
+    """Return `weight` times KL(first || second) + KL(second || first), summed over the rows (N, V).
+
+    The gradients by the logits are added to `first` and `second` in place. `log_ratio` is log(first
+    / second).
+    """
     forward, backward = (
         (first * log_ratio).sum(-1, keepdim=True),
         -(second * log_ratio).sum(-1, keepdim=True),

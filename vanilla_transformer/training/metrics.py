@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 def bleu(
     outputs: Sequence[str], references: Sequence[str], tokenize: str = "13a"
 ) -> tuple[float, str]:
-    """BLEU of all `outputs`, with one reference for each, and sacreBLEU's signature of how it is
-    computed.
+    """Return the BLEU of all `outputs`, with one reference each, and sacreBLEU's signature.
 
     Args:
         tokenize: sacreBLEU's name of a tokenization; "none" for text that is in tokens already.
@@ -31,7 +30,7 @@ def bleu(
 
 
 def chrf(outputs: Sequence[str], references: Sequence[str]) -> float:
-    """chrF of all `outputs`, with one reference for each.
+    """Return the chrF of all `outputs`, with one reference for each.
 
     Raises:
         ValueError: for another number of references than of outputs.
@@ -43,10 +42,10 @@ def chrf(outputs: Sequence[str], references: Sequence[str]) -> float:
 
 
 def bleu_metric(tokenize: str = "13a", key: str = "bleu_tokenize") -> "BLEU":
-    """sacreBLEU's BLEU with a tokenization.
+    """Return sacreBLEU's BLEU metric with a tokenization.
 
     Args:
-        key: what the tokenization is called in errors.
+        key: the name of the tokenization in errors.
 
     Raises:
         UsageError: for a tokenization that sacreBLEU does not have, or that needs a package that is
@@ -63,7 +62,7 @@ def bleu_metric(tokenize: str = "13a", key: str = "bleu_tokenize") -> "BLEU":
 
 
 def check_tokenize(tokenize: str, key: str = "bleu_tokenize") -> None:
-    """Raises UsageError for a tokenization that sacreBLEU does not have, with the nearest one."""
+    """Raise UsageError for an unknown tokenization of sacreBLEU, with the nearest known one."""
     from sacrebleu.metrics import BLEU
 
     check_name(key, tokenize, BLEU.TOKENIZERS)

@@ -9,7 +9,7 @@ from ..errors import UsageError
 
 
 def flat(tables: dict[str, Any]) -> dict[str, Any]:
-    """`table.key` -> value; what is no table keeps its key."""
+    """Return the values of all tables by `table.key`; values outside tables keep their key."""
     single = {key: value for key, value in tables.items() if not isinstance(value, dict)}
     return single | {
         f"{table}.{key}": value
@@ -35,5 +35,5 @@ def did_you_mean(name: str, known: Iterable[str], elsewhere: Iterable[str] = ())
 
 
 def nearest(name: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
-    """The end of such an error."""
+    """Return the end of an error about `name`: the nearest known name, or all known names."""
     return did_you_mean(name, known, elsewhere) or f", expected one of {', '.join(sorted(known))}"

@@ -34,7 +34,8 @@ def naming(key: str, load: Callable[[str], Any], path: str) -> Any:
 
 
 def check_teachers(recipe: Recipe) -> None:
-    """Warns of a teacher without a record of what it has seen.
+    """Check that the teachers fit the task, and warn of teachers without a record of their training
+    text.
 
     Raises:
         ValueError: for one that is no model of the recipe's task, and as `check_held_out` does.
@@ -78,7 +79,7 @@ def check_held_out(key: str, path: str, data: dict) -> bool:
 
 
 def recorded_data(path: str) -> tuple[dict, list[Path]] | None:
-    """The [data] of the recipe that a checkpoint is of, and its training files; `None` if it has no
+    """Return the [data] of a checkpoint's recipe and its training files, or `None` without a
     record."""
     file = checkpoint_directory(path) / RECORD
     if not file.is_file():

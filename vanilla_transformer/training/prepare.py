@@ -90,7 +90,8 @@ def check_evaluated(recipe: Recipe) -> None:
 
 
 def check_start(recipe: Recipe, path: str) -> None:
-    """A checkpoint to go on from has a config that can have the fields of [model]."""
+    """Raise ValueError or UsageError if the checkpoint to start from does not fit the fields of
+    [model]."""
     task = TASKS[recipe.task]
     config, _ = naming("model.path", config_and_class, path)
     if not isinstance(config, task.CONFIG):
@@ -156,7 +157,8 @@ def new_tokenizer(recipe: Recipe, task: Task, text: dict[str, Rows]) -> PreTrain
 
 
 def given_tokenizer(recipe: Recipe, checkpoint: Path | None) -> PreTrainedTokenizerFast | None:
-    """`None` where a new one is to be trained."""
+    """Load the tokenizer that the checkpoint or the recipe names, or return `None` to train a new
+    one."""
     if checkpoint:
         return load_tokenizer(checkpoint)
     for table in ("tokenizer", "model"):
@@ -180,8 +182,10 @@ def image_processor(
 def make_model(
     recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerFast | None, text: dict[str, Rows]
 ) -> PreTrainedModel:
-    """A new model by the recipe, or one that starts from the checkpoint `path`, with the vocabulary
-    of `tokenizer`, if it reads text."""
+    """Return a new model by the recipe, or one that starts from the checkpoint `path`.
+
+    A model of text has the vocabulary size of `tokenizer`.
+    """
     settings = {**task.config_fields(text, recipe.data), **recipe.model}
     path = settings.pop("path", None)
     preset = settings.pop("preset", None)
@@ -301,6 +305,6 @@ def examples(
 
 
 def lengths(rows: Dataset) -> list[tuple[int, ...]]:
-    """Tokens of each side of each row."""
+    """Return the number of tokens of each side of each row."""
     sides = [rows[name] for name in SIDES if name in rows.column_names]
     return [tuple(map(len, row)) for row in zip(*sides, strict=True)]

@@ -44,24 +44,22 @@ from .values import SPLITS
 def train(
     recipe: Recipe, output: Path, force: bool = False, restart: bool = False
 ) -> dict[str, float]:
-    """Writes a checkpoint to `output` and returns its metrics on the recipe's validation and test
-    text.
+    """Train a checkpoint, write it to `output`, and return its metrics on validation and test text.
 
-    The state of the training is kept in `<output>-run`: the same call again goes on from its newest
-    whole checkpoint, to the same weights as if it had not been stopped. What changes no weights may
-    be another then: how they are evaluated, saved and logged, where the text lies, and the number
-    of updates, if the schedule does not depend on it.
+    The state of the training is kept in `<output>-run`. The same call resumes from its newest
+    undamaged checkpoint, and ends with the same weights as an uninterrupted run. Settings that do
+    not change the weights may differ: evaluation, saving, logging, and where the text is stored. So
+    may the number of updates, if the schedule does not depend on it.
 
     Args:
-        force: whether a checkpoint of ours at `output` may be replaced.
-        restart: whether the state of a run that cannot be gone on with, or should not, is moved
-            aside.
+        force: replace `output` if it is a checkpoint of ours.
+        restart: move the state of an earlier run aside and begin anew.
 
     Raises:
         FileExistsError: if `output` cannot be written, see `files.new_directory`, or `<output>-run`
             is no state of a run.
-        FloatingPointError: if the loss is not finite, naming the rows it is of; the checkpoints
-            until then stay.
+        FloatingPointError: if the loss is not finite, with the text of the batch; earlier
+            checkpoints stay.
         UsageError: for a recipe that is not complete; if `<output>-run` is the state of a run of
             another recipe or text, and `restart` is not given.
         ValueError: for text and settings that do not fit each other.
@@ -99,8 +97,10 @@ def inputs_of(recipe: Recipe) -> list[str | Path]:
 def run_to_its_end(
     recipe: Recipe, facts: dict, arguments: Seq2SeqTrainingArguments, restart: bool
 ) -> tuple:
-    """The trainer, whose model is what the result is to be, the tokenizer, and the examples of each
-    split."""
+    """Run the training to its end, and return the trainer, the tokenizer and the examples by split.
+
+    The trainer's model has the weights of the result.
+    """
     state = Path(arguments.output_dir)
     checkpoint = None if restart else next(whole_checkpoints(state), None)
     set_seed(arguments.seed)
@@ -144,7 +144,8 @@ def evaluate(
     tokenizer: PreTrainedTokenizerFast,
     rows: dict[str, Any],
 ) -> dict[str, Any]:
-    """The metrics of the validation and the test text, generated as the result does by default."""
+    """Return the metrics of the validation and the test text, with the result's generation
+    settings."""
     metrics = {}
     model = trainer.model
     for split in SPLITS[1:]:

@@ -35,7 +35,7 @@ def train_tokenizer(
     token_types: bool = False,
     lowercase: bool = False,
 ) -> PreTrainedTokenizerFast:
-    """One vocabulary for all `lines`, source and target together.
+    """Train a tokenizer with one vocabulary for all `lines`, source and target together.
 
     Args:
         lines: the text.
@@ -119,7 +119,7 @@ def template(
 
 
 def untrained(kind: str, lowercase: bool) -> Tokenizer:
-    """Splits text and joins its tokens again, with an empty vocabulary."""
+    """Return a tokenizer with an empty vocabulary, which splits text and joins its tokens again."""
     unk = SPECIAL_TOKENS["unk_token"]
     if kind == "character":
         tokenizer = Tokenizer(models.WordLevel(unk_token=unk))

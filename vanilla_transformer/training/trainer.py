@@ -69,8 +69,7 @@ def training_arguments(recipe: Recipe, state: Path, **changes: Any) -> Seq2SeqTr
 
 
 def keep_labelled(model: PreTrainedModel, args: tuple, inputs: dict) -> tuple[tuple, dict]:
-    """A forward pre-hook: in training only what has a label goes through the projection to the
-    vocabulary."""
+    """Keep only the logits of labelled tokens in training; this is a forward pre-hook."""
     if model.training and "labels" in inputs:
         inputs["logits_to_keep"] = inputs["labels"].ne(-100)
     return args, inputs
@@ -83,7 +82,7 @@ def make_trainer(
     model: PreTrainedModel,
     rows: dict[str, Any],
 ) -> Seq2SeqTrainer:
-    """The trainer of what `prepare.prepare` made.
+    """Return the trainer for the results of `prepare.prepare`.
 
     Raises:
         ValueError: for rows that do not fit the batches, for teachers as `Teachers`, and as
@@ -130,8 +129,8 @@ def make_trainer(
 
 
 def check_processes(trainer: Seq2SeqTrainer) -> None:
-    """Raises ValueError for what would train, but on other batches than those of the recipe, or not
-    end with a result."""
+    """Raise ValueError for processes that would train on other batches, or not end with a
+    result."""
     if (count := trainer.args.n_gpu) > 1:
         raise ValueError(
             f"one process sees {count} GPUs: start one for each (torchrun), or set "
@@ -146,8 +145,10 @@ def check_processes(trainer: Seq2SeqTrainer) -> None:
 def metrics_of(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, rows: Any
 ) -> Callable[[Any], dict[str, Any]]:
-    """The task's metrics of `rows`, each once: where the last batches of several processes are not
-    full, `Seq2SeqTrainer` fills them with rows from the beginning."""
+    """Return the function that computes the task's metrics of `rows`, each counted once.
+
+    With several processes, `Seq2SeqTrainer` fills the last batches with rows from the beginning.
+    """
     metrics = TASKS[recipe.task].metrics(tokenizer, model.config, recipe.evaluation, rows)
     return lambda prediction: metrics(first_of(tuple(prediction), len(rows)))
 

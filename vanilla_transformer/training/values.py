@@ -153,12 +153,13 @@ LARGEST = 2**63 - 1
 
 
 def data_keys(*shared: str, **own: KeyType) -> dict[str, KeyType]:
-    """The keys of a task's [data]: names of `DATA`, and those that the task alone has."""
+    """Return the keys of a task's [data]: names of `DATA`, and keys that only this task has."""
     return {name: DATA[name] for name in shared} | own
 
 
 def key_types(task: "Task") -> dict[str, dict[str, KeyType]]:
-    """The keys that each table of a recipe may have with `task`, and what their values may be."""
+    """Return the keys that each table of a recipe may have with `task`, and the types of their
+    values."""
     types = typing.get_type_hints(train_tokenizer)
     tokenizer = {name: KeyType(types[name], range) for name, range in NEW_TOKENIZER.items()}
     tokenizer |= {"path": TEXT, "bpe_dropout": KeyType(float, BELOW_1)}
@@ -173,8 +174,10 @@ def key_types(task: "Task") -> dict[str, dict[str, KeyType]]:
 
 
 def model_keys(config: type) -> dict[str, KeyType]:
-    """The fields of a config, which checks their ranges itself, and what a new model may be made of
-    instead."""
+    """Return the fields of a config, and the keys that a new model may be made of instead.
+
+    The config checks the ranges of its fields itself.
+    """
     types = typing.get_type_hints(config, localns={"torch": torch})
     names = {name: config.attribute_map.get(name, name) for name in config.field_names()}
     others = {
@@ -185,7 +188,7 @@ def model_keys(config: type) -> dict[str, KeyType]:
 
 
 def trainer_keys() -> dict[str, KeyType]:
-    """The fields of `Trainer`'s arguments that a recipe may set."""
+    """Return the fields of `Trainer`'s arguments that a recipe may set."""
     types = typing.get_type_hints(Seq2SeqTrainingArguments) | TRAINER_TYPES
     names = {field.name for field in fields(Seq2SeqTrainingArguments)} - NOT_TAKEN
     return {
@@ -196,7 +199,8 @@ def trainer_keys() -> dict[str, KeyType]:
 
 
 def in_table(hint: Any) -> Any:
-    """A field that is a dictionary, or text or a file that has it, is a table in a recipe."""
+    """Return `dict` for a field that is a dictionary or its text or file: it is a table in a
+    recipe."""
     return dict if {dict, str} <= {*map(origin, alternatives(hint))} else hint
 
 
@@ -228,7 +232,7 @@ def check_table(table: str, values: Any, types: dict[str, dict[str, KeyType]]) -
 
 
 def check_value(key: str, value: Any, expected: KeyType) -> None:
-    """Raises UsageError for a `value` of another type or range than is `expected` of `key`."""
+    """Raise UsageError if `value` does not have the type and range `expected` of `key`."""
     is_amount = {*alternatives(expected.type)} - {NoneType} <= {int, float}
     in_range = expected.range or (NOT_NEGATIVE if is_amount else ANY)
     if value is None and fits(None, expected.type):

@@ -34,7 +34,8 @@ class FoundTokenizer:
     notes: list[str] = field(default_factory=list)
 
     def save(self, directory: Path, positions: int | None = None) -> None:
-        """Writes its files; texts are at most as long as a table of `positions` if there is one."""
+        """Write the tokenizer's files; texts are at most as long as a table of `positions`, if
+        there is one."""
         save_tokenizer(
             self.tokenizer, directory, positions and min(positions, self.tokenizer.model_max_length)
         )

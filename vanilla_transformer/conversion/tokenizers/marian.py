@@ -76,5 +76,5 @@ def of_one_language(
 
 
 def is_language(piece: str) -> bool:
-    """The target language of a text, at its start, as `>>fra<<`."""
+    """Return True for a target language token at the start of a text, such as `>>fra<<`."""
     return piece.startswith(">>") and piece.endswith("<<")

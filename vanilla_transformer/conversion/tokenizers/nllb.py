@@ -32,7 +32,7 @@ def is_bare(directory: Path) -> bool:
 
 
 def make_tokenizer(directory: Path) -> NllbTokenizer:
-    """The languages follow the pieces, and the mask follows the languages."""
+    """Load the tokenizer with the languages after the pieces, and the mask after the languages."""
     with readers_errors(directory):
         tokenizer = NllbTokenizer.from_pretrained(
             directory, extra_special_tokens=[*FAIRSEQ_LANGUAGE_CODES, MASK], mask_token=None

@@ -35,7 +35,7 @@ OPEN, CLOSE = "\x01", "\x02"
 
 
 def read_sentencepiece(path: Path, model_types: Collection[str] = ("unigram", "BPE")) -> Any:
-    """The `ModelProto` of a .spm or .model file.
+    """Return the `ModelProto` of a .spm or .model file.
 
     Raises:
         FileNotFoundError: if there is none.
@@ -92,8 +92,8 @@ def parse(path: Path) -> Any:
 
 
 def read_vocabulary(path: Path, tokens: Iterable[str]) -> dict[str, int]:
-    """The ids by piece of vocab.json, each from 0 on once; the special `tokens` are among the
-    pieces.
+    """Return the ids by piece of vocab.json, each from 0 on once, with the special `tokens` among
+    them.
 
     Raises:
         FileNotFoundError: if there is none.
@@ -196,8 +196,10 @@ def bpe(scores: dict[str, float], vocabulary: dict[str, int], unknown: str) -> B
 
 
 def normalization(spec: Any, pieces: Iterable[str]) -> Iterator[normalizers.Normalizer]:
-    """The model's own, which strips and joins spaces too, and then the marks around each run of
-    characters not in `pieces`."""
+    """Yield the model's normalizers, which also strip and join spaces.
+
+    The last ones put marks around each run of characters that are not in `pieces`.
+    """
     alphabet = {character for piece in pieces for character in piece} | {" ", "▁"}
     if spec.precompiled_charsmap:
         if "nfkc" in spec.name:
@@ -214,9 +216,11 @@ def normalization(spec: Any, pieces: Iterable[str]) -> Iterator[normalizers.Norm
 
 
 def compositions(alphabet: Iterable[str]) -> Iterator[normalizers.Normalizer]:
-    """Vowel signs of two characters, as in Telugu and Tamil, become one. `Precompiled` applies the
-    model's table to characters one by one where there are many bytes between two borders of
-    graphemes, and misses them."""
+    """Yield normalizers that compose vowel signs of two characters, as in Telugu and Tamil.
+
+    `Precompiled` applies the model's table to single characters if a grapheme has many bytes, and
+    then misses them.
+    """
     for character in sorted(alphabet):
         parts = unicodedata.decomposition(character).split()
         if len(parts) == 2 and not parts[0].startswith("<"):

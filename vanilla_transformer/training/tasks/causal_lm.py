@@ -60,7 +60,7 @@ def text_of(data: dict, split: str, reports: bool) -> str:
 
 
 def training_length(text: str, data: dict) -> int:
-    """Characters of the training part of `text`."""
+    """Return the number of characters of the training part of `text`."""
     return int(len(text) * (1 - data.get("validation_fraction", 0)))
 
 
@@ -73,7 +73,7 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-    """A line ends with the end token; a whole file has no end."""
+    """Encode documents; one that is a line ends with the end token, a whole file does not."""
     if data.get("documents") != "line":
         return {"input_ids": tokenizer(columns["text"], add_special_tokens=False)["input_ids"]}
     if (end := tokenizer.eos_token_id) is None:
@@ -119,8 +119,8 @@ class Windows:
 
 
 def packed(documents: list[list[int]], size: int) -> list[dict]:
-    """Whole documents, one after the other, as long as `size` tokens hold them. What is longer goes
-    on in another example."""
+    """Pack documents into examples of `size` tokens; longer ones are continued in another
+    example."""
     blocks = []
     room = 0
     for ids in documents:
@@ -162,7 +162,7 @@ def collator(
 
 
 def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """-log p of each token, 0 where nothing is predicted."""
+    """Return -log p of each token, 0 where nothing is predicted."""
     return F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
 
 

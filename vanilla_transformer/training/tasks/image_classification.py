@@ -82,7 +82,7 @@ def collator(processor: BaseImageProcessor, model: PreTrainedModel) -> Callable[
 
 
 def opened(image: dict) -> Pillow.Image:
-    """Raises ValueError for what is no whole image."""
+    """Open an image as RGB. Raises ValueError if it is damaged."""
     file = image["path"] if image["bytes"] is None else io.BytesIO(image["bytes"])
     try:
         with Pillow.open(file) as found:

@@ -61,8 +61,10 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
 
 
 def word_numbers(encoded: BatchEncoding) -> list[list[int]]:
-    """The number of the word each token is of, -1 for special tokens; the words of a second
-    sequence are counted on."""
+    """Return the word number of each token, -1 for special tokens.
+
+    The numbers of a second sequence continue those of the first.
+    """
     numbers = []
     for row in range(len(encoded["input_ids"])):
         words = encoded.word_ids(row)
@@ -113,8 +115,11 @@ def packed(rows: Dataset, size: int, bad: BadRows) -> list[dict]:
 
 
 def augment(row: dict, random: Random, tokenizer: PreTrainedTokenizerFast) -> dict:
-    """Whole words, each with probability `MASKED_SHARE`, at least one: 80% of their tokens become
-    the mask token, 10% a random one. Labels are the tokens of these words, -100 elsewhere."""
+    """Mask whole words, each with probability `MASKED_SHARE`, at least one.
+
+    80% of their tokens become the mask token, 10% a random one. Labels are the tokens of these
+    words, -100 elsewhere.
+    """
     values = {word: random.random() for word in dict.fromkeys(row["labels"]) if word >= 0}
     masked = {
         word for word, value in values.items() if value <= max(MASKED_SHARE, min(values.values()))

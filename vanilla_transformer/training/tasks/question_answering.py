@@ -53,7 +53,8 @@ def read(data: dict, split: str) -> Rows | None:
 
 
 def questions(path: Path) -> list[dict]:
-    """Raises ValueError for a file of another form, or without questions."""
+    """Return the questions of a SQuAD file. Raises ValueError for another format, or no
+    questions."""
     try:
         paragraphs = [
             paragraph
@@ -108,8 +109,10 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-    """A row for each window. `offsets` are where in the context a token is, `None` for tokens that
-    are not of it."""
+    """Encode questions and contexts as one row for each window of the context.
+
+    `offsets` are the positions of tokens in the context, `None` for tokens outside it.
+    """
     max_length = data.get("max_length", 384)
     stride = data.get("stride", 128)
     room = max_length - stride - tokenizer.num_special_tokens_to_add(pair=True)
@@ -155,8 +158,10 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
 
 
 def positions(offsets: list, start: int, length: int) -> tuple[int, int]:
-    """The first and the last token of the `length` characters from `start` on, (0, 0) if not all of
-    them are in the window."""
+    """Return the first and last token of the `length` characters from `start` on.
+
+    The result is (0, 0) if the window does not hold all of them.
+    """
     tokens = [token for token, place in enumerate(offsets) if place is not None]
     if not tokens or offsets[tokens[0]][0] > start or offsets[tokens[-1]][1] < start + length:
         return 0, 0
@@ -190,7 +195,8 @@ def metrics(
     tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows
 ) -> Metrics:
     def scores(prediction: tuple) -> dict[str, Any]:
-        """SQuAD's, in percent: of each question the best of its answers, and of those the mean."""
+        """Return SQuAD's scores in percent: the mean over questions of the best score of its
+        answers."""
         (starts, ends), (first, _) = prediction
         if not np.array_equal(first, rows["start_positions"]):
             raise ValueError(
@@ -217,8 +223,10 @@ def metrics(
 
 
 def best_span(row: dict, start: np.ndarray, end: np.ndarray, longest: int) -> tuple[float, str]:
-    """The largest sum of a start and an end score, of at most `longest` tokens of the context, and
-    the text there."""
+    """Return the largest sum of a start and an end score, and the text of this span.
+
+    A span has at most `longest` tokens of the context.
+    """
     tokens = [token for token, place in enumerate(row["offsets"]) if place is not None]
     sums = np.asarray(start)[tokens][:, None] + np.asarray(end)[tokens]
     allowed = np.tril(np.triu(np.ones(sums.shape, bool)), longest - 1)

@@ -90,10 +90,10 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def label_fields(of_splits: dict[str, set[str]], what: str) -> dict:
-    """The names of the training text's labels, in the order of the alphabet.
+    """Return the config fields of the training text's label names, in alphabetical order.
 
     Raises:
-        ValueError: for one that only another split has.
+        ValueError: for a label that only another split has.
     """
     names = sorted(of_splits["train"])
     for split, labels in of_splits.items():

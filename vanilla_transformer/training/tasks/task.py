@@ -73,16 +73,16 @@ class Task(Protocol):
     reduce: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
 
     def read(self, data: dict, split: str) -> Rows | None:
-        """The text of "train", "validation" or "test"; `None` if the recipe has none."""
+        """Return the rows of "train", "validation" or "test"; `None` if the recipe has none."""
 
     def texts(self, dataset: Rows) -> Iterable[str]:
-        """All text of a split, for a new tokenizer."""
+        """Return all text of a split, to train a new tokenizer."""
 
     def config_fields(self, text: dict[str, Rows], data: dict) -> dict[str, Any]:
-        """Fields of the config that the text of the splits and [data] determine."""
+        """Return the config fields that the text of the splits and [data] determine."""
 
     def encode(self, columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-        """Columns of text -> columns of numbers."""
+        """Encode columns of text as columns of numbers."""
 
     def examples(self, rows: Rows, data: dict, split: str) -> Any:
         """Return the examples of one split: the encoded rows, or parts of them."""
@@ -90,7 +90,7 @@ class Task(Protocol):
     def collator(
         self, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
     ) -> Callable[[list[dict]], dict]:
-        """A list of examples -> a padded batch."""
+        """Return a function that makes a padded batch of a list of examples."""
 
     def metrics(
         self,

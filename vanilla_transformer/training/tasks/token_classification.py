@@ -132,8 +132,11 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-    """`labels` are the tag of a word at the first of its subwords, `None` at the others and at
-    special tokens."""
+    """Encode words and their tags.
+
+    `labels` are the tag of a word at its first subword, `None` at its other subwords and at special
+    tokens.
+    """
     encoded = tokenizer(columns["words"], is_split_into_words=True, return_token_type_ids=False)
     labels = []
     for row, tags in enumerate(columns["tags"]):
@@ -203,8 +206,11 @@ def scores_of_entities(found: list[list[str]], gold: list[list[str]]) -> dict[st
 
 
 def entities(tags: list[str]) -> set[tuple[str, int, int]]:
-    """(type, first word, word after the last). As conlleval has it, an entity begins at B, and at
-    an I after O or after another type; it goes on over each I of its type."""
+    """Return the entities as (type, first word, word after the last).
+
+    As in conlleval, an entity begins at B, and at an I after O or after another type. It continues
+    over each I of its type.
+    """
     found = set()
     name = None
     first = 0

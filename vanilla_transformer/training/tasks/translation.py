@@ -74,8 +74,10 @@ def scores_of_ids(
     tokenizer: PreTrainedTokenizerFast,
     bleu_tokenize: str = "13a",
 ) -> dict[str, float | str]:
-    """BLEU, chrF, and the signature of BLEU, of generated ids against label ids, both (B, T) padded
-    with -100 or the pad token."""
+    """Return BLEU, chrF and the signature of BLEU for generated ids against label ids.
+
+    Both are (B, T), padded with -100 or the pad token.
+    """
     outputs = texts_of_ids(predictions, tokenizer)
     references = texts_of_ids(labels, tokenizer)
     score, signature = bleu(outputs, references, bleu_tokenize)
