@@ -8,7 +8,7 @@ DICTIONARY = re.compile(r"TRANSFORMERS_MODELS_TO_(\w+)_MODULES_MAPPING")
 QUERIES_AND_VALUES = ["q_proj", "v_proj"]  # Hu et al. 2021, LoRA, section 7.1
 TARGET_MODULES = {
     "IA3_TARGET": ["k_proj", "v_proj", "down_proj"],  # Liu et al. 2022, section 3.3
-    "IA3_FEEDFORWARD": ["down_proj"],  # of these, where what goes in is scaled
+    "IA3_FEEDFORWARD": ["down_proj"],  # those of them whose input is scaled
     "LNTUNING_TARGET": ["self_attn_norm", "cross_attn_norm", "feed_forward_norm"],
 }
 

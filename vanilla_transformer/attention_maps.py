@@ -22,7 +22,7 @@ from .files import check_no_pointer, new_file
 from .info import depth_fields
 from .modeling_vanilla_transformer import shift_tokens_right
 
-# The outputs of seq2seq models by the kind of attention.
+# names of the outputs of seq2seq models by kind of attention
 OUTPUTS = {
     "encoder": "encoder_attentions",
     "decoder": "decoder_attentions",
@@ -30,14 +30,14 @@ OUTPUTS = {
 }
 FORMATS = ("eps", "jpeg", "jpg", "pdf", "png", "ps", "svg", "svgz", "tif", "tiff", "webp")
 DPI = 100
-MAX_MAP_VALUES = 2**27  # of all layers and heads, one gigabyte
+MAX_MAP_VALUES = 2**27  # weights of all layers and heads: one gigabyte
 # Inches: around the maps; of a side of a map in a grid, of a token in a map alone, and of a figure
 # at most.
 MARGIN_INCHES = 1.5
 MAP_INCHES = 1.5
 TOKEN_INCHES = 0.25
 MAX_INCHES = 50.0
-PICTURE_INCHES = 4.0  # of a side of a picture alone
+PICTURE_INCHES = 4.0  # side of a single image
 
 
 @dataclass
@@ -126,7 +126,7 @@ def image_attention_maps(
     Raises:
         ValueError: for an image of a size that the model does not read.
     """
-    model.eval().set_attn_implementation("eager")  # the others give no weights
+    model.eval().set_attn_implementation("eager")  # other implementations return no weights
     pixel_values = processor(image, return_tensors="pt")["pixel_values"]
     seen = processor(image, do_rescale=False, do_normalize=False, return_tensors="np")[
         "pixel_values"
@@ -174,8 +174,8 @@ def attention_maps(
         raise UsageError(f"{name} reads one text, got the target {target!r} too")
     for text in [source] if target is None else [source, target]:
         check_tokens(model, tokenizer, text)
-    model.eval().set_attn_implementation("eager")  # the others give no weights
-    # A decoder goes on from a text: the token that ends one is not in it.
+    model.eval().set_attn_implementation("eager")  # other implementations return no weights
+    # A decoder continues the text, so the text has no end token.
     has_ends = kinds != ("decoder",)
     ids = tokenizer(source, return_tensors="pt", add_special_tokens=has_ends)["input_ids"]
     inputs = {"input_ids": ids}
@@ -197,7 +197,7 @@ def attention_maps(
 
 
 def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str) -> None:
-    # a damaged tokenizer may panic, and only here
+    # a damaged tokenizer may panic here for the first time
     with readers_errors(tokenizer.name_or_path or "the tokenizer"):
         ids = tokenizer(text)["input_ids"]
         own = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -248,7 +248,7 @@ def plot(
     layers = chosen("layer", layer, maps.weights.shape[0])
     heads = chosen("head", head, maps.weights.shape[1])
     is_alone = len(layers) == len(heads) == 1
-    # no pyplot: nothing outlives the call
+    # no pyplot, which would keep the figure alive
     figure = Figure(figsize=figure_size(maps, layers, heads), layout="constrained")
     grid = figure.subplots(len(layers), len(heads), squeeze=False)
     for row, layer in zip(grid, layers):
@@ -259,7 +259,7 @@ def plot(
     if isinstance(maps, ImageAttentionMaps):
         figure.colorbar(image, ax=grid, label="attention of the first token")
         return figure
-    if is_alone:  # a "$" of a token is no formula
+    if is_alone:  # a "$" in a token is not a formula
         axes.set_xticks(range(len(maps.keys)), maps.keys, rotation=90, parse_math=False)
         axes.set_yticks(range(len(maps.queries)), maps.queries, parse_math=False)
     figure.colorbar(image, ax=grid, label=f"{maps.kind} attention")
@@ -288,7 +288,7 @@ def draw(axes: Axes, maps: AttentionMaps | ImageAttentionMaps, weights: np.ndarr
         return axes.imshow(weights, cmap="Blues", aspect="auto", **scale)
     axes.imshow(maps.picture)
     height, width = (count * side for count, side in zip(weights.shape, maps.patch))
-    places = (-0.5, width - 0.5, height - 0.5, -0.5)  # pixels, whose centres are whole numbers
+    places = (-0.5, width - 0.5, height - 0.5, -0.5)  # pixel centres are whole numbers
     return axes.imshow(weights, cmap="inferno", alpha=0.6, extent=places, **scale)
 
 

@@ -56,7 +56,7 @@ TORCH_DTYPES = {
     "BOOL": torch.bool,
 }
 
-Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]  # of tensors by name
+Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype of tensors by name
 
 
 def load_checkpoint(source: str | os.PathLike, variant: str | None = None) -> PreTrainedModel:
@@ -124,7 +124,7 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
     try:
         with readers_errors(directory):
             tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-            # found only when it reads
+            # transformers would notice only while it encodes
             if not isinstance(longest := tokenizer.model_max_length, int | float):
                 raise ValueError(f"model_max_length is {shown(longest)}, expected a number")
             if (target := directory / TARGET_TOKENIZER).is_file():

@@ -52,7 +52,7 @@ def read_config(directory: Path) -> tuple[Any, str]:
                 f"{directory / CONFIG} has {flag} {shown(content[flag])}, expected {allowed[0]}"
             )
     config = made_config(config_class, content, directory)
-    # a file may name another's code; ours is what is saved with our models
+    # a file may name other code; our models are saved with ours
     config.auto_map = dict(config.default_auto_map)
     return config, name
 
@@ -119,7 +119,7 @@ def made_config(config_class: type, content: dict, directory: Path) -> Any:
         raise ValueError(f"{path} has _attn_implementation {shown(attention)}, expected a name")
     if "quantization_config" in content:
         raise ValueError(f"{path} has a quantization_config, expected weights in floating point")
-    # which is not the one that wrote it
+    # these describe the machine that wrote the file, which is another one
     of_machine = ("attn_implementation", "experts_implementation")
     with readers_errors(path):
         config = config_class.from_dict(

@@ -24,10 +24,10 @@ from .variants import index_of, variant_hint
 
 GENERATION_CONFIG = "generation_config.json"
 FLOATS = ("F64", "F32", "F16", "BF16")
-DTYPES = (*FLOATS, "I64", "I32", "U8", "BOOL")  # of tensors in safetensors files
-# Of a Hub repository; the folders in it hold exports and the checkpoints of a training run.
+DTYPES = (*FLOATS, "I64", "I32", "U8", "BOOL")  # dtypes of tensors in safetensors files
+# files of a Hub repository; its folders hold exports and the checkpoints of a training run
 FILES = ("*.json", "*.txt", "*.spm", "*.model", "*.jinja", "*.safetensors")
-# Of a generation config.
+# fields of a generation config
 COUNTS = (
     "max_length",
     "max_new_tokens",
@@ -39,12 +39,12 @@ COUNTS = (
 COUNTS += ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "top_k")
 NUMBERS = ("temperature", "top_p", "min_p", "typical_p", "length_penalty", "repetition_penalty")
 SEVERAL = ("eos_token_id", "forced_eos_token_id")
-# Of a tokenizer's config, what transformers notes of the place it was loaded from.
+# fields of a tokenizer's config in which transformers records where it was loaded from
 OF_THE_PLACE = ("is_local", "local_files_only")
 TOKENIZER_OF_BYTES = "ByT5Tokenizer"
 OF_THE_HUB = ("constraints", "dola_layers", "force_words_ids", "penalty_alpha")
-INPUT_NAMES = ["input_ids", "attention_mask"]  # of a `PreTrainedTokenizerFast`
-# Published files have -1 where there is no such token.
+INPUT_NAMES = ["input_ids", "attention_mask"]  # inputs of a `PreTrainedTokenizerFast`
+# Published files have -1 for a missing token.
 OPTIONAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
@@ -84,7 +84,7 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
         reason = "the cache has only a part of it, and the Hub cannot be reached"
     except LocalEntryNotFoundError:
         reason = "it is not in the cache, and the Hub cannot be reached"
-    except (OSError, ValueError) as error:  # what the Hub client raises is one or the other
+    except (OSError, ValueError) as error:  # errors of the Hub client
         reason = one_line(error)
     else:
         if files == FILES:
@@ -149,7 +149,7 @@ def for_every_version(directory: Path, changes: dict | None = None) -> None:
     )
     content.setdefault("clean_up_tokenization_spaces", False)
     if content.get("tokenizer_class") == "TokenizersBackend":
-        # Without names of inputs transformers 4 would add token types.
+        # Without input names, transformers 4 would add token types.
         content = {"model_input_names": INPUT_NAMES, **content}
         content["tokenizer_class"] = "PreTrainedTokenizerFast"
     if isinstance(content.get("extra_special_tokens"), list):
@@ -185,7 +185,7 @@ def generation_fault(name: str, value: object, vocab_size: int = 2**31) -> str |
         return "expected true or false"
     if name.endswith("_token_id") and not is_absent_token(name, value):
         tokens = value if isinstance(value, list) and name in SEVERAL else [value]
-        # these two need never be generated
+        # a model need not be able to generate these two
         size = 2**31 if name in ("bos_token_id", "eos_token_id") else vocab_size
         if not all(type(token) is int and 0 <= token < size for token in tokens):
             return f"expected one of [0, {size - 1}]"
@@ -332,10 +332,10 @@ def readers_errors(path: Path) -> Iterator[None]:
     """Turn errors of any class that a library raises on `path` into a ValueError that names it."""
     try:
         yield
-    except (OSError, ImportError):  # their messages name the file
+    except (OSError, ImportError):  # their messages already name the file
         raise
     except BaseException as error:
-        is_panic = type(error).__name__ == "PanicException"  # of Rust, and no Exception
+        is_panic = type(error).__name__ == "PanicException"  # of Rust; not an Exception
         if not (is_panic or isinstance(error, Exception)):
             raise
         raise ValueError(f"{path}: {one_line(error)}") from None

@@ -23,7 +23,7 @@ from .files import COMPANION, CONFIG, MODULES, PICKLE, WEIGHTS, check_no_pointer
 
 MODULE_CONFIG = "config.json"
 MODULE_WEIGHTS = (WEIGHTS, PICKLE)
-# Of each kind of module, tuples of the names of files: it needs one of each.
+# kind of module -> tuples of file names; a module needs one file of each tuple
 REQUIRED_FILES = {
     "Pooling": ((MODULE_CONFIG,),),
     "Dense": ((MODULE_CONFIG,), MODULE_WEIGHTS),

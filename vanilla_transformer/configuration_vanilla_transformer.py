@@ -47,7 +47,7 @@ SIZES += (
     "num_channels",
     "num_first_tokens",
 )
-LARGEST = 2**28  # of two such sizes a matrix still has bytes that torch can count
+LARGEST = 2**28  # torch can still count the bytes of a matrix with two such sizes
 # What `transformers.pipeline` reads of a task that it does not have: where its code is beside the
 # weights.
 PIPELINES = "pipelines_vanilla_transformer"

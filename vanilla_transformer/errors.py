@@ -5,7 +5,7 @@ class UsageError(ValueError):
     """An option or recipe key whose name, type or range is wrong, as opposed to what is found in
     files or while running."""
 
-    exit_code = 2  # of the command, as argparse's own errors
+    exit_code = 2  # exit status of the command, as in argparse
 
 
 def torch_missing(task: str) -> ImportError:

@@ -26,20 +26,20 @@ from stat import S_ISREG
 
 try:
     import fcntl
-except ImportError:  # not on Windows
+except ImportError:  # missing on Windows
     fcntl = None  # type: ignore[assignment]
 
 StrPath = str | os.PathLike
 
-MANIFEST, CARD = "manifest.json", "README.md"  # of an export
-CONFIG = "config.json"  # of a checkpoint
-WEIGHTS, PICKLE = "model.safetensors", "pytorch_model.bin"  # of a checkpoint, whole
-TRITON_CONFIG = "config.pbtxt"  # of a model of Triton Inference Server
-TRITON_MARK = "# Written by vanilla-transformer export."  # its first line
+MANIFEST, CARD = "manifest.json", "README.md"  # files of an export
+CONFIG = "config.json"  # the config of a checkpoint
+WEIGHTS, PICKLE = "model.safetensors", "pytorch_model.bin"  # unsharded weights of a checkpoint
+TRITON_CONFIG = "config.pbtxt"  # the configuration of a Triton model
+TRITON_MARK = "# Written by vanilla-transformer export."  # the first line of this configuration
 TRITON_FILE = re.compile(r"config\.pbtxt|1/model\.onnx(/\w+\.onnx(_data)?)?")
 IMAGE_PROCESSOR = "preprocessor_config.json"
-MODULES = "modules.json"  # of sentence-transformers, what is done with the states of a model
-# in the config of a checkpoint that we wrote for another library
+MODULES = "modules.json"  # sentence-transformers' modules after the model
+# key in the config of a checkpoint that we wrote for another library
 VERSION_KEY = "vanilla_transformer_version"
 MODEL_TYPE = re.compile(r"vanilla-(encoder|decoder|seq2seq|vision)")
 VOCABULARIES = (  # a checkpoint with one of these has a tokenizer
@@ -50,9 +50,9 @@ VOCABULARIES = (  # a checkpoint with one of these has a tokenizer
     "target.spm",
     "spiece.model",
     "sentencepiece.bpe.model",
-    "tokenizer_config.json",  # all there is of a tokenizer of bytes
+    "tokenizer_config.json",  # the only file of a byte tokenizer
 )
-# of target text, where that is cut otherwise than source text
+# for target text that is split differently from source text
 TARGET_TOKENIZER = "target_tokenizer.json"
 TOKENIZER_FILES = (
     *VOCABULARIES,
@@ -73,20 +73,20 @@ EXPORT_FILE = re.compile(
     r"(config|generation_config|genai_config|tokenizer_config|(target_)?tokenizer)\.json"
     r"|onnx/\w+\.onnx(_data)?"
 )
-# Of image processors and sentence-transformers, in both; the second kind are of a module, in its
-# folder.
+# files of image processors and sentence-transformers in exports and checkpoints; the second
+# pattern is for the files in a module's folder
 COMPANION = re.compile(
     r"(preprocessor_config|modules|config_sentence_transformers|sentence_[\w-]+_config)\.json"
 )
 OF_MODULE = re.compile(r"([\w-]+)/(config\.json|model\.safetensors|pytorch_model\.bin)")
-IGNORED = {"__pycache__", ".DS_Store"}  # what systems put anywhere
+IGNORED = {"__pycache__", ".DS_Store"}  # files that operating systems create
 IGNORED_ON_MOUNT = {"lost+found", ".partial"}
-NAMED = 5  # entries of others that an error names
-PARTS = {"writing", "new", "ready", "old", "trash"}  # of a claim
+NAMED = 5  # maximum number of foreign entries in an error
+PARTS = {"writing", "new", "ready", "old", "trash"}  # entries of a claim
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the first bytes of all of them
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # first bytes of every git-lfs pointer
 
 
 def check_no_pointer(path: str | os.PathLike) -> None:
@@ -154,7 +154,7 @@ def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ())
         before, folder = state_of(out), claim / "writing"
         folder.mkdir()
         with full_disk_named(out):
-            yield folder / out.name  # the format of an image is told by its name
+            yield folder / out.name  # matplotlib reads the image format from the name
         (folder / out.name).rename(claim / "new")
         set_modes(claim / "new", claim)
         publish(claim, out, before)
@@ -386,7 +386,7 @@ def claimed(out: Path) -> Iterator[Path]:
                 with contextlib.suppress(OSError):
                     claim.rmdir()
     finally:
-        for folder in created:  # those in which nothing came to be
+        for folder in created:  # new parent folders that stayed empty
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
@@ -401,7 +401,7 @@ def locked(claim: Path, out: Path) -> Iterator[None]:
             return
         try:
             handle = os.open(claim, os.O_RDONLY)
-        except FileNotFoundError:  # the process before removed it
+        except FileNotFoundError:  # the previous process removed it
             continue
         try:
             lock(handle, out)
@@ -482,12 +482,12 @@ def place(path: Path, out: Path) -> None:
         path.rename(out)
         return
     try:
-        os.link(path, out)  # a file is renamed onto another without a word
+        os.link(path, out)  # rename would silently replace a file
     except OSError:
-        if not out.exists():  # a file system without links
+        if not out.exists():  # the file system has no links
             path.rename(out)
             return
-        if not path.samefile(out):  # as it is for a process that was killed between the two
+        if not path.samefile(out):  # true if a process was killed between link and unlink
             raise FileExistsError(f"{out} exists") from None
     path.unlink()
 

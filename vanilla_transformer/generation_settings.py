@@ -42,7 +42,7 @@ OUTPUTS = dict.fromkeys(
 CACHE = dict.fromkeys(("cache_implementation", "cache_config"))
 # that select a mode
 SELECTORS = dict.fromkeys(("do_sample", "num_beams", "return_dict_in_generate", "use_cache"))
-OF_CONFIGS = (*OPTIONAL_TOKENS, "decoder_start_token_id", "use_cache")  # that a config has too
+OF_CONFIGS = (*OPTIONAL_TOKENS, "decoder_start_token_id", "use_cache")  # also fields of a config
 
 
 def read_generation_settings(

@@ -374,7 +374,7 @@ class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
             )
         if next_sentence_label is not None:
             loss = fixed_cross_entropy(relationship.float(), next_sentence_label.flatten())
-            # the labels of all batches of an update; this one has a share of them
+            # the number of labels in all batches of an update, of which this is one
             count = kwargs.get("num_items_in_batch")
             losses.append(
                 loss if count is None or labels is None else loss * labels.ne(-100).sum() / count
@@ -836,7 +836,7 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
         ends = not_padding & (
             input_ids[..., None] == torch.tensor(self.config.eos_token_id, device=input_ids.device)
         ).any(-1)
-        # a row of padding is no error
+        # a row of padding is not an error
         if has_values(ends) and (endless := not_padding.any(-1) & ~ends.any(-1)).any():
             row = endless.long().argmax().item()
             raise ValueError(

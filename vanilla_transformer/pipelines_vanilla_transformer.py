@@ -143,7 +143,7 @@ class Text2TextGenerationPipeline(Pipeline):
                 f"{vocab_size} entries: "
                 "they do not belong together"
             )
-        inputs.pop("token_type_ids", None)  # `generate` rejects what the model does not take
+        inputs.pop("token_type_ids", None)  # `generate` rejects unused inputs
         return inputs
 
     def tokenize(self, text: str, truncation: bool | str = False) -> BatchEncoding:
@@ -158,7 +158,7 @@ class Text2TextGenerationPipeline(Pipeline):
         else:
             kwargs = self._prepare_generate_kwargs(generate_kwargs)
             chosen = {**self._generate_kwargs, **generate_kwargs}
-        # Nobody chose the default of the pipeline, so it causes no warning.
+        # The user did not choose the pipeline's default, so it causes no warning.
         chosen = self._get_set_generation_params(chosen)
         if limit := chosen.get("max_new_tokens") or chosen.get("max_length"):
             self.check_length(input_length, limit)
@@ -277,7 +277,7 @@ def choose_languages(
         ValueError: for a language that the tokenizer does not have.
     """
     codes = getattr(tokenizer, "lang_code_to_id", None)
-    if codes is None:  # of NLLB
+    if codes is None:  # NLLB's tokenizer
         codes = {
             str(token): tokenizer.convert_tokens_to_ids(str(token))
             for token in tokenizer.extra_special_tokens

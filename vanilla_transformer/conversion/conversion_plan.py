@@ -91,7 +91,7 @@ class ConversionPlan:
         try:
             with torch.device("meta"):
                 outputs = step.function(*inputs)
-        except (IndexError, RuntimeError):  # fewer axes than it has to have, or of other lengths
+        except (IndexError, RuntimeError):  # too few axes, or axes of wrong lengths
             outputs = ()
         if len(outputs) == len(step.writes):
             return outputs

@@ -16,7 +16,7 @@ CONFIG = "Dinov2Config"
 ARCHITECTURES = {"Dinov2Model": "VanillaVisionModel"}
 PREFIX = "dinov2."
 IMAGE_PROCESSOR = "BitImageProcessor"
-UNUSED = r"embeddings\.mask_token"  # of training
+UNUSED = r"embeddings\.mask_token"  # used in training only
 NAMES = {"layernorm_before": "norm1", "layernorm_after": "norm2"}
 IN_FILES = {
     "attention.o_proj": "attention.output.dense",

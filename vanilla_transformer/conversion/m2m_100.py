@@ -51,7 +51,7 @@ def tensor_maps(
 ) -> list[TensorMap]:
     maps = bart.body(ours, theirs, architecture) + bart.final_norms(architecture)
     pad, rows, width = theirs.pad_token_id, theirs.max_position_embeddings, ours.hidden_size
-    # from the row of padding
+    # from the row of padding on
     table = constant("sinusoids", lambda: fairseq_table(pad + 1 + rows, width, pad)[pad:])
     for stack in bart.sides(architecture):
         maps.append(TensorMap((f"{stack}.embeddings.embed_positions.weight",), "", table))

@@ -27,7 +27,7 @@ from .tensors import write_safetensors
 YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # all values are strings
 MODEL_CONFIG = "special:model.yml"
 PIECES = ("source.spm", "target.spm")
-# What a model's config has to say; what it does not say is the first of several values.
+# required values of a model's config; a missing field means the first of several values
 REQUIRED = {"type": "transformer", "tied-embeddings-all": "true"}
 EXPECTED = {
     "layer-normalization": "false",
@@ -52,7 +52,7 @@ EXPECTED = {
     "lemma-dim-emb": "0",
     "transformer-ffn-activation": ("swish", "relu"),
 }
-# In a layer, theirs and transformers'.
+# tensors of a layer: Marian's name -> transformers' name
 LAYER = {
     f"{part}_{kind}{letter}": f"{name}.{projection}.{'weight' if kind == 'W' else 'bias'}"
     for part, name in (("self", "self_attn"), ("context", "encoder_attn"))
@@ -187,7 +187,7 @@ def marian_config(fields: dict[str, Any], vocabulary: dict[str, int]) -> MarianC
         **{f"{side}_attention_heads": size("transformer-heads") for side in sides},
         **{f"{side}_ffn_dim": size("transformer-dim-ffn") for side in sides},
         activation_function=fields.get("transformer-ffn-activation", "swish"),
-        max_position_embeddings=size("dim-emb"),  # as transformers has it; sinusoids have no end
+        max_position_embeddings=size("dim-emb"),  # transformers' value; sinusoids have no limit
         scale_embedding=True,
         pad_token_id=padding,
         bos_token_id=0,

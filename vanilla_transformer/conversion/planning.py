@@ -49,7 +49,7 @@ from .unknown_tensors import check_foreign_prefix, further_heads
 
 logger = logging.get_logger(__name__)
 
-# The fields about labels and tokens, which mean the same in all configs.
+# fields about labels and tokens, which mean the same in all configs
 SPECIAL_TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 TOKEN_FIELDS = (
     *SPECIAL_TOKEN_IDS,
@@ -59,9 +59,9 @@ TOKEN_FIELDS = (
     "use_cache",
 )
 COMMON_FIELDS = ("id2label", "label2id", "problem_type", "task_specific_params")
-# of a cross-encoder: what its score passes
+# the activation on the score of a cross-encoder
 COMMON_FIELDS += ("sentence_transformers", "sbert_ce_default_activation_function")
-# Those that act in training only and have no counterpart (Fan et al. 2020, LayerDrop).
+# fields that act in training only and have no counterpart (Fan et al. 2020, LayerDrop)
 TRAINING_FIELDS = ("encoder_layerdrop", "decoder_layerdrop", "layerdrop")
 
 COMPUTED_TOLERANCE = 2e-4  # machines differ by 6e-5 at position 1024 in float32
@@ -187,7 +187,7 @@ def plan_by_values(
     differ."""
     plan = plan_by_config(theirs, converter, architecture, files)
     unequal = plan.unequal()
-    # transformers ties no such, whatever the config says
+    # transformers does not tie unequal tensors, whatever the config says
     if unequal and getattr(theirs, "tie_word_embeddings", False):
         theirs.tie_word_embeddings = False
         plan = plan_by_config(theirs, converter, architecture, files)
@@ -400,7 +400,7 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
     if hasattr(ours, "embedding_size") and not hasattr(config_class, "word_embed_proj_dim"):
         require(ours, embedding_size=ours.hidden_size)
     require(ours, value_head_dim=ours.head_dim)
-    mark = {VERSION_KEY: vanilla_transformer.__version__}  # that we wrote it, and may replace it
+    mark = {VERSION_KEY: vanilla_transformer.__version__}  # this package may replace it
     config = config_class(
         **common_fields(ours), **converter.to_source_config(ours, architecture), **mark
     )
@@ -415,7 +415,7 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
     steps, unused = steps_to_source(model, converter, ours, architecture, files)
     plan = attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
     if is_untied:
-        config.tie_word_embeddings = False  # which T5's class makes true whatever it is given
+        config.tie_word_embeddings = False  # T5's class always sets this to true
     return plan
 
 
@@ -476,7 +476,7 @@ def download(source: str | PathLike, variant: str | None = None) -> Path:
     """Return the directory of `source`, downloaded if `source` is a Hub id."""
     path = checkpoint_directory(source)
     if not Path(source).is_dir() and not has_weights(path, variant):
-        # pickles only if there is nothing else
+        # pickles only if there are no safetensors
         path = checkpoint_directory(source, ("pytorch_model*.bin",))
     return path
 

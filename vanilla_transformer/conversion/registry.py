@@ -54,8 +54,7 @@ REGISTERED = (
     Family("dinov2", "DINOv2", "vision"),
 )
 FAMILIES = {family.model_type: family for family in REGISTERED}
-# By their model_type, families that are often asked for, and why their checkpoints cannot be
-# converted.
+# model types that are often asked for, and why their checkpoints cannot be converted
 REFUSED = {
     "albert": (
         "ALBERT repeats the weights of one layer, and its embeddings are narrower than its layers"

@@ -26,7 +26,7 @@ PREFIX = "transformer."
 # in old files, of no effect
 UNUSED = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 ENCODERS = ("EncoderModel", "ForTokenClassification")
-# What all models of the family are.
+# fields that all models of the family share
 FIXED = {
     "position_embedding_type": "relative",
     "norm_type": "rms_norm",

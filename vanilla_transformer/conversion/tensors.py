@@ -191,7 +191,7 @@ class TensorFiles:
         is_mapped = zipfile.is_zipfile(file)
         try:
             tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
-        except Exception as error:  # torch raises its own, zipfile's and pickle's errors
+        except Exception as error:  # torch raises errors of its own, of zipfile and of pickle
             raise ValueError(
                 f"{file} does not load with weights_only=True: {unpickling_fault(error)}"
             ) from None

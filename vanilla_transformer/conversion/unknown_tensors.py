@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from .tensors import TensorFiles
 
-HEADS = "cls"  # the module in which BERT has all its heads
+HEADS = "cls"  # the module that holds all heads of BERT
 
 
 def check_foreign_prefix(files: TensorFiles, known: Collection[str]) -> None:

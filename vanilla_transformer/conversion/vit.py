@@ -21,7 +21,7 @@ ARCHITECTURES = {
 PREFIX = "vit."
 IMAGE_PROCESSOR = "ViTImageProcessor"
 
-# Of a layer: ours, the name in the class, and the name in files.
+# modules of a layer: our name, the name in the class, the name in files
 LAYER = (
     ("self_attn.q_proj", "attention.q_proj", "attention.attention.query"),
     ("self_attn.k_proj", "attention.k_proj", "attention.attention.key"),

@@ -14,7 +14,7 @@ from .recipe import TEXT_AUGMENTATION, Recipe
 from .tasks import TASKS
 
 Row = dict[str, list | str]
-# a row -> what the model sees of it: one row or, for R-Drop, two
+# a row -> the augmented rows: one or, for R-Drop, two
 Augmentation = Callable[[Row, Random], tuple[Row, ...]]
 
 
@@ -69,7 +69,7 @@ def augmentation_of(
         return (lambda row, random: (row, row)) if r_drop else None
     if not r_drop:
         return lambda row, random: (augment_row(row, random),)
-    # Wang et al. 2021: one pass of R-Drop over whole words, one over subwords, where a row has one
+    # Wang et al. 2021: one pass of R-Drop over whole words, one over subwords, if a row has one
     # label, whatever its tokens.
     if TASKS[recipe.task].ABILITIES.row_labels:
         return lambda row, random: (row, augment_row(row, random))

@@ -14,7 +14,7 @@ from ..checkpoint_files import checkpoint_directory, for_every_version, read_jso
 from ..companions import companions
 from ..files import MODULES, new_directory
 
-# Of a config, what has no effect on the model; of tokenizer.json, what the last call left.
+# config fields without effect on the model; fields of tokenizer.json that the last call left
 NEUTRAL = {
     "_name_or_path",
     "transformers_version",

@@ -9,8 +9,8 @@ from datasets import Dataset, IterableDataset
 
 from .augment import Augmentation, AugmentedDataset, Row, augment
 
-SIDES = ("labels", "input_ids")  # of a row
-BUFFER = 10_000  # rows of a stream that are shuffled, and sorted by length, together
+SIDES = ("labels", "input_ids")  # the columns of a row that have tokens
+BUFFER = 10_000  # rows of a stream that are shuffled and sorted together
 
 
 class TokenBatches:
@@ -82,7 +82,7 @@ class TokenStream(torch.utils.data.IterableDataset):
             [tuple(len(row[name]) for name in SIDES if name in row) for row in rows], self.limit
         )
         Random(seed).shuffle(batches)
-        # augmented when it is asked for: all at once would stop the training for seconds
+        # augmented one batch at a time: all at once would stop the training for seconds
         for places in batches:
             batch = [rows[place] for place in places]
             seeds = [f"{seed} {place}" for place in places]

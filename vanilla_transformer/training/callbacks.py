@@ -20,14 +20,14 @@ from ..info import flops
 from .checkpoints import WholeCheckpoints
 from .recipe import Recipe
 
-# dense bfloat16, a second
+# dense bfloat16 operations per second
 PEAK = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}
 TOKEN_INPUTS = {
     "source token": "input_ids",
     "target token": "decoder_input_ids",
     "patch": "pixel_values",
 }
-SHOWN = 60  # characters of each row of a batch that is named in an error
+SHOWN = 60  # characters of each row shown in an error
 
 
 def callbacks(recipe: Recipe) -> list[TrainerCallback]:
@@ -102,7 +102,7 @@ class Watch(TrainerCallback):
     def forward_hook(
         self, model: PreTrainedModel, args: tuple, inputs: dict, outputs: dict
     ) -> None:
-        self.input_ids = inputs.get("input_ids")  # `generate` gives the decoder alone its own
+        self.input_ids = inputs.get("input_ids")  # missing in seq2seq calls of `generate`
         if model.training:
             for side in self.counts:
                 if side in inputs:

@@ -68,14 +68,14 @@ def start(recipe: dict) -> str:
 
 def scores(metrics: dict) -> list[tuple[str, str, float]]:
     """Return (split, metric, value) for all numeric metrics except times."""
-    # "epoch" is of no split
+    # "epoch" belongs to no split
     named = ((*name.split("_", 1), value) for name, value in metrics.items() if "_" in name)
     return [score for score in named if isinstance(score[2], int | float) and score[1] not in TIMES]
 
 
 def eval_result(recipe: dict, split: str, metric: str, value: float) -> EvalResult:
     data = recipe["data"]
-    files = data.get(split, data.get("train"))  # a split may be a part of the training text
+    files = data.get(split, data.get("train"))  # a split may be part of the training text
     names = [Path(file).name for file in ([files] if isinstance(files, str) else files or [])]
     return EvalResult(
         task_type=TASKS[recipe["task"]].PIPELINE,

@@ -26,14 +26,14 @@ from .values import SPLITS
 
 logger = logging.get_logger(__name__)
 
-RUN = "run.json"  # in the state directory: the recipe of the run, and the hashes of its text
-FILES = "files.json"  # in each checkpoint, written last: the hashes of its files
-# What of a recipe changes nothing of the weights that come out.
+RUN = "run.json"  # in the state directory: recipe and text hashes of the run
+FILES = "files.json"  # in each checkpoint, written last: hashes of its files
+# keys of a recipe that do not change the resulting weights
 NEUTRAL = re.compile(
     r"save_dtype|(generation|evaluation)\..*|data\.directory"
     r"|training\.(log\w*|report_to|run_name|disable_tqdm)"
 )
-# Schedules that do not look at where the training ends.
+# schedules that do not depend on the number of updates
 ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt")
 
 
@@ -50,7 +50,7 @@ class WholeCheckpoints(TrainerCallback):
     ) -> None:
         self.limit = args.save_total_limit
         args.save_total_limit = None
-        if state.best_model_checkpoint:  # where the state was when it was noted
+        if state.best_model_checkpoint:  # the state directory may have moved since
             state.best_model_checkpoint = str(best_checkpoint(Path(args.output_dir), state))
 
     def on_step_end(
@@ -67,7 +67,7 @@ class WholeCheckpoints(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        PartialState().wait_for_everyone()  # each process writes a file of its own
+        PartialState().wait_for_everyone()  # each process writes its own file
         if args.should_save:
             run = Path(args.output_dir)
             checkpoint = run / f"checkpoint-{state.global_step}"
@@ -307,7 +307,7 @@ def is_longer(key: str, before: dict, now: dict) -> bool:
     number."""
     schedule = now.get("training.lr_scheduler_type")
     steps = [facts.get("training.max_steps") for facts in (before, now)]
-    # a share of the updates
+    # a value below 1 is a share of the updates
     is_endless = schedule in ENDLESS and not 0 < now.get("training.warmup_steps", 0) < 1
     return (
         key == "training.max_steps" and is_endless and None not in steps and 0 < steps[0] < steps[1]

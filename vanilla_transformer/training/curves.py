@@ -5,7 +5,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 CURVES = "curves.png"
-# what an evaluation logs beside its scores
+# values that an evaluation logs besides its scores
 TIMES = ("runtime", "samples_per_second", "steps_per_second")
 WIDTH, HEIGHT, DPI = 5, 3, 100  # inches of a panel; pixels of an inch
 
@@ -39,7 +39,7 @@ def draw_curves(history: list[dict], path: Path) -> bool:
     drawn = panels(history)
     if not drawn:
         return False
-    # no pyplot: nothing outlives the call
+    # no pyplot, which would keep the figure alive
     figure = Figure(figsize=(WIDTH * len(drawn), HEIGHT), layout="constrained")
     for axes, (name, curves) in zip(
         figure.subplots(1, len(drawn), squeeze=False).flat, drawn.items(), strict=True

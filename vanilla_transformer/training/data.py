@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 COMPRESSIONS = {".gz": ("gzip", gzip.open), ".bz2": ("bzip2", bz2.open), ".xz": ("xz", lzma.open)}
 UNREADABLE = (".zst", ".lz4", ".zip", ".7z", ".br", ".lzma", ".lzo", ".Z", ".rar", ".tar", ".tgz")
 DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
-LONGEST = 1_000_000  # bytes of a line, in UTF-8
-PART = LONGEST + 3  # characters that are read at once: such a line, its end, and a byte order mark
-# what is read of a compressed file may be so many times its size; that of text is 3 to 10 times
+LONGEST = 1_000_000  # maximum bytes of a line in UTF-8
+PART = LONGEST + 3  # characters per read: the longest line, its end, and a byte order mark
+# maximum ratio of unpacked to compressed size; text has 3 to 10
 MAX_EXPANSION = 100
-ALWAYS_READ = 1 << 24  # or so many bytes
-NO_TEXT = re.compile("[\udc80-\udcff]")  # what stands for a byte that is none
-REPORTED = 3  # bad rows of which a report has what is wrong
+ALWAYS_READ = 1 << 24  # unpacked bytes that are always accepted
+NO_TEXT = re.compile("[\udc80-\udcff]")  # surrogates stand for bytes that are not text
+REPORTED = 3  # bad rows that a report describes
 
 
 def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
@@ -98,7 +98,7 @@ class Fault(str):
     """A description of what is wrong with a line; it takes the place of the line."""
 
 
-Check = Callable[[str], str | None]  # a line -> what is wrong with it, `None` for nothing
+Check = Callable[[str], str | None]  # a line -> what is wrong with it, or `None`
 
 
 def empty(line: str) -> str | None:
@@ -118,7 +118,7 @@ def lines(
     """
     mark, is_open = "\ufeff", False
     for part in parts(path, encoding, "readline"):
-        if not is_open:  # else the rest of a line that is too long
+        if not is_open:  # otherwise the rest of a line that is too long
             yield checked(part.removeprefix(mark), encoding, fault)
         mark, is_open = "", not part.endswith("\n")
     if mark:
@@ -169,7 +169,7 @@ class BadRows:
         seen += f" ({'; '.join(self.first)}{'; ...' if self.count > REPORTED else ''})"
         if not kept:
             raise ValueError(f"{seen}, expected some that are not")
-        from accelerate import PartialState  # what only reads lines has no need of it
+        from accelerate import PartialState  # imported here, because reading lines does not need it
 
         if PartialState().is_main_process:
             print(f"{seen}: they are left out, because data.skip_bad_rows is true")
@@ -233,7 +233,7 @@ def read_files(
     return columns
 
 
-# keys of a recipe's [data] beside the splits
+# keys of a recipe's [data] besides the splits
 SOURCES = ("directory", "dataset", "config", "columns", "skip_bad_rows")
 
 
@@ -255,7 +255,7 @@ def read_columns(
             streamed, and for bad rows that are to be skipped in a stream, where they cannot be
             counted beforehand.
     """
-    from datasets import Dataset  # what only reads lines has no need of it
+    from datasets import Dataset  # imported here, because reading lines does not need it
 
     bad = BadRows(data, split)
     if "dataset" in data:

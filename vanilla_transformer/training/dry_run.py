@@ -22,7 +22,7 @@ from .prepare import prepare
 from .recipe import Recipe
 from .trainer import make_trainer, training_arguments
 
-TRIED = 3  # updates, the first of which is not counted
+TRIED = 3  # updates to time; the first is not counted
 QUIET = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
 
 
@@ -86,7 +86,7 @@ def quiet_trainer(
     trainer = make_trainer(
         recipe, training_arguments(recipe, state, **QUIET, **changes), tokenizer, model, rows
     )
-    trainer.remove_callback(EarlyStoppingCallback)  # which raises where nothing is evaluated
+    trainer.remove_callback(EarlyStoppingCallback)  # it raises without an evaluation
     return trainer
 
 

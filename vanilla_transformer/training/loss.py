@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from .distillation import Teachers
 
-CACHED_ROWS = 128  # whose logits stay in a CPU's cache; a GPU takes all at once
+CACHED_ROWS = 128  # rows whose logits fit in a CPU's cache; a GPU takes all at once
 
 
 def loss_function(

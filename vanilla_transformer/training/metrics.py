@@ -8,7 +8,7 @@ from ..errors import UsageError
 from .names import check_name
 
 if TYPE_CHECKING:
-    from sacrebleu.metrics import BLEU  # of the extra "train", and imported when it is needed
+    from sacrebleu.metrics import BLEU  # in the extra "train", imported when needed
 
 
 def bleu(
@@ -55,7 +55,7 @@ def bleu_metric(tokenize: str = "13a", key: str = "bleu_tokenize") -> "BLEU":
 
     check_tokenize(tokenize, key)
     try:
-        # without `force` it warns of text in tokens
+        # without `force` it warns of tokenized text
         return BLEU(tokenize=tokenize, force=tokenize == "none")
     except (ImportError, RuntimeError) as error:  # Japanese and Korean need packages of their own
         raise UsageError(f"{key} is {tokenize!r}, which cannot be had here: {error}") from None

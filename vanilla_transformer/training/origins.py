@@ -86,7 +86,7 @@ def recorded_data(path: str) -> tuple[dict, list[Path]] | None:
         return None
     try:
         data = json.loads(file.read_bytes())["recipe"]["data"]
-        return data, paths_of(data, "train") if "train" in data else []  # none of a data set
+        return data, paths_of(data, "train") if "train" in data else []  # a data set has no files
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is not the record of a run: {error!r}") from None
 

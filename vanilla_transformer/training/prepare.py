@@ -212,7 +212,7 @@ def pretrained(model_class: type[PreTrainedModel], path: str, settings: dict) ->
         raise ValueError(
             f"model.path is {path!r}, expected a checkpoint of the shape in [model]: {error}"
         ) from None
-    model.config.auto_map = dict(model.config.default_auto_map)  # a file may name another's code
+    model.config.auto_map = dict(model.config.default_auto_map)  # a file may name other code
     return model
 
 
@@ -270,13 +270,13 @@ def examples(
     if task.ABILITIES.images:
         return task.examples(text, recipe.data, split)
     settings = {"tokenizer": tokenizer, "data": recipe.data}
-    # it is encoded each time it is seen
+    # with BPE dropout, text is encoded each time it is seen
     needs_text = split == "train" and recipe.tokenizer.get("bpe_dropout")
     unused = [] if needs_text else text.column_names
     rows = text.map(task.encode, batched=True, remove_columns=unused, fn_kwargs=settings)
     rows = task.examples(rows, recipe.data, split)
     if task.augment and split != "train":
-        # once and for all
+        # evaluation text is augmented once
         rows = rows.map(
             lambda row, place: task.augment(row, Random(place), tokenizer), with_indices=True
         )

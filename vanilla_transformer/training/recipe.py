@@ -128,5 +128,5 @@ def read_tables(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} has {size} bytes, expected a recipe of at most {LARGEST_FILE}")
     try:
         return tomllib.loads(path.read_bytes().decode())
-    except (ValueError, RecursionError) as error:  # TOML's and UTF-8's, and what is nested too deep
+    except (ValueError, RecursionError) as error:  # errors of TOML and UTF-8, and too deep nesting
         raise ValueError(f"{path} is not a recipe: {error}") from None

@@ -16,7 +16,7 @@ PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datas
 
 def record_of(recipe: Recipe, trainer: Seq2SeqTrainer, metrics: dict[str, Any]) -> dict[str, Any]:
     """Return the record of a run that ended with these `metrics`."""
-    history = trainer.state.log_history  # of all calls that went on with this run
+    history = trainer.state.log_history  # the history of all calls that continued this run
     return {
         "recipe": asdict(recipe),
         "metrics": metrics,

@@ -106,7 +106,7 @@ def run_to_its_end(
     set_seed(arguments.seed)
     tokenizer, model, rows = prepare(recipe, checkpoint)
     trainer = make_trainer(recipe, arguments, tokenizer, model, rows)
-    PartialState().wait_for_everyone()  # all have looked for a checkpoint
+    PartialState().wait_for_everyone()  # all processes have looked for a checkpoint
     if arguments.should_save:
         open_state(state, facts, restart)
     PartialState().wait_for_everyone()
@@ -118,7 +118,7 @@ def run_to_its_end(
         # who has noted that the last checkpoint is whole
         with arguments.main_process_first(local=False):
             model.load_state_dict(averaged(last_checkpoints(state, count)).state_dict())
-    if recipe.save_dtype == "float16":  # what is measured is what is saved
+    if recipe.save_dtype == "float16":  # metrics belong to the weights that are saved
         model.half().float()
     return trainer, tokenizer, rows
 
@@ -188,7 +188,7 @@ def save_checkpoint(
         tokenizer.save_pretrained(directory)
     else:
         save_tokenizer(tokenizer, directory, learned_positions(model.config))
-    # without the spaces that are half of it
+    # without spaces, which are half of the file
     if (vocabulary := directory / "tokenizer.json").is_file():
         text = json.dumps(
             json.loads(vocabulary.read_text(encoding="utf-8")),

@@ -98,7 +98,7 @@ def train_tokenizer(
             f"the text gives a vocabulary of {size} entries, expected {vocab_size}: {remedy}"
         )
     added = template(tokenizer, variant, token_types)
-    # A word of bytes has its space within it; the offsets then are those of the word alone.
+    # A word of bytes includes its space; the offsets are those of the word alone.
     tokenizer.post_processor = (
         processors.Sequence([processors.ByteLevel(), added]) if kind == "byte-bpe" else added
     )
@@ -123,7 +123,7 @@ def untrained(kind: str, lowercase: bool) -> Tokenizer:
     unk = SPECIAL_TOKENS["unk_token"]
     if kind == "character":
         tokenizer = Tokenizer(models.WordLevel(unk_token=unk))
-        # "." would leave out line breaks
+        # "." would not match line breaks
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         tokenizer.decoder = decoders.Fuse()
         return tokenizer

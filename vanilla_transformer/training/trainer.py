@@ -50,14 +50,14 @@ def training_arguments(recipe: Recipe, state: Path, **changes: Any) -> Seq2SeqTr
         "logging_steps": 100,
         "logging_nan_inf_filter": False,
         "dataloader_pin_memory": torch.cuda.is_available(),
-        # or several processes would not know of each other
+        # otherwise several processes would not form a group
         "use_cpu": not torch.accelerator.is_available(),
         "ddp_find_unused_parameters": False,
         "data_seed": settings.get("seed", 42),
-        "remove_unused_columns": False,  # what losses take is no argument of a model
-        "restore_callback_states_from_checkpoint": True,  # how long early stopping has waited
+        "remove_unused_columns": False,  # losses need columns that are not arguments of the model
+        "restore_callback_states_from_checkpoint": True,  # keeps the patience of early stopping
         "predict_with_generate": TASKS[recipe.task].reduce is None,
-        "generation_num_beams": 1,  # while training
+        "generation_num_beams": 1,  # for evaluations during training
         "report_to": "none",
     }
     return attempt(

@@ -70,7 +70,7 @@ class KeyType(NamedTuple):
 SPLITS = ("train", "validation", "test")
 TEXT = KeyType(str, NOT_EMPTY)
 COUNTED = KeyType(int, COUNT)
-# Keys of [training] beside the fields of `Trainer`'s.
+# keys of [training] besides the fields of `Trainer`'s arguments
 TRAINING = {
     "tokens_per_update": COUNTED,
     "tokens_per_batch": COUNTED,
@@ -94,7 +94,7 @@ DATA = {
     "block_size": COUNTED,
     "max_length": COUNTED,
 }
-# of 5, four are special tokens
+# at least 5: four are special tokens
 NEW_TOKENIZER = {"kind": None, "vocab_size": at_least(5), "lowercase": None}
 # What an export of the result applies too (see its runtime); the special tokens are those of the
 # model.
@@ -119,7 +119,7 @@ NOT_TAKEN = {
     "local_rank", "deepspeed", "fsdp", "fsdp_config",
 }  # fmt: skip
 REPORT_TO = Literal["none", "all", *INTEGRATION_TO_CALLBACK]
-# Types of fields of `Trainer`'s where its own are wider.
+# types of `Trainer`'s fields that are narrower than its own
 TRAINER_TYPES = {
     "report_to": REPORT_TO | list[REPORT_TO] | None,
     **{
@@ -128,10 +128,10 @@ TRAINER_TYPES = {
         if "choices" in field.metadata
     },
 }
-# Ranges of fields of `Trainer`'s.
+# ranges of `Trainer`'s fields
 TRAINER_RANGES = {
     **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps"), COUNT),
-    # it has a loss for each
+    # `Trainer` has a loss for each of them
     "per_device_eval_batch_size": Range(" from 1 to 2**24", lambda value: 1 <= value <= 2**24),
     **dict.fromkeys(
         ("save_total_limit", "eval_accumulation_steps", "torch_empty_cache_steps"), COUNT
@@ -217,7 +217,7 @@ def check_table(table: str, values: Any, types: dict[str, dict[str, KeyType]]) -
     if not isinstance(values, dict):
         raise UsageError(f"{table} is {reprlib.repr(values)}, expected a table")
     for name, value in values.items():
-        if table == "training" and is_secret(name):  # whose value is not shown
+        if table == "training" and is_secret(name):  # the value of a secret is not shown
             remedy = "expected the environment variable HF_TOKEN, or a login with `hf auth login`"
             raise UsageError(
                 f"training.{name} is a secret, which files of a run would show: {remedy}"
@@ -284,7 +284,7 @@ def fits(value: Any, hint: Any) -> bool:
         type_validator("", value, hint)
     except TypeError:
         return type(value) is int and fits(0.0, hint)
-    return value == value  # nan is no number
+    return value == value  # nan is not a number
 
 
 def in_words(hint: Any) -> str:

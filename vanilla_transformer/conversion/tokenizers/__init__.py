@@ -21,7 +21,7 @@ from .sentencepiece_model import parse
 logger = logging.get_logger(__name__)
 
 TOKENIZER = "tokenizer.json"
-MODELS = ("spiece.model", "sentencepiece.bpe.model")  # of SentencePiece
+MODELS = ("spiece.model", "sentencepiece.bpe.model")  # SentencePiece models
 
 
 @dataclass(frozen=True)

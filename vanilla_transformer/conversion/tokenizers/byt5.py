@@ -28,6 +28,6 @@ def make_backend(theirs: PreTrainedTokenizerBase) -> Tokenizer:
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, theirs.eos_token_id)]
     )
-    # Bytes that are no text are left out, as by `ByT5Tokenizer`.
+    # Bytes that are not text are dropped, as in `ByT5Tokenizer`.
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("\ufffd", "")])
     return tokenizer

@@ -11,7 +11,7 @@ from ...checkpoint_files import read_json
 from . import sentencepiece_model
 from .sentencepiece_model import read_sentencepiece, read_vocabulary
 
-MAX_LENGTH = 512  # of `MarianTokenizer`, where tokenizer_config.json has no model_max_length
+MAX_LENGTH = 512  # default of `MarianTokenizer` without model_max_length
 SPECIAL_TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 

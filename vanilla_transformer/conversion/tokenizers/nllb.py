@@ -17,7 +17,7 @@ def is_bare(directory: Path) -> bool:
 
     The directory has a SentencePiece model and no tokenizer.json.
     """
-    if (directory / "vocab.json").is_file():  # of M2M100, whose model type NLLB has
+    if (directory / "vocab.json").is_file():  # an M2M100 tokenizer; NLLB has the same model type
         return False
     path = directory / "tokenizer_config.json"
     settings = read_json(path) if path.is_file() else {}

@@ -150,7 +150,7 @@ def make_tokenizer(
         decoders.Replace("▁", " "),
         decoders.Fuse(),
     ]
-    # `Strip` panics on no text
+    # `Strip` panics on an empty text
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Replace(Regex(r"^\s+|\s+$"), "")])
     return tokenizer, sorted(scores.keys() - vocabulary.keys())
 

@@ -28,9 +28,9 @@ PIPELINE = "image-classification"
 DATA = data_keys("dataset", "config", "columns")  # `columns` are those of images and labels
 EVALUATION = {}
 METRICS = ("accuracy",)
-# what `datasets` calls those of a directory, and most data sets of the Hub do
+# names that `datasets` uses for a directory, as do most data sets on the Hub
 COLUMNS = ("image", "label")
-# images are decoded when they are seen
+# images are decoded when they are read
 FEATURES = Features(image=Image(decode=False), label=Value("string"))
 
 augment = None

@@ -33,9 +33,9 @@ DATA = sequence_classification.DATA | data_keys(
 )
 EVALUATION = {}
 METRICS = ("nll",)
-MASKED_SHARE = 0.15  # of all words
-RANDOM_SHARE = 0.1  # of the tokens of masked words: another token, at random
-UNCHANGED_SHARE = 0.1  # of the tokens of masked words
+MASKED_SHARE = 0.15  # share of all words
+RANDOM_SHARE = 0.1  # share of the tokens of masked words that become a random token
+UNCHANGED_SHARE = 0.1  # share of the tokens of masked words
 
 reduce = causal_lm.reduce
 

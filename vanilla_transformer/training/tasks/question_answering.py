@@ -28,11 +28,11 @@ CONFIG = VanillaEncoderConfig
 MODEL = VanillaEncoderForQuestionAnswering
 PIPELINE = "question-answering"
 DATA = data_keys(*SOURCES, *SPLITS, "max_length", stride=KeyType(int))
-EVALUATION = {"max_answer_length": COUNTED}  # tokens of an answer that is looked for, 30 by default
+EVALUATION = {"max_answer_length": COUNTED}  # maximum tokens of an answer, 30 by default
 METRICS = ("exact_match", "f1")
-# of a data set; answers are {"text": [...], "answer_start": [...]}
+# columns of a data set; answers are {"text": [...], "answer_start": [...]}
 NAMES = ("id", "question", "context", "answers")
-# columns of examples that only the metrics look at
+# columns that only the metrics use
 SCORED = ("id", "context", "answers", "offsets")
 
 augment = None

@@ -113,7 +113,7 @@ def named(names: list[str]) -> dict:
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-    # Teachers read the text in tokens of their own.
+    # Teachers have their own tokenizers, so they need the text.
     return {
         "input_ids": tokenizer(columns["text"])["input_ids"],
         "label": columns["label"],

@@ -30,13 +30,13 @@ ABILITIES = Abilities()
 CONFIG = VanillaEncoderConfig
 MODEL = VanillaEncoderForTokenClassification
 PIPELINE = "token-classification"
-# `columns` of a data set are those of words and tags
+# `columns` are the data set's columns of words and tags
 DATA = data_keys(*SOURCES, *SPLITS, "encoding")
 EVALUATION = {}
 METRICS = ("accuracy", "precision", "recall", "f1")
-COLUMNS = ("tokens", "ner_tags")  # what data sets of the Hub call them
+COLUMNS = ("tokens", "ner_tags")  # their names in data sets of the Hub
 FEATURES = Features(words=List(Value("string")), tags=List(Value("string")))
-DOCUMENT = "-DOCSTART-"  # a sentence of its own in CoNLL's files, where another text begins
+DOCUMENT = "-DOCSTART-"  # a line in CoNLL's files that starts another text
 
 augment = None
 
@@ -99,7 +99,7 @@ def sentences(path: Path, encoding: str, bad: BadRows) -> list[dict[str, list[st
         if isinstance(line, Fault):
             if sentence is not None:
                 bad.add(f"{path}: line {number} {line}")
-            sentence = None  # until the next one
+            sentence = None  # skip until the next sentence
         elif not line.strip():
             if sentence:
                 found.append(dict(zip(FEATURES, map(list, zip(*sentence)), strict=True)))

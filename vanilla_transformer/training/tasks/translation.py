@@ -25,7 +25,7 @@ CONFIG = VanillaSeq2SeqConfig
 MODEL = VanillaSeq2SeqForConditionalGeneration
 PIPELINE = "translation"
 DATA = data_keys(*SOURCES, "streaming", *SPLITS)
-EVALUATION = {"bleu_tokenize": KeyType(str)}  # of sacreBLEU, "13a" by default
+EVALUATION = {"bleu_tokenize": KeyType(str)}  # a tokenization of sacreBLEU, "13a" by default
 METRICS = ("bleu", "chrf")
 
 augment = None
@@ -45,7 +45,7 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-    is_plain = isinstance(tokenizer, PreTrainedTokenizerBase)  # others have one way to cut both
+    is_plain = isinstance(tokenizer, PreTrainedTokenizerBase)  # others split both alike
     labels = tokenizer(text_target=columns["target"]) if is_plain else tokenizer(columns["target"])
     return {"input_ids": tokenizer(columns["source"])["input_ids"], "labels": labels["input_ids"]}
 
