@@ -53,8 +53,8 @@ class Hub:
         self.requests: list[str] = []
 
     def add(self, name: str, directory: Path, branch: str = "main") -> str:
-        """Puts the files of `directory` into the repository `name`, as one commit; returns the
-        commit's id."""
+        """Add the files of `directory` to the repository `name` as one commit, and return its
+        id."""
         files = {
             path.relative_to(directory).as_posix(): path.read_bytes()
             for path in directory.rglob("*")
@@ -90,14 +90,14 @@ class Hub:
         return {**kept, **places, **switches}
 
     def run(self, home: Path, *command: str, **settings) -> subprocess.CompletedProcess:
-        """Runs Python with the arguments `command` as a user of this Hub."""
+        """Run Python with the arguments `command` as a user of this Hub."""
         options = dict(capture_output=True, text=True, timeout=900, env=self.environment(home))
         return subprocess.run([sys.executable, *command], **{**options, **settings})
 
 
 @contextlib.contextmanager
 def running() -> Iterator[Hub]:
-    """A Hub that answers while the block runs."""
+    """Yield a Hub that answers during the block."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.hub = Hub(f"http://127.0.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -334,7 +334,7 @@ def metadata(files: Files) -> dict:
 
 
 def blob(content: bytes) -> str:
-    """Its id in git."""
+    """Return the id of `content` in git."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 

@@ -48,7 +48,7 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """All of a page but directives, which are for Sphinx."""
+    """Return all code blocks of a page except Sphinx directives."""
     text = re.sub(
         r"^```\{.*?^```$",
         lambda found: "\n" * found[0].count("\n"),
@@ -60,8 +60,10 @@ def blocks(page: Path) -> list[Block]:
 
 
 def run(page: Path, folder: Path, printed) -> int:
-    """The blocks of `page`, one after the other, in the working directory `folder`; how many ran.
-    `printed()` is the text that was printed since it was last called."""
+    """Run the blocks of `page` in the working directory `folder`, and return how many ran.
+
+    `printed()` returns the text that was printed since its last call.
+    """
     (folder / "model_cards").symlink_to(ROOT / "model_cards")
     (folder / "examples").symlink_to(ROOT / "examples")
     if page.name == "README.md":
@@ -88,7 +90,7 @@ def run(page: Path, folder: Path, printed) -> int:
 
 
 def write_corpus(folder: Path) -> None:
-    """The parallel text that a reader of the README has."""
+    """Write the parallel text that a reader of the README has."""
     pairs = toy_corpus(60, seed=0)
     for split in ("train", "val"):
         for side, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
@@ -96,8 +98,11 @@ def write_corpus(folder: Path) -> None:
 
 
 def run_call(call: list[str], is_cut: bool) -> None:
-    """A call of ours, in this process: importing torch each time would take longer than all they
-    do. With `is_cut`, training is of a small model for a few updates."""
+    """Run one of our commands in this process, because importing torch each time would take too
+    long.
+
+    With `is_cut`, training is of a small model for a few updates.
+    """
     program, *arguments = call
     if program == "python" and arguments[:2] == ["-m", "vanilla_transformer_export"]:
         program, arguments = "vanilla-transformer", arguments[2:]
@@ -118,7 +123,7 @@ def run_script(script: str, *arguments: str) -> None:
 
 
 def cut(arguments: list[str]) -> list[str]:
-    """The arguments of `train`, with changes that cut sizes and steps."""
+    """Return the arguments of `train` with changes that reduce sizes and steps."""
     read = cli.parse(arguments)
     changes = standins.small(read_recipe(read.recipe, dict(read.set)))
     return [

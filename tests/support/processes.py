@@ -77,8 +77,10 @@ def compared(name: str, plan: str, folder: Path) -> dict:
 
 
 def trained(folder: Path) -> dict[str, list[float]]:
-    """The losses that `Trainer` has with a model that each process has a copy of, and a shard of;
-    both are saved."""
+    """Return the losses of `Trainer` with a model that each process copies, and with a sharded one.
+
+    Both are saved.
+    """
     losses = {}
     for name, options in {"copies": {}, "shards": {"distributed_config": PLANS["FSDP2"]}}.items():
         model = VanillaSeq2SeqForConditionalGeneration.from_pretrained(
@@ -107,7 +109,7 @@ def trained(folder: Path) -> dict[str, list[float]]:
 
 
 def inputs(model, rows):
-    """Two rows end in padding."""
+    """Return inputs in which two rows end in padding."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(4, VOCABULARY, (4, 8), generator=generator)
     mask = (torch.arange(8) < torch.tensor([[8], [5], [8], [3]])).long()
@@ -132,7 +134,7 @@ def gradients(model, rows):
 
 
 def tokens(model, rows):
-    """None of a model that generates none."""
+    """Return generated tokens; none if the model does not generate."""
     lengths = {"min_new_tokens": 4, "max_new_tokens": 4}
     return (
         model.generate(**inputs(model, rows), **lengths)
@@ -150,7 +152,7 @@ def local(tensor):
 
 
 def distance(one, other):
-    """The largest difference, relative to the largest value if that is above 1."""
+    """Return the largest difference, relative to the largest value if that is above 1."""
     return ((one - other).abs().max() / other.abs().max().clamp(min=1)).item()
 
 

@@ -36,7 +36,7 @@ async def stub(body: Body) -> JSONResponse:
 
 @router.post("/slow")
 async def slow(body: Body) -> JSONResponse:
-    """`x` seconds."""
+    """Answer after `x` seconds."""
     SEEN.append("begun")
     try:
         await asyncio.sleep(body.x)
@@ -49,7 +49,7 @@ async def slow(body: Body) -> JSONResponse:
 
 @router.post("/stream")
 async def stream(body: Body) -> StreamingResponse:
-    """Events of 10 kB without end, `x` seconds apart."""
+    """Stream events of 10 kB without end, `x` seconds apart."""
 
     async def events():
         try:
@@ -123,7 +123,7 @@ class Served:
         self.loop.call_soon_threadsafe(self.server.stop, 15)
 
     def send(self, content: bytes) -> socket.socket:
-        """A connection on which `content` was sent."""
+        """Open a connection, send `content` and return the connection."""
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
         connection.sendall(content)
         return connection
@@ -157,7 +157,7 @@ def wait_for(holds, seconds: float = 10.0):
 
 
 def request(path: str, body: object = None, *headers: str) -> bytes:
-    """The bytes of a POST, or of a GET without a body."""
+    """Return the bytes of a POST, or of a GET without a body."""
     content = (
         b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     )

@@ -120,7 +120,7 @@ def bare_results(directory: Path) -> dict[str, list]:
 
 
 def greedy(session, tokens, feeds, config) -> list[list[int]]:
-    """New tokens behind `tokens` (B, T); rows that have ended go on with the pad token."""
+    """Return the new tokens after `tokens` (B, T); finished rows continue with the pad token."""
     names, new, ended = (
         [tensor.name for tensor in session.get_outputs()],
         [],
@@ -154,7 +154,7 @@ def greedy(session, tokens, feeds, config) -> list[list[int]]:
 
 
 def prompts() -> tuple[np.ndarray, np.ndarray]:
-    """Rows of several lengths, padded on the right."""
+    """Return rows of several lengths, padded on the right."""
     mask = (np.arange(7) < [[7], [1], [4], [6]]).astype(np.int64)
     return np.random.default_rng(0).integers(4, 48, mask.shape) * mask, mask
 
@@ -165,7 +165,7 @@ def real(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def differences(found: dict[str, list], expected: dict[str, list]) -> list[str]:
-    """Tokens and texts must be the same."""
+    """Return a description of each difference; tokens and texts must be equal."""
     wrong = []
     for name, values in found.items():
         wanted = expected[name]
