@@ -242,7 +242,7 @@ ENGINES = {
 
 
 def is_installed(engine: str) -> bool:
-    """Its packages, and where it is more than these the folder it is in."""
+    """Return True if the packages of an engine, and its folder if it has one, exist."""
     found = [importlib.util.find_spec(package) for package in ENGINES[engine].packages]
     return all(found) and getattr(ENGINES[engine], "folder", Path("/")).exists()
 
@@ -262,7 +262,7 @@ class Worker:
 
     @functools.cached_property
     def started(self) -> dict:
-        """Its first answer, once it has loaded. Several workers can load at a time."""
+        """The first answer, which comes after loading. Several workers can load at a time."""
         return self.answer()
 
     def run(self, ids, new_tokens, beams) -> dict:
@@ -355,7 +355,7 @@ ANSWERS = {"timed": timed, "profiled": profiled}
 
 
 def memory(field):
-    """Bytes: `VmRSS` of this process now, `VmHWM` the most it ever had."""
+    """Return bytes of this process: `VmRSS` is the present memory, `VmHWM` the peak."""
     with open("/proc/self/status") as status:
         return next(1024 * int(line.split()[1]) for line in status if line.startswith(field))
 

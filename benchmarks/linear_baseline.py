@@ -32,8 +32,10 @@ PARTS = 5  # of the training rows, in the cross-validation
 
 
 def classifier(features: str, cache: str) -> GridSearchCV:
-    """Punctuation marks are words too. `cache` is a directory for features, which are the same for
-    each C."""
+    """Return a grid search over C for a linear classifier on TF-IDF features.
+
+    Punctuation marks count as words. `cache` is a directory for features, which do not depend on C.
+    """
     parts = [TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"\w+|[^\w\s]", sublinear_tf=True)]
     if features == "words and characters":
         parts.append(TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True))

@@ -36,7 +36,7 @@ def translations(data: Path) -> list[tuple[str, str]]:
 
 
 def generated(runtime: Runtime, rows: list[np.ndarray], **options) -> tuple[float, list[list[int]]]:
-    """The seconds it takes, and the tokens of each row (1, S)."""
+    """Return the seconds of generation, and the tokens of each row (1, S)."""
     start = time.perf_counter()
     outputs = [runtime.generate(row, **GREEDY, **options) for row in rows]
     return time.perf_counter() - start, [output[0].tolist() for output in outputs]

@@ -29,7 +29,7 @@ Pairs = Iterator[tuple[str, str]]  # of a source and its target, without end
 
 
 def with_errors(text: str, rng: random.Random) -> str:
-    """Two neighbouring letters are exchanged in `ERRORS` words."""
+    """Return `text` with two neighbouring letters exchanged in `ERRORS` words."""
     words = text.split(" ")
     long = [place for place, word in enumerate(words) if len(word) > 3]
     for place in rng.sample(long, min(ERRORS, len(long))):
@@ -84,7 +84,8 @@ def trained_model(models: Path, task: str, file: Path, steps: int) -> Path:
 
 
 def train(pairs: Pairs, steps: int, directory: Path) -> None:
-    """Without dropout: no text comes twice."""
+    """Train the card's model on `pairs`, without dropout because no text comes twice, and save
+    it."""
     torch.manual_seed(0)
     model = AutoModelForSeq2SeqLM.from_pretrained(CARD, dropout=0.0, embedding_dropout=0.0).train()
     tokenizer = AutoTokenizer.from_pretrained(CARD)

@@ -41,8 +41,8 @@ NO_TIME = "no time was left"
 
 
 def isolated(function, *args):
-    """The result of `function(*args)` in a fresh process: its imports and its memory are not this
-    one's."""
+    """Return the result of `function(*args)` in a fresh process, with its own imports and
+    memory."""
     with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
         return pool.submit(function, *args).result()
 
@@ -114,7 +114,7 @@ class Benchmark:
         print(f"{time.monotonic() - self.began:5.0f} s  {what}", file=sys.stderr)
 
     def lateness(self) -> str | None:
-        """Why nothing more is begun, if so."""
+        """Return the reason if the time is up and nothing more is started, else `None`."""
         return None if self.deadline is None or time.monotonic() < self.deadline else NO_TIME
 
     def cells(self, shape):
@@ -138,7 +138,7 @@ class Benchmark:
             return dict(zip(jobs, pool.map(done, jobs)))
 
     def prepare(self, kinds):
-        """The files of every engine for each model."""
+        """Make the files of every engine for each model."""
         quick = self.options.quick
         jobs = {}
         for kind in kinds:
@@ -211,7 +211,7 @@ class Benchmark:
         return Worker(engine, kind, self.root / kind, arrangement, self.device, self.deadline)
 
     def measure(self, cell: Cell, workers) -> dict[str, dict]:
-        """A record for each engine: what it measured, or `missing`, why it did not."""
+        """Return a record for each engine, with its measurements or the reason in `missing`."""
         ids = self.inputs(cell)
         records = {engine: {**asdict(cell), "engine": engine} for engine in workers}
         self.warm_up(cell, ids, workers, records)
@@ -274,7 +274,7 @@ class Benchmark:
                 records[engine]["missing"] = "its output is not that of the first engine"
 
     def reason(self, engine, cell):
-        """Why a cell is not measured."""
+        """Return why a cell is not measured, or `None`."""
         return self.plan.left_out(engine, cell) or self.lateness()
 
 
@@ -285,12 +285,12 @@ class Absent:
         self.started = {"error": error}
 
     def close(self):
-        """There is no process to end."""
+        """Do nothing: there is no process to end."""
 
 
 def one_round(worker, cell, ids) -> dict:
-    """The answer of a run, with the seconds of another one that ends at the first token, where
-    there are no beams."""
+    """Return the answer of a run; without beams, with the seconds of a run that ends at the first
+    token."""
     answer = worker.run(ids, cell.new_tokens, cell.beams)
     if "error" in answer or not cell.new_tokens or cell.beams > 1:
         return answer

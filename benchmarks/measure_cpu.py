@@ -75,8 +75,10 @@ class CpuBenchmark(Benchmark):
         }
 
     def fastest(self, engine, cell, before):
-        """A process of `engine` in the arrangement that took least in `TRIALS` runs. The others
-        end; `before` is the one of the last cell, if any."""
+        """Return a process of `engine` in the arrangement that was fastest in `TRIALS` runs.
+
+        The others are closed. `before` is the process of the last cell, if any.
+        """
         if reason := self.reason(engine, cell) or self.errors.get((engine, cell.kind)):
             if before:
                 before.close()
@@ -120,9 +122,11 @@ class CpuBenchmark(Benchmark):
         }
 
     def measure_captions(self, cell) -> list[dict]:
-        """Sentences of lengths of their own, with the shipped translator: each engine in the
-        fastest of the settings of `serving_offline`, which says how. An export has three ways, of
-        which the fastest one counts."""
+        """Measure the shipped translator on sentences of different lengths.
+
+        Each engine has the fastest of the settings of `serving_offline`. An export has three
+        methods, of which the fastest counts.
+        """
         self.say(cell)
         blank = {engine: {**asdict(cell), "engine": engine} for engine in self.options.engines}
         missing = {
@@ -152,13 +156,13 @@ class CpuBenchmark(Benchmark):
         return records
 
     def untranslated(self, engine):
-        """Why captions are not translated."""
+        """Return why captions are not translated, or `None`."""
         if self.options.captions is None:
             return NO_CAPTIONS
         return None if is_installed(engine) else "not installed"
 
     def measure_load(self, cell) -> list[dict]:
-        """Fresh processes: imports, loading, the first token."""
+        """Measure fresh processes: imports, loading, and the first token."""
         self.say(cell)
         ids, found = self.inputs(cell), {engine: [] for engine in self.options.engines}
         for _ in range(self.options.repeats):
@@ -209,9 +213,11 @@ class CpuBenchmark(Benchmark):
 
 
 def resumed(before: dict, now: dict) -> dict:
-    """`now`, a result without cells, with the cells of `before`, but not those for which an engine
-    had no time left. Raises ValueError where the two are of another machine, of other versions, or
-    of other options."""
+    """Return `now`, a result without cells, with the cells of `before`.
+
+    Cells for which an engine had no time left are dropped. Raises ValueError if the two differ in
+    machine, versions or options.
+    """
     for name in ("options", "environment", "hardware", "versions"):
         if before[name] != now[name]:
             raise ValueError(

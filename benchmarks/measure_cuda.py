@@ -35,7 +35,7 @@ class CudaBenchmark(Benchmark):
         }
 
     def run(self):
-        """Everything is built and checked before anything is timed; the file has what is done."""
+        """Build and check everything, then time the shapes; finished parts are in the file."""
         self.write()
         kinds = list(dict.fromkeys(self.cells(shape)[0].kind for shape in self.options.shapes))
         if self.device is None:
@@ -58,7 +58,7 @@ class CudaBenchmark(Benchmark):
             self.write()
 
     def check(self, kinds):
-        """`verify` of every export, and BLEU."""
+        """Run `verify` for every export, and measure BLEU."""
         exports = [
             (kind, engine)
             for kind in kinds
@@ -88,13 +88,14 @@ class CudaBenchmark(Benchmark):
         ]
 
     def untranslated(self, engine):
-        """Why there is no BLEU of an engine, if so."""
+        """Return why an engine has no BLEU, or `None`."""
         if self.device is None or (self.device == "cpu" and engine != "torch"):
             return NO_GPU
         return None if self.options.texts else NO_TEXT
 
     def after_timing(self, records, workers):
-        """The profiler slows down what runs in a process after it, so it comes last."""
+        """Profile the kernels; this comes last because the profiler slows down later runs in a
+        process."""
         for cell, by_engine in records.items():
             self.say(f"kernels of {cell}")
             for engine, record in by_engine.items():

@@ -63,8 +63,8 @@ def checkpoint_of(name: str, quick: bool, root: Path) -> Path:
 
 
 def inputs(checkpoint: Path, batch: int) -> np.ndarray:
-    """Captions of the card's examples, which end by themselves; else random tokens, whose rows all
-    have the same length."""
+    """Return captions of the card's examples, which end by themselves, or random tokens of one
+    length."""
     if checkpoint == CARD:
         from tokenizers import Tokenizer
 
@@ -107,8 +107,10 @@ def runs(
 
 
 def measured(found: dict[str, Callable[[], np.ndarray]], repeats: int, prompt: int) -> dict:
-    """Seconds of each in turns, and the ratios; the first round warms up. Sequences begin with
-    `prompt` tokens."""
+    """Return the seconds of each function, run in turns after a warm-up, and the ratios.
+
+    Sequences begin with `prompt` tokens.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in found}
     sequences = {name: run() for name, run in found.items()}
     for _ in range(repeats):

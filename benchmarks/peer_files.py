@@ -83,7 +83,7 @@ def added(allowed):
 
 
 def causal(input_ids, mask):
-    """(B, 1, T, past + T): whether each of the new tokens may look at each token."""
+    """Return which tokens each new token may look at: (B, 1, T, past + T)."""
     places = torch.arange(mask.shape[1])
     return (places <= places[-input_ids.shape[1] :, None])[None, None] & (mask[:, None, None] > 0)
 
@@ -100,7 +100,7 @@ def cache_of(states) -> DynamicCache:
 
 
 def convert_openvino(kind: str, checkpoint: Path, out: Path, dtype: str) -> None:
-    """Writes `encoder.xml` and `decoder.xml`, those of them that there are, of our `checkpoint`."""
+    """Write `decoder.xml` and, if there is an encoder, `encoder.xml` of our `checkpoint`."""
     os.environ["CI"] = "true"  # else openvino and nncf tell their makers what they are used for
     import openvino
 
@@ -168,8 +168,10 @@ def caches(name, layers, shape):
 
 
 def traced(module, examples: dict, outputs: list[str]):
-    """The graph of `module`, in which batch and lengths are free. Its inputs are named as
-    `examples`, its outputs `outputs`."""
+    """Return the graph of `module`, with free batch size and lengths.
+
+    Its inputs have the names of `examples`, its outputs the names `outputs`.
+    """
     import openvino
 
     graph = openvino.convert_model(module.eval(), example_input=tuple(examples.values()))
@@ -187,8 +189,7 @@ def traced(module, examples: dict, outputs: list[str]):
 
 
 def stateful(module, examples: dict):
-    """The graph of a decoder that keeps its past, the inputs named so, by itself; at first there is
-    none of it."""
+    """Return the graph of a decoder that keeps its past itself, which is empty at first."""
     from openvino import opset13 as operators
     from openvino._offline_transformations import apply_make_stateful_transformation
 
@@ -214,8 +215,11 @@ def stateful(module, examples: dict):
 
 
 def compressed(graph, dtype, config):
-    """Weights of 8 or 4 bits, or with "ptq" activations of 8 bits too, calibrated on random tokens
-    as those measured are."""
+    """Return the graph with weights of 8 or 4 bits.
+
+    With "ptq", activations have 8 bits too, calibrated on random tokens like those of the
+    measurement.
+    """
     import nncf
 
     if dtype == "int8":
@@ -249,8 +253,10 @@ GPT2_MODULES = {  # of a layer: (name in llama.cpp, whether transformers has it 
 
 
 def convert_llama_cpp(checkpoint: Path, out: Path, dtype: str) -> None:
-    """Writes `model.gguf` of a GPT-2 of transformers. Its output projection, which is its
-    embedding, has 8 bits at least, as in the files that others make."""
+    """Write `model.gguf` for a GPT-2 model of transformers.
+
+    The output projection, which is the embedding, has at least 8 bits, as in published files.
+    """
     import gguf
     from safetensors.numpy import load_file
 

@@ -63,7 +63,7 @@ class OpenVINO:
             self.idle.put(requests)
 
     def generate(self, requests, ids, mask, new_tokens):
-        """(B, new_tokens)."""
+        """Return the new tokens (B, new_tokens)."""
         decoder, rows = requests["decoder"], np.arange(len(ids), dtype=np.int32)
         decoder.reset_state()
         if "encoder" in requests:
@@ -181,7 +181,7 @@ class LlamaCpp:
         return self.contexts[rows, places]
 
     def run(self, ids, new_tokens, beams):
-        """(B, new_tokens)."""
+        """Return the new tokens (B, new_tokens)."""
         rows, length = ids.shape
         context = self.context(rows, length, length + new_tokens)
         self.library.llama_memory_clear(self.library.llama_get_memory(context), True)
@@ -193,8 +193,10 @@ class LlamaCpp:
         return np.concatenate(found, axis=1)
 
     def logits(self, context, ids, past):
-        """After the last token of each row (B, T), of which `past` tokens are in the context: (B,
-        V)."""
+        """Return the logits (B, V) after the last token of each row (B, T).
+
+        `past` tokens of each row are in the context.
+        """
         rows, length = ids.shape
         columns = {
             "token": ids.astype(np.int32),
@@ -223,7 +225,7 @@ def ignore(level, text, data):
 
 
 def load_llama_cpp():
-    """Its library, with its kernels for this processor."""
+    """Load the library of llama.cpp with its kernels for this CPU."""
     pointer = ctypes.c_void_p
     ggml, library = (
         ctypes.CDLL(str(next(LLAMA_CPP.glob(f"lib{name}.*so")))) for name in ("ggml", "llama")

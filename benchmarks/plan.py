@@ -112,8 +112,10 @@ def arrangements_on_cpu(engine: str, cell: Cell, threads: int) -> list[Arrangeme
 
 
 def left_out_on_cpu(engine: str, cell: Cell) -> str | None:
-    """Why a cell is not measured: what an engine cannot do, and so that all of them take some
-    hours."""
+    """Return why a cell is not measured, or `None`.
+
+    Reasons are what an engine cannot do, and a limit of some hours for all cells.
+    """
     rows = cell.batch * cell.beams
     if cell.shape == "captions":
         return (
@@ -156,7 +158,7 @@ CUDA_SHAPES = {
 
 
 def left_out_on_cuda(engine: str, cell: Cell) -> str | None:
-    """Why a cell is not measured, so that all of them take less than ten minutes."""
+    """Return why a cell is not measured, or `None`; all cells take less than ten minutes."""
     if engine == "torch-graph" and (cell.beams > 1 or not cell.new_tokens):
         return "left out: it is a bound for greedy search"
     if engine == "transformers-compile" and (cell.beams > 1 or cell.batch not in (1, 128)):

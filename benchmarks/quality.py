@@ -10,7 +10,7 @@ ROWS = 128  # translated at a time
 
 
 def verified(engine: str, root: Path, device: str) -> dict:
-    """The report of `verify` on the export `root / engine`, and what failed."""
+    """Return the report of `verify` on the export `root / engine`, with its first failures."""
     from vanilla_transformer_export import load_checkpoint, verify
 
     report = verify(root / engine, load_checkpoint(root / "vanilla"), CASES, device=device)

@@ -51,7 +51,7 @@ def scores(card: Path, data: Path) -> dict[str, tuple[float, tuple[float, float]
 
 
 def recipe_of(card: Path, data: Path) -> Recipe:
-    """The recipe in the record of `card`, of the text in `data`, starting from its weights."""
+    """Return the recipe of `card` for the text in `data`, starting from the card's weights."""
     recipe = Recipe(**json.loads((card / RECORD).read_text())["recipe"])
     recipe.data["directory"] = str(data / recipe.data["directory"])
     recipe.tokenizer, recipe.model = {}, {"path": str(card)}  # its tokenizer too

@@ -133,7 +133,7 @@ class Outcome:
 
 
 def quantiles(seconds: list[float]) -> dict | None:
-    """The nearest ranks, in seconds."""
+    """Return the nearest ranks in seconds, or `None` without values."""
     values = sorted(seconds)
     shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
     return (

@@ -19,10 +19,12 @@ CTRANSLATE2 = {"int8": "int8", "fp32": "float32"}  # what it calls them
 
 
 def prepare(model: str, card: Path, root: Path, texts: Sequence[str], quick: bool) -> None:
-    """`root/model` gets an export for each dtype, `transformers`, and CTranslate2's files where it
-    is installed: of `card` for "tiny", and for "base" of the paper's base shape with random
-    weights, with the tokenizer of `card`. Both are greedy. What is there is kept. `texts` are for
-    calibration."""
+    """Write the models to `root/model`, unless they exist.
+
+    These are an export for each dtype, `transformers`, and CTranslate2's files if it is installed.
+    "tiny" is `card`; "base" has the paper's base shape, random weights and the tokenizer of `card`.
+    Both use greedy search. `texts` are for calibration.
+    """
     folder = root / model
     if (folder / "complete").exists():
         return
@@ -96,4 +98,4 @@ def register_tiny() -> None:
             config.eos_token, config.unk_token, config.add_source_eos = END, UNKNOWN, False
 
         def _remove_pad_weights(self, spec):
-            """There is no such row."""
+            """Do nothing: there is no such row."""

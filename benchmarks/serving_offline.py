@@ -51,7 +51,7 @@ def engine(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> C
 
 
 def workers(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
-    """All in one call of the runtime, which runs them in workers."""
+    """Return a function that translates all rows in one call of the runtime, with workers."""
     from vanilla_transformer_export import Runtime
     from vanilla_transformer_export.inference.inputs import pad_sequences
 
@@ -60,7 +60,7 @@ def workers(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> 
 
 
 def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
-    """Whole batches of one length, more or less, the longest first."""
+    """Return a function that translates in static batches of similar length, longest first."""
     from vanilla_transformer_export import Runtime
     from vanilla_transformer_export.inference.inputs import pad_sequences
     from vanilla_transformer_export.scheduler import many_rows as module
@@ -91,7 +91,7 @@ def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> 
 
 
 def ctranslate2(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
-    """It sorts by length itself."""
+    """Return a function that translates with CTranslate2, which sorts by length itself."""
     import ctranslate2
 
     from vanilla_transformer_export import Runtime
@@ -154,8 +154,10 @@ def one_round(ids) -> tuple[float, list[list[int]]]:
 
 
 def offline(run, model: str) -> dict:
-    """Sentences in a second, for each dtype and each setting; `same` is the share of rows whose
-    tokens are the runtime's."""
+    """Return the sentences per second for each dtype and each setting.
+
+    `same` is the share of rows with the same tokens as the runtime.
+    """
     ids = token_ids(run.root / model / "int8", run.captions)
     return {dtype: compare(run, model, dtype, ids) for dtype in DTYPES}
 

@@ -67,7 +67,7 @@ class Run:
 
 
 def saturation(run: Run, model: str) -> dict:
-    """A closed loop on each server, in turns."""
+    """Measure a closed loop on each server, in turns."""
     chosen = {
         name: plan
         for name, plan in plans(run.root, model).items()
@@ -89,7 +89,8 @@ def saturation(run: Run, model: str) -> dict:
 
 
 def latency(run: Run, model: str) -> dict:
-    """One connection, and Poisson arrivals at half the rate of the closed loop, in turns."""
+    """Measure one connection, and Poisson arrivals at half the rate of the closed loop, in
+    turns."""
     with ExitStack() as stack:
         server = run.ours(stack, model)
         rate = server.load(**run.translations, connections=CONNECTIONS)["per_second"]
@@ -114,7 +115,7 @@ def latency(run: Run, model: str) -> dict:
 
 
 def rates(run: Run, model: str) -> dict:
-    """Poisson arrivals at rising shares of each server's own closed loop."""
+    """Measure Poisson arrivals at rising shares of each server's own closed loop."""
     found = {}
     for name in (BEST, "ctranslate2-int8-2x1"):
         with ExitStack() as stack:
@@ -127,7 +128,7 @@ def rates(run: Run, model: str) -> dict:
 
 
 def refusals(run: Run, model: str) -> dict:
-    """Malformed requests, alone and beside half the rate of the closed loop."""
+    """Measure malformed requests, alone and beside half the rate of the closed loop."""
     malformed = {
         "path": "/translate",
         "bodies": MALFORMED,
@@ -185,8 +186,10 @@ def memory(run: Run, model: str) -> dict:
 
 
 def overload(run: Run, model: str) -> dict:
-    """Twice the rate of the closed loop: who is answered gets what is answered to a request alone,
-    who is refused is told when to come back."""
+    """Measure twice the rate of the closed loop.
+
+    Accepted requests get the same answer as a request alone; rejected ones get a Retry-After.
+    """
     with ExitStack() as stack:
         server = run.ours(stack, model)
         rate = server.load(**run.translations, connections=CONNECTIONS)["per_second"]
@@ -203,8 +206,8 @@ def overload(run: Run, model: str) -> dict:
 
 
 def sampled(run: Run, server: Server, load: dict) -> tuple[list[int], dict]:
-    """The memory of the server each second of a load of `run.minutes`, and what came of the
-    load."""
+    """Return the memory of the server in each second of a load of `run.minutes`, and the
+    outcome."""
     client = server.start_load(**run.translations | {"seconds": 60 * run.minutes}, **load)
     samples = []
     while client.poll() is None:
@@ -214,7 +217,7 @@ def sampled(run: Run, server: Server, load: dict) -> tuple[list[int], dict]:
 
 
 def growth(samples: list[int]) -> int:
-    """Bytes: the median of the last quarter above that of the second one."""
+    """Return the growth in bytes from the second to the last quarter, by their medians."""
     quarter = max(1, len(samples) // 4)
     return int(
         statistics.median(samples[-quarter:])
@@ -223,7 +226,8 @@ def growth(samples: list[int]) -> int:
 
 
 def decoder(run: Run, card: Path) -> dict:
-    """Completions of the shipped decoder, beside `transformers serve`: whole ones, and streams."""
+    """Measure completions of the shipped decoder and of `transformers serve`, at once and
+    streamed."""
     name = {"ours-int8": str(run.root / "decoder"), "transformers-serve": str(card)}
     commands = {
         "ours-int8": Plan([*OURS, name["ours-int8"]]),

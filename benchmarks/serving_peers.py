@@ -92,7 +92,7 @@ class CTranslate2Engine:
 
 
 def serve_ctranslate2(options) -> None:
-    """Our own server, with another engine in it."""
+    """Run our own server with CTranslate2 as its engine."""
     from vanilla_transformer_export import TextRuntime
     from vanilla_transformer_export.model import open_export
     from vanilla_transformer_export.serving import server, service
@@ -116,7 +116,8 @@ def deliver(futures, answers):
 
 
 def transformers_app(checkpoint: Path, workers: int, threads: int):
-    """`workers` calls of `generate` at a time, each with `threads` threads."""
+    """Return an app that runs `workers` calls of `generate` at a time, each with `threads`
+    threads."""
     import anyio.to_thread
     import torch
     from fastapi import FastAPI
@@ -147,8 +148,10 @@ def transformers_app(checkpoint: Path, workers: int, threads: int):
 
 
 def serve_transformers(model: Path, port: int) -> None:
-    """transformers looks for the class of a checkpoint among its own, even where it is a registered
-    one."""
+    """Run `transformers serve` on one of our checkpoints.
+
+    transformers looks for the class of a checkpoint in its own module, even if it is registered.
+    """
     from vanilla_transformer import VanillaDecoderForCausalLM
 
     sys.modules["transformers"].VanillaDecoderForCausalLM = VanillaDecoderForCausalLM

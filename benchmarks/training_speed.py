@@ -66,7 +66,7 @@ class Clock(TrainerCallback):
 
 
 def measured(trainer, pad_token_id) -> float:
-    """Tokens a second."""
+    """Return the tokens per second."""
     clock = Clock(pad_token_id)
     hook = trainer.model.register_forward_hook(clock.see, with_kwargs=True)
     trainer.add_callback(clock)
@@ -165,7 +165,7 @@ def makers_of(recipe, prepared, marian, folder) -> dict[tuple, Callable[[], Seq2
 
 
 def ratio(found: dict[tuple, list[float]], kind: str) -> dict:
-    """Ours over the fastest MarianMTModel with batches of that kind, round by round."""
+    """Return our speed over the fastest MarianMTModel with batches of that kind, round by round."""
     others = [key for key in found if key[:2] == ("MarianMTModel", kind)]
     best = max(others, key=lambda key: statistics.median(found[key]))
     ratios = [

@@ -70,8 +70,10 @@ def fields(kind: str, quick: bool) -> dict:
 
 
 def make_checkpoints(kind: str, quick: bool, root: Path) -> dict:
-    """The model with seeded weights as a checkpoint of transformers and, converted, as ours: the
-    number of its parameters."""
+    """Save the model with seeded weights as a checkpoint of transformers and, converted, as ours.
+
+    Returns the number of its parameters.
+    """
     import torch
     import transformers
 
@@ -97,7 +99,7 @@ def make_checkpoints(kind: str, quick: bool, root: Path) -> dict:
 
 
 def write_text(root: Path, vocabulary: int) -> None:
-    """Lines for calibration, `root / "text"`, of numbers of tokens, and a tokenizer that reads
+    """Write lines of token numbers for calibration to `root / "text"`, and a tokenizer that reads
     them."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -111,7 +113,8 @@ def write_text(root: Path, vocabulary: int) -> None:
 
 
 def prepare(engine: str, kind: str, root: Path) -> dict:
-    """Writes what `engine` loads to `root / engine`: how long that took, its size in bytes."""
+    """Write what `engine` loads to `root / engine`, and return the seconds and the size in
+    bytes."""
     start = time.perf_counter()
     group, dtype = engine.rsplit("-", 1)
     if group == "ctranslate2":
@@ -178,8 +181,10 @@ def convert_ctranslate2(kind, checkpoint, out, dtype):
 
 
 def bytes_per_step(directory: Path) -> int:
-    """Bytes of weights that the decoder graph of an export reads for each token: all, but of an
-    embedding only some rows."""
+    """Return the bytes of weights that the decoder graph of an export reads for each token.
+
+    Embeddings do not count, because only some of their rows are read.
+    """
     import onnx
 
     from vanilla_transformer_export.inference.export_info import read_export_info
@@ -200,8 +205,10 @@ def bytes_per_step(directory: Path) -> int:
 
 
 def read_bandwidth(count: int, threads: int, repeats: int) -> dict:
-    """Bytes per second at which `threads` threads read a buffer of `count` bytes, by the fastest of
-    several readers."""
+    """Return the bytes per second at which `threads` threads read a buffer of `count` bytes.
+
+    It is that of the fastest of several readers.
+    """
     import torch
 
     torch.set_num_threads(threads)
