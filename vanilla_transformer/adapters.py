@@ -1,5 +1,5 @@
-"""The modules that PEFT puts adapters on by default: each of its methods has a dictionary of them
-by the type of the model."""
+"""The default target modules of PEFT's adapters: each PEFT method has a dictionary by model
+type."""
 
 import re
 import sys

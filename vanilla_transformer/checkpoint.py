@@ -1,6 +1,8 @@
-"""Reading a checkpoint that anyone may have written: its files are checked before a model is built
-from them, what is wrong is one line that names the file, and no code beside the weights is ever
-run."""
+"""Loading of untrusted checkpoints.
+
+Files are checked before a model is built from them. An error is one line that names the file. Code
+beside the weights is never run.
+"""
 
 import os
 from functools import partial
@@ -60,8 +62,9 @@ Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype of te
 
 
 def load_checkpoint(source: str | os.PathLike, variant: str | None = None) -> PreTrainedModel:
-    """Return the model of a checkpoint of ours, of the class its config names, in float32 and
-    evaluation mode.
+    """Return the model of one of our checkpoints, in float32 and evaluation mode.
+
+    Its class is the one that the config names.
 
     Args:
         source: a directory or Hub id.
@@ -69,8 +72,8 @@ def load_checkpoint(source: str | os.PathLike, variant: str | None = None) -> Pr
 
     Raises:
         FileNotFoundError: without a directory, config.json or safetensors weights.
-        ValueError: for files that are damaged or do not fit each other, a checkpoint of another
-            family, and weights that are missing, too many, of other shapes or not finite.
+        ValueError: for files that are damaged or do not fit each other, and a checkpoint of another
+            family. Also for weights that are missing, too many, of other shapes or not finite.
     """
     with opened_variant(checkpoint_directory(source), variant) as directory:
         return load_directory(source, directory)

@@ -1,9 +1,6 @@
-"""The files beside the weights that say what is made of images before a model, and with
-sentence-transformers of its states. They go where the weights go.
+"""The companion files of a checkpoint: image processors, and sentence-transformers' modules.
 
-`modules.json` names what follows the model, each with a folder: pooling, linear maps,
-normalisation. Prompts, the activation of a cross-encoder and the longest sequence are in files of
-their own.
+They are copied wherever the weights go.
 """
 
 import json
@@ -37,8 +34,8 @@ ADAPTERS = re.compile(
 
 @dataclass(frozen=True)
 class Module:
-    """One of modules.json: the name of its class, with its package if that is another's, and its
-    folder."""
+    """An entry of modules.json: its folder and its class name, with the package of foreign
+    classes."""
 
     kind: str
     folder: str
@@ -46,8 +43,10 @@ class Module:
 
 @dataclass(frozen=True)
 class Companions:
-    """The `modules` after a model, and the `files` of image processors and sentence-transformers by
-    the names they have in a checkpoint."""
+    """The `modules` after a model, and the files of image processors and sentence-transformers.
+
+    `files` has their paths by the names they have in a checkpoint.
+    """
 
     modules: tuple[Module, ...] = ()
     files: dict[str, Path] = field(default_factory=dict)

@@ -1,5 +1,7 @@
-"""A checkpoint as one of ours: as it is, or converted for as long as it is needed. Only a
-conversion needs torch."""
+"""Checkpoints of any family as one of ours: unchanged, or converted temporarily.
+
+Only a conversion needs torch.
+"""
 
 import contextlib
 import os

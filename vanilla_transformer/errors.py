@@ -2,8 +2,10 @@
 
 
 class UsageError(ValueError):
-    """An option or recipe key whose name, type or range is wrong, as opposed to what is found in
-    files or while running."""
+    """A wrong name, type or range of an option or recipe key.
+
+    Errors in files and at run time are other exceptions.
+    """
 
     exit_code = 2  # exit status of the command, as in argparse
 

@@ -1,8 +1,4 @@
-"""The settings of generation_config.json that its generation mode does not use.
-
-transformers loads and generates with such a file, but refuses to save the settings once another
-field of them has changed.
-"""
+"""Settings in generation_config.json that have no effect in its generation mode."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -115,10 +115,13 @@ def rotary_positions(config, position_ids, dtype):
 
 
 class VanillaRelativePositions(nn.Module):
-    """Relative positions (Raffel et al. 2020, T5, section 2.1): a learned number for each head and
-    distance between key and query, added to the scores of self-attention in every layer of a stack.
-    Half of the buckets hold one distance each, the others grow logarithmically; an encoder has such
-    buckets for keys before the query and for keys after it."""
+    """Relative positions (Raffel et al. 2020, T5, section 2.1).
+
+    A learned number for each head and distance between key and query is added to the scores of
+    self-attention. Every layer of a stack uses the same numbers. Half of the buckets hold one
+    distance each, the others grow logarithmically. An encoder has such buckets for keys before the
+    query and for keys after it.
+    """
 
     def __init__(self, config: VanillaTextConfig, is_causal: bool):
         super().__init__()
@@ -541,7 +544,7 @@ class VanillaLayer(GradientCheckpointingLayer):
 
 
 class VanillaPreTrainedModel(PreTrainedModel):
-    """Initialisation, and what transformers needs to know of all our models."""
+    """The base of all our models: initialisation, and the attributes that transformers needs."""
 
     config_class = VanillaTransformerConfig
     base_model_prefix = "model"

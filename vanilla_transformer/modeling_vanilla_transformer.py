@@ -765,9 +765,12 @@ class VanillaDecoderForQuestionAnswering(VanillaPreTrainedModel):
 
 class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
     """Encoder-decoder with a classifier of the whole sequence (Lewis et al. 2020, BART, section
-    3.1): the decoder reads the source once more, shifted right, and the classifier its state where
-    the source has its last end token. `config.num_labels` and `config.problem_type` as in
-    `VanillaEncoderForSequenceClassification`."""
+    3.1).
+
+    The decoder reads the source again, shifted right. The classifier reads its state at the last
+    end token of the source. `config.num_labels` and `config.problem_type` are as in
+    `VanillaEncoderForSequenceClassification`.
+    """
 
     config_class = VanillaSeq2SeqConfig
     sequence_modules = frozenset({"dense", "classifier"})

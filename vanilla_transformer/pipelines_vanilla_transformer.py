@@ -1,6 +1,6 @@
-"""Text in, text out: the pipelines of encoder-decoders that transformers 5 removed, with the
-arguments and results of transformers 4. This file imports nothing of the package, so a checkpoint
-can carry it.
+"""The text-to-text pipelines that transformers 5 removed, with the API of transformers 4.
+
+This file imports nothing of the package, so a checkpoint can carry it.
 """
 
 import difflib

@@ -1,4 +1,4 @@
-"""The model class of a source: by config.json, or by its tensors where only one class fits them."""
+"""The model class of a source: by config.json, or by its tensors if only one class fits them."""
 
 import contextlib
 from collections.abc import Callable, Iterable

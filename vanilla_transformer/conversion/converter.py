@@ -13,17 +13,9 @@ from .tensors import TensorMap
 
 
 class Converter(Protocol):
-    """All that is known of a family. `theirs` is a config of the family's own class, `ours` one of
-    this project's.
+    """The module of a family: its config, tensor maps and constants.
 
-    A module may also have:
-        `to_source_config(ours, architecture)`: the fields of their config by ours, for a family
-        that converts back.
-        `UNUSED`: a regular expression of the names of tensors that are no weights, as masks in old
-        files.
-        `IMAGE_PROCESSOR`: the class of its image processor in transformers, for a
-        preprocessor_config.json that names none. `check_tensors(files, theirs)`, which raises
-        ValueError if one of those is not what it has to be.
+    `theirs` is a config of the family's own class, `ours` one of this project's.
     """
 
     CONFIG: str

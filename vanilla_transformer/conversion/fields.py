@@ -1,4 +1,4 @@
-"""Config fields, theirs and ours."""
+"""Conversion of config fields that families share."""
 
 from typing import Any
 

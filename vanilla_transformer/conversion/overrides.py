@@ -16,8 +16,8 @@ from .tensors import TensorFiles
 
 @dataclass(frozen=True)
 class Overrides:
-    """Fields that replace those of config.json, patterns of the names of tensors to leave out, as
-    in a shell, and the variant of the weights."""
+    """Changes to a source: config fields, shell patterns of tensors to leave out, and the
+    variant."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     leave_out: tuple[str, ...] = ()

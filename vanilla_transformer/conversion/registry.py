@@ -1,9 +1,4 @@
-"""The families of checkpoints that convert: a line here, and a module beside this one that is a
-`converter.Converter`.
-
-This file imports nothing but the standard library, so that the command line can run it by its path
-for its help: importing the package imports torch.
-"""
+"""The families of checkpoints that convert: a line here, and a `converter.Converter` module."""
 
 from typing import NamedTuple
 

@@ -1,5 +1,8 @@
-"""torch.nn.TransformerEncoder, TransformerDecoder and Transformer: queries, keys and values are one
-matrix; what a state dict does not hold (heads, order of norms, activation, embeddings) is given."""
+"""Conversion of torch.nn.TransformerEncoder, TransformerDecoder and Transformer.
+
+Their queries, keys and values are one matrix. The caller states what a state dict lacks: heads,
+order of norms, activation, embeddings.
+"""
 
 import dataclasses
 import difflib

@@ -1,5 +1,4 @@
-"""Tensors of a source that no class of its family has: further heads beside the model, or parts of
-it that differ."""
+"""Tensors of a source that no class of its family has: further heads, or parts that differ."""
 
 import os
 from collections.abc import Collection

@@ -1,5 +1,7 @@
-"""Augmentation of training rows, another one each time a row is seen: words that are masked, left
-out or replaced, and other subwords of the same words."""
+"""Random augmentation of training rows: masked, dropped or replaced words, and other subwords.
+
+Each time a row is seen, its augmentation is another one.
+"""
 
 import json
 from collections.abc import Callable, Iterable
@@ -19,13 +21,15 @@ Augmentation = Callable[[Row, Random], tuple[Row, ...]]
 
 
 class AugmentedDataset:
-    """Rows with another augmentation in each epoch. It depends on the seed, the epoch and the row's
-    number alone, so that a run that is resumed from a checkpoint sees what it would have seen.
+    """Rows with another augmentation in each epoch.
+
+    It depends only on the seed, the epoch and the row's number. A run that resumes from a
+    checkpoint sees the same rows as an uninterrupted one.
 
     Args:
-        rows: the rows as they are.
-        augmentation: what the model sees of each.
-        seed: of the run.
+        rows: the rows without augmentation.
+        augmentation: the function from a row to its augmented rows.
+        seed: the seed of the run.
     """
 
     def __init__(self, rows: Dataset, augmentation: Augmentation, seed: int):
@@ -109,10 +113,12 @@ def encode_again(
 
 
 class BpeDropout:
-    """A tokenizer of kind "bpe" with BPE-dropout, for training text (Provilkov et al. 2020,
-    algorithm 1): the merges of a word are done in their order as ever, but at each step every one
-    that could be done is left out with probability `dropout`. The `tokenizers` library has that
-    too, but its random numbers take no seed. Names of special tokens are text here.
+    """A tokenizer of kind "bpe" with BPE-dropout for training text (Provilkov et al. 2020,
+    algorithm 1).
+
+    Merges of a word keep their order, but at each step every possible merge is skipped with
+    probability `dropout`. The `tokenizers` library has BPE-dropout too, but without a seed. Names
+    of special tokens are ordinary text here.
 
     Raises:
         ValueError: for a tokenizer of another kind, and a `dropout` that is no probability.
@@ -164,11 +170,12 @@ class BpeDropout:
 
 
 class TextAugmentation:
-    """Another text than that of a row, which only teachers can label (after Tang et al. 2019, "data
-    augmentation for distillation"): with probability `span_crop` a span of it, all lengths and then
-    all its places alike likely; then each word, as white space separates them, is replaced with
-    probability `word_replacement`, by one of all words of `texts`, so that frequent words come
-    often.
+    """Random changes of a text, whose label then comes from teachers only.
+
+    It follows "data augmentation for distillation" (Tang et al. 2019). With probability `span_crop`
+    a random span replaces the text, with all lengths and then all positions equally likely. Then
+    each word (by white space) is replaced with probability `word_replacement`. Replacements are
+    drawn from all words of `texts`, so that frequent words come often.
 
     Raises:
         ValueError: for a share that is no probability.

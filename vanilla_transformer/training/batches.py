@@ -1,4 +1,4 @@
-"""Rows of like length in batches of so many tokens."""
+"""Batches of rows of similar length, limited by their number of tokens."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -14,16 +14,18 @@ BUFFER = 10_000  # rows of a stream that are shuffled and sorted together
 
 
 class TokenBatches:
-    """Batches as the items of a data set: item i is a list of rows of like length, so that little
-    of a batch is padding and all batches cost about the same (section 5.1 of the paper). They are
-    made once; `Trainer` shuffles their order.
+    """A data set whose items are batches: lists of rows of similar length.
+
+    Little of a batch is padding, and all batches cost about the same (section 5.1 of the paper).
+    They are made once; `Trainer` shuffles their order.
 
     Args:
-        rows: what the batches are made of.
+        rows: the rows of the batches.
         lengths: the numbers of tokens of each row, one for each of its sides; sorted by the first.
         limit: tokens of the longest side of a batch, padding included, by these `lengths`.
-        each: the number of batches is a multiple of this, those of an update over all processes, so
-            that none of these has fewer: as many of the largest as it takes are cut in two.
+        each: the number of batches is a multiple of this, the batches of an update over all
+            processes, so that no process has fewer. As many of the largest batches as needed are
+            cut in two.
 
     Raises:
         ValueError: for a row that is longer than `limit`.
@@ -56,9 +58,11 @@ class TokenBatches:
 
 
 class TokenStream(torch.utils.data.IterableDataset):
-    """The same of rows that are read as they are needed, again and again without an end: `BUFFER`
-    rows are shuffled and cut into batches, then the next ones. `augmentation` and `seed` as in
-    `AugmentedDataset`."""
+    """An endless stream of batches, of rows that are read as they are needed, again and again.
+
+    `BUFFER` rows at a time are shuffled and cut into batches. `augmentation` and `seed` are as in
+    `AugmentedDataset`.
+    """
 
     def __init__(
         self, rows: IterableDataset, limit: int, seed: int, augmentation: Augmentation | None = None

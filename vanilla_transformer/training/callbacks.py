@@ -42,7 +42,10 @@ def callbacks(recipe: Recipe) -> list[TrainerCallback]:
 
 
 class Epochs(TrainerCallback):
-    """Sets the epoch of the training rows, which a `DataLoader` of several processes does not."""
+    """A callback that sets the epoch of the training rows.
+
+    A `DataLoader` of several processes does not set it.
+    """
 
     def on_epoch_begin(
         self,
@@ -57,8 +60,10 @@ class Epochs(TrainerCallback):
 
 
 class MaxLength(TrainerCallback):
-    """`Seq2SeqTrainer` fills in a `max_length` after each batch it has generated, and `generate`
-    warns of it at the next."""
+    """A callback that restores `max_length`, which `Seq2SeqTrainer` sets after each batch.
+
+    `generate` would warn of it at the next batch.
+    """
 
     def __init__(self, max_length: int | None):
         self.max_length = max_length
@@ -76,13 +81,13 @@ class MaxLength(TrainerCallback):
 
 
 class Watch(TrainerCallback):
-    """Counts the tokens that go through a model, for the log, and stops the run if a loss is not
+    """A callback that counts the tokens of a model for the log, and stops the run if a loss is not
     finite.
 
-    The log gets `tokens`, those of source and target that are not padding, or first tokens and
-    patches, `tokens_per_second`, both of all processes, and on GPUs of `PEAK` also `mfu`: model
-    FLOPs utilisation, three times the forward pass' matrix products (attention's own left out) over
-    their peak.
+    The log gets `tokens`: those of source and target that are not padding, or first tokens and
+    patches. It also gets `tokens_per_second`; both are sums over all processes. On GPUs of `PEAK`
+    it gets `mfu`, the model FLOPs utilisation. This is three times the forward pass's matrix
+    multiplications, without those of attention, over the peak.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast):

@@ -1,4 +1,4 @@
-"""The state of a run: whose it is, and which checkpoint of it is whole and can be gone on from."""
+"""The state of a run: which run it belongs to, and which of its checkpoints can be resumed from."""
 
 import contextlib
 import hashlib

@@ -1,7 +1,7 @@
 """Text from files, plain or compressed (.gz, .bz2, .xz), one example a line, and from `datasets`.
 
-A file is UTF-8 unless another encoding is given. What is read of it has neither a byte order mark
-at its start nor the ends of its lines, LF or CRLF, and all else as it stands.
+A file is UTF-8 unless another encoding is given. A byte order mark at its start and line ends (LF
+or CRLF) are removed; everything else is unchanged.
 """
 
 import bz2
@@ -141,9 +141,11 @@ def shown(line: str) -> str:
 
 
 class BadRows:
-    """Rows that cannot be used. The first is an error; with `skip_bad_rows = true` in `data`, those
-    of its training text are left out, counted and reported. Text for validation and test is never
-    changed."""
+    """A counter of rows that cannot be used.
+
+    The first bad row is an error. With `skip_bad_rows = true` in `data`, bad rows of the training
+    text are left out, counted and reported. Text for validation and test is never changed.
+    """
 
     def __init__(self, data: dict | None = None, split: str = "train"):
         skips = (data or {}).get("skip_bad_rows", False)

@@ -1,5 +1,4 @@
-"""Distillation (Hinton et al. 2015): a model learns what several others, together better than each,
-predict for its rows."""
+"""Distillation (Hinton et al. 2015): a model learns the mean prediction of several teachers."""
 
 from collections.abc import Callable
 
@@ -10,14 +9,15 @@ from ..checkpoint import load_checkpoint, load_tokenizer
 
 
 class Teachers:
-    """Checkpoints whose mean prediction, the geometric one, takes the place of the labels while
-    `model` is trained. Each reads the text of the rows in its own tokens, so that one may see what
-    another cannot; without dropout.
+    """Checkpoints whose mean prediction replaces the labels while `model` is trained.
+
+    The mean is geometric. Each teacher encodes the text with its own tokenizer, so that one may see
+    what another cannot. Teachers run without dropout.
 
     Args:
-        paths: the checkpoints.
-        model: what is trained. They are of its class.
-        device: where it is trained.
+        paths: the checkpoints, of the class of `model`.
+        model: the model that is trained.
+        device: the device of the training.
 
     Raises:
         FileNotFoundError, ValueError: as `load_checkpoint` and `load_tokenizer`; ValueError for one

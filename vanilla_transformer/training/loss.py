@@ -1,5 +1,7 @@
-"""The loss of an update: cross-entropy with label smoothing (section 5.4 of the paper), R-Drop
-(Liang et al. 2021), or what teachers predict (Hinton et al. 2015)."""
+"""The loss of an update: cross-entropy with label smoothing (section 5.4), R-Drop, or teachers.
+
+R-Drop is that of Liang et al. 2021, distillation from teachers that of Hinton et al. 2015.
+"""
 
 from collections.abc import Callable
 from typing import Any

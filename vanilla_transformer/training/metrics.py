@@ -1,5 +1,4 @@
-"""Metrics of generated text, of models while they are trained and of what is exported: sacreBLEU's,
-cased, in percent."""
+"""sacreBLEU's metrics of generated text, cased, in percent, for training and for exports."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

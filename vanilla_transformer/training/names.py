@@ -1,4 +1,4 @@
-"""Names of a recipe's keys: those that there are, and the nearest of them."""
+"""Names of a recipe's keys: checks, and the nearest known name for an unknown one."""
 
 import difflib
 import reprlib

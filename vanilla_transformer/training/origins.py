@@ -1,5 +1,5 @@
-"""The checkpoints a recipe starts from or learns from: whether they are there, and what text they
-have seen."""
+"""Checks of the checkpoints that a recipe starts from or learns from, and of their training
+text."""
 
 import json
 from collections.abc import Callable

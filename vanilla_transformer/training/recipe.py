@@ -1,4 +1,4 @@
-"""Recipes: what a training run is made of, as a TOML file with a table for each part."""
+"""Recipes: the settings of a training run, as a TOML file with several tables."""
 
 import tomllib
 from dataclasses import dataclass, field, fields

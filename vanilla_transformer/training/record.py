@@ -1,5 +1,4 @@
-"""training.json, the record of a finished run: its recipe, what it gave, and how it went. It lies
-beside the weights."""
+"""training.json, the record of a finished run beside its weights: recipe, metrics and history."""
 
 from dataclasses import asdict
 from importlib.metadata import version

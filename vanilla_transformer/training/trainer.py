@@ -1,4 +1,4 @@
-"""`Seq2SeqTrainer` as a recipe wants it."""
+"""The `Seq2SeqTrainer` of a recipe."""
 
 import os
 from collections.abc import Callable

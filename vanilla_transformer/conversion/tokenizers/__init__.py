@@ -1,10 +1,5 @@
-"""The tokenizer of a checkpoint of another family, with a tokenizer.json, which is all that an
-export's runtime reads.
-
-Most families have one, or transformers makes it from a SentencePiece model. Those that transformers
-runs in Python get one
-here: Marian, M2M100 and ByT5; and NLLB's gets its languages where nothing but the model is there.
-"""
+"""The tokenizers of other families' checkpoints, as the tokenizer.json that an export's runtime
+reads."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +21,8 @@ MODELS = ("spiece.model", "sentencepiece.bpe.model")  # SentencePiece models
 
 @dataclass(frozen=True)
 class FoundTokenizer:
-    """A checkpoint's tokenizer; what is saved beside its own files, by name; and what is to be
-    known of it, in words."""
+    """A checkpoint's tokenizer, backends that are saved beside its files (by name), and notes for
+    users."""
 
     tokenizer: PreTrainedTokenizerBase
     backends: dict[str, Tokenizer] = field(default_factory=dict)

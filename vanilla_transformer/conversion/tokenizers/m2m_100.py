@@ -1,5 +1,7 @@
-"""The tokenizer of M2M100: a SentencePiece model cuts the text, vocab.json has the ids, and
-languages come after those."""
+"""The tokenizer of M2M100: a SentencePiece model splits text, vocab.json has the ids.
+
+The ids of languages follow those of the pieces.
+"""
 
 from pathlib import Path
 

@@ -1,5 +1,7 @@
-"""The tokenizer of a Marian checkpoint (OPUS-MT): source.spm or target.spm cuts the text, one
-vocab.json has the ids."""
+"""The tokenizer of a Marian checkpoint (OPUS-MT).
+
+source.spm or target.spm splits the text, one vocab.json has the ids.
+"""
 
 from pathlib import Path
 

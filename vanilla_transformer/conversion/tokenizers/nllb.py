@@ -1,5 +1,7 @@
-"""The tokenizer of NLLB where there is nothing but its SentencePiece model: transformers 5.23 then
-gives it no languages."""
+"""The tokenizer of an NLLB checkpoint with nothing but a SentencePiece model.
+
+transformers 5.23 gives such a tokenizer no languages.
+"""
 
 from pathlib import Path
 

@@ -1,19 +1,4 @@
-"""SentencePiece models (Kudo and Richardson 2018), read and made into tokenizers of `tokenizers`
-whose ids a vocab.json has.
-
-SentencePiece cuts the text, and the string of each piece is looked up in vocab.json. In
-`tokenizers` one model does both:
-
-- Unigram: the id of a piece is its row. A piece of vocab.json that the SentencePiece model lacks
-  must not take part in the cutting, and no low score keeps it out. Its row is put between two
-  control characters, which the decoder takes away.
-- What the SentencePiece model does not know, a run of characters that no piece has, is one piece,
-  and is looked up as well. The normalizer puts the same two characters around each such run, so
-  that it is one of those rows, or one unknown token.
-- A piece of the model that vocab.json lacks is the unknown token, which no row can say: it is left
-  out, and counted.
-- BPE: a merge for each way to join two pieces to a third, in the order of the third ones' scores.
-"""
+"""SentencePiece models (Kudo and Richardson 2018) as `tokenizers` with the ids of a vocab.json."""
 
 import json
 import unicodedata
@@ -40,9 +25,8 @@ def read_sentencepiece(path: Path, model_types: Collection[str] = ("unigram", "B
     Raises:
         FileNotFoundError: if there is none.
         ImportError: without the packages that read it, with the name of the extra that has them.
-        ValueError: for a file that is damaged or holds something else, a model of another type, one
-            with bytes for unknown characters, and one that treats spaces otherwise than
-            SentencePiece by default.
+        ValueError: for a damaged or foreign file, and a model of another type. Also for one with
+            bytes for unknown characters, or without SentencePiece's default rules for spaces.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected a SentencePiece model")

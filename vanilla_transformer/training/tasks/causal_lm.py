@@ -1,4 +1,4 @@
-"""The next token of any text."""
+"""Causal language modelling: prediction of the next token of any text."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -100,7 +100,7 @@ def examples(rows: Rows, data: dict, split: str) -> Any:
 
 
 class Windows:
-    """Every stretch of `size` tokens, with the ones that follow each, as an example."""
+    """A data set of every stretch of `size` tokens, with the tokens that follow each."""
 
     def __init__(self, ids: list[int], size: int):
         self.ids = np.array(ids)

@@ -1,4 +1,4 @@
-"""Words that were masked, from those around them (Devlin et al. 2019), one text a line."""
+"""Masked language modelling: prediction of masked words (Devlin et al. 2019), one text a line."""
 
 from collections.abc import Callable, Iterable
 from random import Random

@@ -1,5 +1,7 @@
-"""Words that were masked, and whether the second of two sentences follows the first (Devlin et al.
-2019, section 3.1). A file has one sentence a line, and an empty line between documents."""
+"""BERT's pretraining: masked words and next-sentence prediction (Devlin et al. 2019, section 3.1).
+
+A file has one sentence a line, and an empty line between documents.
+"""
 
 import random
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,9 @@
-"""The span of a context that answers a question (Devlin et al. 2019, section 4.2). Files are JSON
-in the form of SQuAD 1.1 (Rajpurkar et al. 2016). A context too long for `max_length` is read in
-windows, each after the question, that share `stride` tokens; where a window does not have the
-answer, the first token stands for that."""
+"""Extractive question answering: the span of a context that answers a question.
+
+The method is that of Devlin et al. 2019, section 4.2. Files are JSON in the form of SQuAD 1.1
+(Rajpurkar et al. 2016). A context too long for `max_length` is read in windows that share `stride`
+tokens, each after the question. In a window without the answer, the first token is the target.
+"""
 
 import json
 import re
