@@ -1,4 +1,4 @@
-"""Prints the lowest version of each package that pyproject.toml names, as constraints for pip."""
+"""The minimum version of each package that pyproject.toml names, printed as constraints for pip."""
 
 import tomllib
 from pathlib import Path

@@ -24,7 +24,7 @@ from vanilla_transformer_export.files.run import SHARD_LINES, Runner
 from vanilla_transformer_export.files.text_lines import read_lines
 from vanilla_transformer_export.inference.inputs import pad_sequences
 
-GREEDY = {"num_beams": 1}  # what workers are for
+GREEDY = {"num_beams": 1}  # greedy search, for which the runtime uses workers
 
 
 def write_lines(captions: Path, count: int, path: Path) -> Path:
@@ -39,7 +39,7 @@ def write_lines(captions: Path, count: int, path: Path) -> Path:
 def bulk(export: Path, source: Path, output: Path) -> dict:
     """Return the lines per second and the peak memory of the process in bytes."""
     runtime = TextRuntime(export)
-    runtime.generate(["A man."] * 64, **GREEDY)  # opens what workers need
+    runtime.generate(["A man."] * 64, **GREEDY)  # warm-up: opens the sessions of the workers
     start = time.perf_counter()
     report = Runner(Predictions(runtime, "translate", GREEDY)).to_directory([source], output)
     return {

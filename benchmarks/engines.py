@@ -18,7 +18,7 @@ from workload import FAMILY, MODELS, OURS
 
 CONTEXT = multiprocessing.get_context("spawn")
 PATIENCE = 300  # seconds for one answer
-LAST_SECONDS = 30  # in which a process ends
+LAST_SECONDS = 30  # for a process to end
 
 
 class Transformers:
@@ -347,7 +347,7 @@ def timed(model, given, new_tokens, beams):
 def profiled(model, given, new_tokens, beams):
     from gpu import device_seconds
 
-    model.run(given, new_tokens, beams)  # what was captured for this shape before may be gone
+    model.run(given, new_tokens, beams)  # the earlier capture for this shape may be gone
     return device_seconds(lambda: model.run(given, new_tokens, beams))
 
 

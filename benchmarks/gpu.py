@@ -5,7 +5,7 @@ from pathlib import Path
 
 import workload
 
-COPIED = 2**32  # bytes, far more than any cache holds
+COPIED = 2**32  # bytes: far more than any cache holds
 
 
 def device_facts() -> dict | None:

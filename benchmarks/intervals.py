@@ -5,7 +5,7 @@ import numpy as np
 from scipy.stats import binomtest, bootstrap
 
 RESAMPLES = 1000  # sacreBLEU's default
-STRETCHES = 32  # of a running text
+STRETCHES = 32  # stretches of a running text
 
 
 def corpus_interval(metric, outputs: list[str], references: list[str]) -> tuple[float, float]:

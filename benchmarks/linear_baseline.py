@@ -28,7 +28,7 @@ CARDS = Path(__file__).parents[1] / "model_cards"
 TASK = "sequence-classification"
 FEATURES = ("words", "words and characters")
 GRID = {"linearsvc__C": [2.0**power for power in range(-3, 6)]}
-PARTS = 5  # of the training rows, in the cross-validation
+PARTS = 5  # folds of the cross-validation over the training rows
 
 
 def classifier(features: str, cache: str) -> GridSearchCV:

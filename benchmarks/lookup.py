@@ -89,7 +89,7 @@ def measure(
     with tempfile.TemporaryDirectory() as directory:
         export(checkpoint, Path(directory) / "export", target="cpu", dtype=dtype, cases=1)
         runtime = Runtime(Path(directory) / "export")
-        counts = step_counts(runtime, rows, **lookup)  # and a warm-up
+        counts = step_counts(runtime, rows, **lookup)  # also a warm-up
         _, expected = generated(runtime, rows)
         ratios, alike = [], []
         for _ in range(rounds):

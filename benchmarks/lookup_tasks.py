@@ -21,11 +21,11 @@ from vanilla_transformer.training.data import read_lines
 
 CARD = Path(__file__).parents[1] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
 BATCH, LEARNING_RATE = 16, 2e-3
-CAPTIONS, ERRORS = 3, 2  # of a text to correct
-READ, KEPT = 5, 2  # captions of a text to summarize
+CAPTIONS, ERRORS = 3, 2  # captions and errors of a text to correct
+READ, KEPT = 5, 2  # captions of a text to summarize, and of its summary
 CHILD = {"baby", "boy", "boys", "child", "children", "girl", "girls", "kid", "kids"}
 
-Pairs = Iterator[tuple[str, str]]  # of a source and its target, without end
+Pairs = Iterator[tuple[str, str]]  # an endless stream of a source and its target
 
 
 def with_errors(text: str, rng: random.Random) -> str:

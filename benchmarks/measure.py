@@ -35,8 +35,8 @@ INSTRUCTIONS = (
 )
 # environment variables that change what an engine does, CT2_USE_MKL=1 among them
 SETTINGS = ("OMP_", "MKL_", "CT2_")
-WARM_UP = 64  # new tokens at most
-TOLERANCE = 1e-3  # of hidden states
+WARM_UP = 64  # maximum new tokens
+TOLERANCE = 1e-3  # maximum difference of hidden states
 NO_TIME = "no time was left"
 
 
@@ -80,7 +80,7 @@ class Benchmark:
         "ctranslate2",
         "numpy",
     )
-    preparations = 1  # at a time
+    preparations = 1  # processes at a time
 
     def __init__(self, options, plan: Plan, root: Path, device: str):
         self.options, self.plan, self.device, self.began = options, plan, device, time.monotonic()

@@ -14,8 +14,8 @@ from engines import is_installed
 from measure import NO_TIME, Absent, Benchmark, isolated, spread
 from plan import Cell, arrangements_on_cpu
 
-TRIALS = 2  # of each arrangement, to choose one
-TRIAL_TOKENS = 16  # new tokens of a trial at most
+TRIALS = 2  # runs of each arrangement, to choose the fastest
+TRIAL_TOKENS = 16  # maximum new tokens of a trial
 TRANSLATOR = Path(__file__).parents[1] / "model_cards/vanilla-seq2seq-tiny-multi30k-en-de"
 NO_CAPTIONS = "no captions were given"
 OURS = ("engine", "workers", "runtime")
@@ -35,7 +35,7 @@ class CpuBenchmark(Benchmark):
     def __init__(self, options, plan, root):
         super().__init__(options, plan, root, "cpu")
         self.result |= {"load": [], "bandwidth": []}
-        self.prepared = set()  # kinds
+        self.prepared = set()  # kinds whose files are ready
         if options.resume and options.out.exists():
             self.result = resumed(json.loads(options.out.read_text()), self.result)
 

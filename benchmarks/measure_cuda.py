@@ -21,7 +21,7 @@ class CudaBenchmark(Benchmark):
     packages = ("vanilla-transformer", "torch", "transformers", "onnxruntime-gpu", "onnx", "numpy")
 
     def __init__(self, options, plan, root):
-        self.preparations = max(1, cores() // 2)  # an export keeps about two cores busy
+        self.preparations = max(1, cores() // 2)  # an export uses about two cores
         facts = isolated(gpu.device_facts)
         device = "cuda" if facts else "cpu" if options.quick else None
         super().__init__(options, plan, root, device)

@@ -24,7 +24,7 @@ from vanilla_transformer_export import Runtime, export
 
 PACKAGES = ("vanilla-transformer", "onnxruntime", "numpy")
 CARD = Path(__file__).parents[1] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
-# of the models of `workload`; `None` for the card
+# kinds of models in `workload`; `None` for the card
 KINDS = {"tiny": None, "base": "seq2seq", "decoder": "gpt2"}
 TARGETS = (("portable", "fp32"), ("cpu", "fp32"), ("cpu", "int8"))
 BATCHES = (1, 8, 32)

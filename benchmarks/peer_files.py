@@ -17,7 +17,7 @@ from workload import FIRST_TOKEN, OURS
 
 MASKED = -1e9
 CALIBRATION = {"rows": 32, "length": 128}
-GROUP = 32  # weights of 4 bits that have a scale in common
+GROUP = 32  # 4-bit weights that share a scale
 
 # ----------------------------------------------------------------------------------------- OpenVINO
 
@@ -101,7 +101,7 @@ def cache_of(states) -> DynamicCache:
 
 def convert_openvino(kind: str, checkpoint: Path, out: Path, dtype: str) -> None:
     """Write `decoder.xml` and, if there is an encoder, `encoder.xml` of our `checkpoint`."""
-    os.environ["CI"] = "true"  # else openvino and nncf tell their makers what they are used for
+    os.environ["CI"] = "true"  # otherwise openvino and nncf send telemetry
     import openvino
 
     import vanilla_transformer
@@ -149,7 +149,7 @@ def tokens(name, length):
 
 
 def inputs_of(length, mask):
-    # with 64 bits, what OpenVINO makes of it is slow and wrong
+    # with 64 bits, OpenVINO's graph is slow and wrong
     rows = torch.arange(2, dtype=torch.int32)
     return {
         **tokens("input_ids", length),
@@ -242,7 +242,7 @@ def compressed(graph, dtype, config):
 
 # ---------------------------------------------------------------------------------------- llama.cpp
 
-GPT2_MODULES = {  # of a layer: (name in llama.cpp, whether transformers has it transposed)
+GPT2_MODULES = {  # modules of a layer: (name in llama.cpp, True if transformers has it transposed)
     "ln_1": ("attn_norm", False),
     "attn.c_attn": ("attn_qkv", True),
     "attn.c_proj": ("attn_output", True),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-# Of `npm install --prefix benchmarks`.
+# where `npm install --prefix benchmarks` puts llama.cpp
 LLAMA_CPP = Path(__file__).parent / "node_modules/@node-llama-cpp/linux-x64/bins/linux-x64"
 
 
@@ -34,10 +34,10 @@ class OpenVINO:
             "INFERENCE_NUM_THREADS": arrangement.workers * arrangement.threads,
             "NUM_STREAMS": arrangement.workers,
         }
-        # where the processor can, it would compute in bfloat16, and keep caches in 8 bits
+        # on CPUs that support them, OpenVINO would use bfloat16 and 8-bit caches
         if engine == "openvino-fp32":
             settings |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-        # else the first two threads that ask for one hang
+        # otherwise the first two threads that create one hang
         openvino.Tensor(np.zeros(1, np.float32)).data.sum()
         core = openvino.Core()
         graphs = {
@@ -130,9 +130,9 @@ class Batch(ctypes.Structure):
     ]
 
 
-# which say that the fields are where we look
+# they show that the struct has the expected layout
 DEFAULTS = {"n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1}
-PLACES = 256  # the room of a sequence is a multiple of it
+PLACES = 256  # a sequence's context length is a multiple of this
 
 
 class LlamaCpp:

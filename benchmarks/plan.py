@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-# they run what all files are made of
+# engines that run the checkpoints themselves
 CHECKPOINTS = ("transformers", "transformers-compile", "vanilla", "torch-graph")
 
 
@@ -73,7 +73,7 @@ QUANTIZED = (
 GROWTH = ("length", "encoder-length", "batch")
 LARGE_ENGINES = ("transformers", "ctranslate2-int8", "openvino-ptq", "cpu-int8", "cpu-calibrated")
 GROWTH_ENGINES = (*LARGE_ENGINES, "ctranslate2-float32", "cpu-fp32")
-# which have a queue
+# engines with a queue
 CAPTIONS_ENGINES = (
     "ctranslate2-float32",
     "ctranslate2-int8",
@@ -90,8 +90,8 @@ CPU_SHAPES = {
     "bert": [Cell("bert", "bert", batch, 128, 0) for batch in (1, 8)],
     "length": [Cell("length", "seq2seq", 1, 32, new_tokens) for new_tokens in (128, 512, 2048)],
     "encoder-length": [Cell("encoder-length", "bert", 1, length, 0) for length in (128, 512, 2048)],
-    "batch": [Cell("batch", "seq2seq", 128, 32, 64)],  # beside those of seq2seq
-    # of lengths of their own, to their own end
+    "batch": [Cell("batch", "seq2seq", 128, 32, 64)],  # besides those of seq2seq
+    # rows of different lengths that end by themselves
     "captions": [Cell("captions", "captions", 1000, 0, 0)],
     "load": [Cell("load", "seq2seq", 1, 32, 1)],
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 CHECKPOINT = Path(__file__).parents[1] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
 CASES = 12
-ROWS = 128  # translated at a time
+ROWS = 128  # rows per batch
 
 
 def verified(engine: str, root: Path, device: str) -> dict:

@@ -81,7 +81,7 @@ SPEEDS = {
     ("bert", 1): ("BERT", "sequences/s"),
     ("captions", 1): ("captions, greedy", "sentences/s"),
 }
-# What rows of a growing shape do, whatever their number.
+# descriptions of the work of growing shapes
 WORKS = {
     "length": "seq2seq, greedy, {new_tokens} new tokens",
     "encoder-length": "BERT, {length} tokens",
@@ -121,7 +121,7 @@ GOALS = {
     ("tokens/s: seq2seq beam 4", "cuda-fp16", "transformers"): {32: 9},
 }
 VNNI = {"avx512_vnni", "avx_vnni"}
-BLEU_GOAL = 0.1  # of difference
+BLEU_GOAL = 0.1  # maximum difference in BLEU
 MEGA = 1e6
 RESULTS = Path(__file__).parent / "results"
 

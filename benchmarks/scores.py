@@ -25,7 +25,7 @@ from vanilla_transformer.training.trainer import make_trainer, metrics_of, train
 from vanilla_transformer.training.values import SPLITS
 
 CARDS = Path(__file__).parents[1] / "model_cards"
-TOLERANCE = 1e-3  # of a score: another machine's sums may break a tie in a beam
+TOLERANCE = 1e-3  # for scores: another machine's sums may break a tie in a beam
 
 
 def scores(card: Path, data: Path) -> dict[str, tuple[float, tuple[float, float]]]:
@@ -54,8 +54,8 @@ def recipe_of(card: Path, data: Path) -> Recipe:
     """Return the recipe of `card` for the text in `data`, starting from the card's weights."""
     recipe = Recipe(**json.loads((card / RECORD).read_text())["recipe"])
     recipe.data["directory"] = str(data / recipe.data["directory"])
-    recipe.tokenizer, recipe.model = {}, {"path": str(card)}  # its tokenizer too
-    # they are not in model_cards/, and have no part in a score
+    recipe.tokenizer, recipe.model = {}, {"path": str(card)}  # the card has the tokenizer too
+    # teachers are not in model_cards/ and do not affect scores
     for name in ("teachers", *TEXT_AUGMENTATION):
         recipe.training.pop(name, None)
     return recipe

@@ -17,11 +17,11 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-PATIENCE = 60  # seconds; what has no answer then is counted as "hung"
+PATIENCE = 60  # seconds; requests without an answer by then count as "hung"
 LAST_CHUNK = b"\r\n0\r\n\r\n"
 # seconds, after which a server may close a connection just when the next request is on its way
 LONGEST_IDLE = 3
-PAUSE = 0.02  # seconds before a closed loop goes on after an error
+PAUSE = 0.02  # seconds until a closed loop continues after an error
 
 
 def request(path: str, body: str | bytes, headers: dict[str, str] | None = None) -> bytes:

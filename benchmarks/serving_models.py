@@ -13,9 +13,9 @@ import workload
 
 # of the model with random weights, which never ends by itself: as many as a caption has on average
 NEW_TOKENS = 16
-START, END, UNKNOWN = "1", "2", "3"  # of the shipped tokenizers
-DTYPES = ("calibrated", "int8", "fp32")  # the first is int8 too
-CTRANSLATE2 = {"int8": "int8", "fp32": "float32"}  # what it calls them
+START, END, UNKNOWN = "1", "2", "3"  # special tokens of the shipped tokenizers
+DTYPES = ("calibrated", "int8", "fp32")  # "calibrated" is int8 too
+CTRANSLATE2 = {"int8": "int8", "fp32": "float32"}  # CTranslate2's names
 
 
 def prepare(model: str, card: Path, root: Path, texts: Sequence[str], quick: bool) -> None:
@@ -34,7 +34,7 @@ def prepare(model: str, card: Path, root: Path, texts: Sequence[str], quick: boo
     if model == "tiny":
         shutil.copytree(card, folder / "vanilla")
         change_json(folder / "vanilla/generation_config.json", num_beams=1)
-        # which transformers and CTranslate2 know
+        # a family that transformers and CTranslate2 know
         convert(folder / "vanilla", folder / "transformers", to="marian")
     else:
         workload.make_checkpoints("seq2seq", quick, folder)

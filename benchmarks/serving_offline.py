@@ -65,7 +65,7 @@ def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> 
     from vanilla_transformer_export.inference.inputs import pad_sequences
     from vanilla_transformer_export.scheduler import many_rows as module
 
-    module.LEAST_ROWS = math.inf  # from which on they would run in workers
+    module.LEAST_ROWS = math.inf  # otherwise many rows would run in workers
     runtimes = [Runtime(folder / dtype, threads=threads) for _ in range(workers)]
 
     def generate(ids):
@@ -138,7 +138,7 @@ def loaded_memory(export: Path) -> dict:
 
 
 KINDS = {"engine": engine, "workers": workers, "runtime": runtime, "ctranslate2": ctranslate2}
-loaded: Callable  # in a process of one engine
+loaded: Callable  # in the process of an engine
 
 
 def load(kind, *settings):
@@ -189,7 +189,7 @@ def compare(run, model, dtype, ids) -> dict:
     }
     seconds, tokens = {key: [] for key in chosen}, {}
     for process in chosen.values():
-        process.submit(one_round, ids).result()  # in the first one an engine touches its slots
+        process.submit(one_round, ids).result()  # in its first round an engine touches its slots
     for repeat in range(run.repeats + 1):
         for key, process in list(chosen.items()):
             took, tokens[key] = process.submit(one_round, ids).result()

@@ -14,7 +14,7 @@ from serving_offline import loaded_memory, offline
 from serving_servers import BEST, OURS, PEERS, Plan, Server, outcome, plans
 
 CONNECTIONS = 64
-SHARES = (0.25, 0.5, 0.75, 0.9, 1.1)  # of the closed loop's rate
+SHARES = (0.25, 0.5, 0.75, 0.9, 1.1)  # shares of the closed loop's rate
 MALFORMED = [
     "",
     "{",
@@ -26,7 +26,7 @@ MALFORMED = [
     '{"q": "a", "alternatives": "x"}',
     '{"q": 5' + 4000 * " ",
 ]
-PROBE_RATE = 20  # malformed requests in a second, beside the load
+PROBE_RATE = 20  # malformed requests per second beside the load
 PROMPT = "ROMEO:\n"
 STREAM_TOKENS = 32
 
@@ -259,7 +259,7 @@ def decoder(run: Run, card: Path) -> dict:
 
 
 MODELS = ("tiny", "base")
-# What is measured, of which models.
+# parts of the benchmark, and their models
 PARTS = {
     "offline": (offline, MODELS),
     "saturation": (saturation, MODELS),

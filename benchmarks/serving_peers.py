@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-ROWS = 64  # of all batches together
+ROWS = 64  # rows of all batches together
 
 
 class CTranslate2Engine:
@@ -67,7 +67,7 @@ class CTranslate2Engine:
     def waiting(self):
         return len(self.queue)
 
-    running = 0  # which it does not tell
+    running = 0  # CTranslate2 does not report it
 
     def close(self, seconds=0.0):
         return True

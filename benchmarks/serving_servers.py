@@ -14,7 +14,7 @@ from pathlib import Path
 from serving_models import DTYPES
 
 HERE = Path(__file__).parent
-BEST = "ours-calibrated"  # of our exports
+BEST = "ours-calibrated"  # the export of ours that is compared
 PATIENCE = 180  # seconds until a server is ready
 TICKS = os.sysconf("SC_CLK_TCK")
 OURS = [sys.executable, "-m", "vanilla_transformer_export", "serve"]

@@ -10,7 +10,7 @@ import report
 ROOT = Path(__file__).parents[1]
 URL = "https://github.com/vanilla-transformer/vanilla-transformer"
 MARKS = "<!-- benchmarks/speed_pages.py -->", "<!-- /benchmarks/speed_pages.py -->"
-# (shape, beams, batch): what the page at the front says of it
+# (shape, beams, batch): its name in README.md
 HIGHLIGHTS = {
     ("seq2seq", 4, 1): "base seq2seq, beam 4, batch 1, tokens per second",
     ("gpt2", 1, 1): "GPT-2 small, greedy, batch 1, tokens per second",

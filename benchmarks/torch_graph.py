@@ -20,7 +20,7 @@ def captured(function, device):
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        function()  # libraries make on first use what cannot be captured
+        function()  # first use of a library initializes things that cannot be captured
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -50,7 +50,7 @@ class GraphDecoder:
         )
         if self.is_encoder_decoder:
             self.tokens[:, 0] = model.config.decoder_start_token_id
-        self.last = zeros(1, dtype=torch.long)  # the place of the token that a step reads
+        self.last = zeros(1, dtype=torch.long)  # position of the token that a step reads
         self.projections, self.caches, self.cross = [], [], []
         for attention in (layer.self_attn for layer in self.decoder.layers):
             heads, widths = (

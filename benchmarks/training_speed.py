@@ -41,11 +41,11 @@ from vanilla_transformer.training.trainer import training_arguments, training_da
 from vanilla_transformer_export.arguments import key_value
 
 PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datasets")
-STRATEGIES = ("random", "group_by_length")  # of the Trainer
+STRATEGIES = ("random", "group_by_length")  # the Trainer's sampling strategies
 OUR_BATCHES = "our batches"
 # sentences: the Trainer's default, a common one, and about what the recipe's updates hold
 BATCH_SIZES = (8, 64, 512)
-TOKENS = 40_000  # in a round, about
+TOKENS = 40_000  # approximate tokens of a round
 
 
 class Clock(TrainerCallback):
@@ -103,7 +103,7 @@ def marian_of(config) -> MarianMTModel:
 
 
 def trained(model):
-    return model.num_parameters(only_trainable=True)  # MarianMTModel counts its sinusoids
+    return model.num_parameters(only_trainable=True)  # not MarianMTModel's sinusoids
 
 
 def plain(model, tokenizer, rows, folder, **settings):

@@ -62,7 +62,7 @@ OURS = {
     "gpt2": "VanillaDecoderForCausalLM",
     "bert": "VanillaEncoderModel",
 }
-FIRST_TOKEN = 3  # of those that inputs are drawn from
+FIRST_TOKEN = 3  # first token that inputs are drawn from
 
 
 def fields(kind: str, quick: bool) -> dict:
@@ -157,7 +157,7 @@ class NumberTokenizer:
     def __init__(self, vocabulary: int, pad: bool):
         self.names = [str(token) for token in range(vocabulary)]
         if pad:
-            self.names[-1] = "<pad>"  # which the converter of Marian knows to remove
+            self.names[-1] = "<pad>"  # the converter of Marian removes it
 
     def get_vocab(self):
         return {name: token for token, name in enumerate(self.names)}
@@ -169,7 +169,7 @@ def convert_ctranslate2(kind, checkpoint, out, dtype):
     class Converter(TransformersConverter):
         def load_model(self, model_class, path, **kwargs):
             model = super().load_model(model_class, path, **kwargs)
-            # transformers 5 has no such field, the converter asks for it
+            # transformers 5 lacks this field, which the converter reads
             model.config.position_embedding_type = "absolute"
             self.vocabulary = model.config.vocab_size
             return model

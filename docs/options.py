@@ -1,6 +1,9 @@
-"""Writes what follows from the options of generation and of exports, and from the settings of a
-server: `.venv/bin/python docs/options.py`. The tables in docs/runtime.md, docs/export.md and
-docs/serving.md, and the lines in the docstrings of `Runtime.generate` and `export`."""
+"""A generator of tables and docstrings for options and settings: `.venv/bin/python
+docs/options.py`.
+
+It writes the tables in docs/runtime.md, docs/export.md and docs/serving.md, and the lines of
+options in the docstrings of `Runtime.generate` and `export`.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

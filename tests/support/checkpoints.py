@@ -90,7 +90,7 @@ CHECKPOINTS = {
         ),
     ),
 }
-# How much each model likes the end token, so that its rows end at different times.
+# bias of each model's end token, by which its rows end at different times
 END_BIAS = {
     "causal": 3.75,
     "causal-learned": 1.0,
@@ -135,7 +135,7 @@ def build(name: str) -> transformers.PreTrainedModel:
             parameter.data += 0.1 * torch.randn_like(parameter)
         elif "embed" in parameter_name:
             torch.nn.init.normal_(parameter, std=WIDTH**-0.5)
-        else:  # attention is strong, or a random decoder says the same whatever it reads
+        else:  # strong attention, or a random decoder would ignore its input
             torch.nn.init.xavier_uniform_(parameter, gain=1.7 if "attn" in parameter_name else 1)
     if model.can_generate():
         model.lm_head.bias.data[EOS] += END_BIAS[name]
@@ -226,7 +226,7 @@ SENTIMENTS = {
     "delights": "good",
     "wins": "good",
 }
-# Lines as a classifier is trained on: a label and a text.
+# lines for training a classifier: a label and a text
 OPINIONS = [
     f"{label} the {thing} {word}"
     for thing in ("film", "plot", "cast")

@@ -15,8 +15,8 @@ from vanilla_transformer.conversion.converter import converter_of
 # of each: theirs, with ours
 ARCHITECTURES = {family: converter_of(family).ARCHITECTURES for family in FAMILIES}
 BACK = {family: ARCHITECTURES[family] for family in FAMILIES if FAMILIES[family].converts_back}
-TWINS = ("xlm-roberta", "camembert", "mt5")  # RoBERTa and T5 by other names
-FLOAT32_NORMS = ("t5", "mt5")  # which bound what float64 can show
+TWINS = ("xlm-roberta", "camembert", "mt5")  # families that share all code with RoBERTa or T5
+FLOAT32_NORMS = ("t5", "mt5")  # norms in float32 limit the precision of float64
 LENGTHS = [7, 3, 5]
 RIGHT = torch.tensor([[1] * length + [0] * (7 - length) for length in LENGTHS])
 

@@ -17,7 +17,7 @@ LABELS = {0: "contradiction", 1: "neutral", 2: "entailment"}
 LABELLED = {"id2label": LABELS, "label2id": {label: index for index, label in LABELS.items()}}
 TAGS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC"}
 
-# Of many lengths, with words that the tokenizers do not know.
+# texts of many lengths, with words that the tokenizers do not know
 MANY = [
     *TEXTS,
     *(

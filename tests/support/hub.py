@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import yaml
 
 USER, TOKEN = "someone", "hf_of_someone"
-# what .gitattributes gives to LFS
+# files that .gitattributes gives to LFS
 LARGE = {".safetensors", ".onnx", ".png", ".bin", ".model", ".spm"}
 
 Files = dict[str, bytes]
@@ -49,7 +49,7 @@ class Hub:
     def __init__(self, endpoint: str):
         self.endpoint = endpoint
         self.repositories: dict[str, Repository] = {}
-        self.large: dict[str, bytes] = {}  # by sha256
+        self.large: dict[str, bytes] = {}  # content of large files by sha256
         self.requests: list[str] = []
 
     def add(self, name: str, directory: Path, branch: str = "main") -> str:

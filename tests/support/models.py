@@ -101,9 +101,9 @@ def build(model_class, attention="sdpa", **changes):
         )
         | depth
     )
-    # which reads the state at an end token
+    # its head reads the state at an end token
     if model_class is not VanillaSeq2SeqForSequenceClassification:
-        sizes |= dict(eos_token_id=None)  # what is generated ends where a test says
+        sizes |= dict(eos_token_id=None)  # tests set the length of generated sequences
     model = model_class(model_class.config_class(**sizes | changes))
     with torch.no_grad():
         for name, parameter in model.named_parameters():

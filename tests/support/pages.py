@@ -21,7 +21,7 @@ from vanilla_transformer_export.cli import main as cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-LANGUAGES = ("python", "bash", "toml", "text")  # the last is a drawing
+LANGUAGES = ("python", "bash", "toml", "text")  # "text" is a drawing
 BLOCK = re.compile(
     r"(?:^Not run by the tests: (?P<reason>[^\n]+)\n\n)?"
     r"^```(?P<language>[\w-]*)\n(?P<code>.*?)^```$"

@@ -57,7 +57,7 @@ def compared(name: str, plan: str, folder: Path) -> dict:
         single.save_pretrained(folder / name)
     distributed.barrier()
     sharded = type(single).from_pretrained(folder / name, distributed_config=PLANS[plan])
-    # With FSDP2 each process has rows of its own, and gradients are their mean.
+    # With FSDP2 each process has its own rows, and gradients are averaged.
     mine = rows.chunk(2)[distributed.get_rank()] if plan == "FSDP2" else rows
     # Before a forward pass: FSDP2 keeps what it gathered for the last group until the backward
     # pass.
@@ -157,7 +157,7 @@ def distance(one, other):
 
 
 if __name__ == "__main__":
-    # Forked, as to import all this takes longer than all it does.
+    # Forked, because the imports take longer than the work.
     torch.multiprocessing.start_processes(
         work, (free_port(), Path(sys.argv[1])), nprocs=2, start_method="fork"
     )

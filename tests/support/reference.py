@@ -140,7 +140,7 @@ def attention(q, k, v, visible, bias=None):
     output = np.zeros((len(q), v.shape[1]))
     for t in range(len(q)):
         seen = np.flatnonzero(visible[t])
-        if len(seen):  # a padded query that sees nothing stays 0, and nobody looks at it
+        if len(seen):  # a padded query that sees nothing stays 0, and its state is never read
             scores = k[seen] @ q[t] / math.sqrt(q.shape[1])
             output[t] = softmax(scores if bias is None else scores + bias[t, seen]) @ v[seen]
     return output

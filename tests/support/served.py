@@ -20,7 +20,7 @@ from vanilla_transformer_export.serving.server import Server, listening
 from vanilla_transformer_export.serving.settings import Settings
 
 router = APIRouter(tags=["stub"])
-SEEN: list[str] = []  # what became of the slow ones
+SEEN: list[str] = []  # outcomes of the slow requests
 
 
 class Body(BaseModel):
@@ -109,7 +109,7 @@ class Served:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 self.loop = runner.get_loop()
                 self.server = Server(*self._arguments)
-                if self.server.service.log.descriptor == 2:  # of the tests, who do not look at it
+                if self.server.service.log.descriptor == 2:  # tests do not read this log
                     self.server.service.log.descriptor = os.open(os.devnull, os.O_WRONLY)
                 self._made.set()
                 runner.run(self.server.run(self.listener))

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from vanilla_transformer_export import TextRuntime
 
-SIZE = 48  # of the vocabulary
+SIZE = 48  # size of the vocabulary
 NEW_TOKENS = 20
 TEXTS = [
     " ".join(

@@ -18,7 +18,7 @@ PROGRAMS = (
     "pip",
     "git",
 )
-RAYS = "serve"  # a program too, but in our pages mostly our own verb
+RAYS = "serve"  # also a program, but in our pages mostly our own verb
 
 
 def commands(script: str, folder: Path) -> list[list[str]]:

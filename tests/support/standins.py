@@ -22,7 +22,7 @@ from vanilla_transformer.training.tokenizer import train_tokenizer
 # Of all checkpoints here too, with one layer.
 SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
 LAYERS = {"translation": ("encoder_layers", "decoder_layers")}
-PIECES = {"word": 15, "bpe": 40}  # of `OPINIONS`, also without a fifth of them
+PIECES = {"word": 15, "bpe": 40}  # subwords of `OPINIONS`, even without a fifth of the lines
 STEPS = {
     "max_steps": 4,
     "num_train_epochs": 2,

@@ -88,7 +88,7 @@ def build(name):
     architecture, fields = (MODELS | OTHER_VALUES)[name]
     model = perturbed(architecture, {**SIZES, **fields})
     if model.can_generate():
-        model.lm_head.bias.data[EOS] += 1.5  # so that rows end at different times
+        model.lm_head.bias.data[EOS] += 1.5  # makes rows end at different times
     return model
 
 

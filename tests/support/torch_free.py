@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 
 CARD = Path(__file__).parents[2] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
-# those a CPU can run
+# targets that a CPU can run
 DTYPES = {"portable": ("fp32", "int8"), "cpu": ("fp32", "int8", "int4"), "cuda": ("fp32",)}
 GREEDY = {"num_beams": 1, "max_new_tokens": 12}
 OPTIONS = {
@@ -26,7 +26,7 @@ OPTIONS = {
     "sampled": GREEDY | {"do_sample": True, "seed": 7},
 }
 TEXTS = ["A dog runs across a field.", "Two men are sitting in front of a house.", "Girl."]
-TOLERANCE = 1e-4  # times max(1, |value|)
+TOLERANCE = 1e-4  # relative to max(1, |value|)
 
 
 def write(folder: Path) -> None:
