@@ -1,7 +1,7 @@
 """Text classification with an export, using only numpy, tokenizers and onnxruntime.
 
-vanilla-transformer export model_cards/vanilla-encoder-tiny-trec questions python
-examples/classify.py questions "Who wrote Hamlet ?"
+vanilla-transformer export model_cards/vanilla-encoder-tiny-trec questions
+python examples/classify.py questions "Who wrote Hamlet ?"
 """
 
 import argparse
