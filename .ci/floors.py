@@ -1,4 +1,4 @@
-"""Prints the lowest version of each package that pyproject.toml names, as constraints for pip."""
+"""The minimum version of each package that pyproject.toml names, printed as constraints for pip."""
 
 import tomllib
 from pathlib import Path
@@ -7,7 +7,10 @@ from packaging.requirements import Requirement
 
 
 def floors(project: dict) -> dict[str, str]:
-    """By the name of the package; without the project itself, which its extras name."""
+    """Return the minimum version of each required package, by name.
+
+    The project itself is left out, which its extras name.
+    """
     lines = sum(project["optional-dependencies"].values(), project["dependencies"])
     found = [
         requirement

@@ -24,11 +24,11 @@ from vanilla_transformer_export.files.run import SHARD_LINES, Runner
 from vanilla_transformer_export.files.text_lines import read_lines
 from vanilla_transformer_export.inference.inputs import pad_sequences
 
-GREEDY = {"num_beams": 1}  # what workers are for
+GREEDY = {"num_beams": 1}  # greedy search, for which the runtime uses workers
 
 
 def write_lines(captions: Path, count: int, path: Path) -> Path:
-    """The captions, again and again, with numbers from 0 on."""
+    """Write `count` captions to `path`, repeated as needed and numbered from 0 on."""
     texts = [line.strip() for line in read_lines(captions) if line.strip()]
     with open(path, "w", encoding="utf-8") as file:
         for number, text in zip(range(count), itertools.cycle(texts)):
@@ -37,9 +37,9 @@ def write_lines(captions: Path, count: int, path: Path) -> Path:
 
 
 def bulk(export: Path, source: Path, output: Path) -> dict:
-    """Lines in a second, and the most bytes that the process had."""
+    """Return the lines per second and the peak memory of the process in bytes."""
     runtime = TextRuntime(export)
-    runtime.generate(["A man."] * 64, **GREEDY)  # opens what workers need
+    runtime.generate(["A man."] * 64, **GREEDY)  # warm-up: opens the sessions of the workers
     start = time.perf_counter()
     report = Runner(Predictions(runtime, "translate", GREEDY)).to_directory([source], output)
     return {
@@ -50,8 +50,10 @@ def bulk(export: Path, source: Path, output: Path) -> dict:
 
 
 def offline(export: Path, source: Path) -> float:
-    """Lines in a second of `Runtime.generate`, as many rows in each call as a shard has lines, the
-    clock without tokenizer."""
+    """Return the lines per second of `Runtime.generate`, without the time of the tokenizer.
+
+    Each call has as many rows as a shard has lines.
+    """
     runtime = TextRuntime(export)
     runtime.generate(["A man."] * 64, **GREEDY)
     seconds, count = 0.0, 0

@@ -9,8 +9,11 @@ ROOT = Path(__file__).parents[1]
 
 
 def make_importable(folder: Path) -> None:
-    """Lays out in `folder` what installing would, packages and version, unless they are installed.
-    This process imports from there, and those that `multiprocessing` spawns do as it does."""
+    """Create in `folder` what an installation would: packages and version, unless they are
+    installed.
+
+    This process and those that `multiprocessing` spawns import from there.
+    """
     if importlib.util.find_spec("vanilla_transformer_export"):
         return
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -24,7 +24,7 @@ REPEATS = 5
 
 
 def milliseconds(function, *args):
-    """The result of `function(*args)` and the median time of `REPEATS` calls."""
+    """Return the result of `function(*args)` and the median time of `REPEATS` calls."""
     times = []
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -77,8 +77,7 @@ def main(texts):
 
 
 def print_table(rows):
-    """English, German and reference wrapped to columns; where the engines differ, both are
-    shown."""
+    """Print English, German and reference in columns; both translations if the engines differ."""
     widths = (34, 34, 34, 9, 9)
     line = "-" * (sum(widths) + 2 * len(widths))
     print_row(("English", "our German, beam 5", "reference", "torch ms", "onnx ms"), widths)

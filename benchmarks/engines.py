@@ -1,5 +1,7 @@
-"""What is compared: every engine in a process of its own, driven over a pipe. Imports nothing big
-until it is told to."""
+"""The engines that are compared, each in its own process and driven over a pipe.
+
+Large packages are imported only in the process of their engine.
+"""
 
 import functools
 import importlib
@@ -16,7 +18,7 @@ from workload import FAMILY, MODELS, OURS
 
 CONTEXT = multiprocessing.get_context("spawn")
 PATIENCE = 300  # seconds for one answer
-LAST_SECONDS = 30  # in which a process ends
+LAST_SECONDS = 30  # for a process to end
 
 
 class Transformers:
@@ -97,8 +99,11 @@ class Vanilla(Transformers):
 
 
 class TorchGraph(Vanilla):
-    """What a decode step of our model takes at least: `torch_graph.GraphDecoder`, one for each
-    shape. Greedy search only."""
+    """The lower bound of a decode step of our model: `torch_graph.GraphDecoder`, one for each
+    shape.
+
+    It supports greedy search only.
+    """
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -237,7 +242,7 @@ ENGINES = {
 
 
 def is_installed(engine: str) -> bool:
-    """Its packages, and where it is more than these the folder it is in."""
+    """Return True if the packages of an engine, and its folder if it has one, exist."""
     found = [importlib.util.find_spec(package) for package in ENGINES[engine].packages]
     return all(found) and getattr(ENGINES[engine], "folder", Path("/")).exists()
 
@@ -257,7 +262,7 @@ class Worker:
 
     @functools.cached_property
     def started(self) -> dict:
-        """Its first answer, once it has loaded. Several workers can load at a time."""
+        """The first answer, which comes after loading. Several workers can load at a time."""
         return self.answer()
 
     def run(self, ids, new_tokens, beams) -> dict:
@@ -296,8 +301,10 @@ class Worker:
 
 
 def serve(connection, engine, kind, root, arrangement, device):
-    """In the engine's process: imports, loads, then answers every (request, ids, new_tokens, beams)
-    until the pipe closes."""
+    """Run an engine in its process: import, load, then answer requests until the pipe closes.
+
+    A request is (name, ids, new_tokens, beams).
+    """
     try:
         start = time.perf_counter()
         for module in ENGINES[engine].modules(kind):
@@ -340,7 +347,7 @@ def timed(model, given, new_tokens, beams):
 def profiled(model, given, new_tokens, beams):
     from gpu import device_seconds
 
-    model.run(given, new_tokens, beams)  # what was captured for this shape before may be gone
+    model.run(given, new_tokens, beams)  # the earlier capture for this shape may be gone
     return device_seconds(lambda: model.run(given, new_tokens, beams))
 
 
@@ -348,7 +355,7 @@ ANSWERS = {"timed": timed, "profiled": profiled}
 
 
 def memory(field):
-    """Bytes: `VmRSS` of this process now, `VmHWM` the most it ever had."""
+    """Return bytes of this process: `VmRSS` is the present memory, `VmHWM` the peak."""
     with open("/proc/self/status") as status:
         return next(1024 * int(line.split()[1]) for line in status if line.startswith(field))
 

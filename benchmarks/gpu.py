@@ -1,15 +1,15 @@
-"""What a GPU is, how fast it copies, what its kernels take, and what a decode step must at least
-read."""
+"""Facts of a GPU: its properties, copy bandwidth, kernel times, and the minimum reads of a decode
+step."""
 
 from pathlib import Path
 
 import workload
 
-COPIED = 2**32  # bytes, far more than any cache holds
+COPIED = 2**32  # bytes: far more than any cache holds
 
 
 def device_facts() -> dict | None:
-    """The first GPU, `None` without one."""
+    """Return facts of the first GPU, or `None` without one."""
     import torch
 
     from vanilla_transformer_export.inference import devices
@@ -27,7 +27,7 @@ def device_facts() -> dict | None:
 
 
 def copy_bandwidth(device: str, quick: bool) -> float:
-    """Bytes per second, those read and those written, of a large copy on the device."""
+    """Return the bytes per second, read plus written, of a large copy on the device."""
     import torch
 
     source = torch.ones(COPIED >> (12 if quick else 0), dtype=torch.uint8, device=device)
@@ -42,8 +42,7 @@ def copy_bandwidth(device: str, quick: bool) -> float:
 
 
 def device_seconds(run) -> dict:
-    """The time that all kernels of `run()` took, whoever launched them, and that of copies from, to
-    and on the device.
+    """Return the seconds of all kernels of `run()`, and of copies from, to and on the device.
 
     Raises:
         RuntimeError: where the profiler sees no kernel.
@@ -65,8 +64,7 @@ def device_seconds(run) -> dict:
 
 
 def totals(events) -> dict:
-    """Seconds in `events` of the device: kernels, and copies, which CUDA calls Memcpy and
-    Memset."""
+    """Return the seconds of kernels and of copies (Memcpy and Memset in CUDA) in `events`."""
     seconds = {"kernel_seconds": 0.0, "copy_seconds": 0.0}
     for event in events:
         if not event.is_user_annotation():
@@ -82,9 +80,11 @@ def totals(events) -> dict:
 
 
 def step_values(kind: str, root: Path) -> dict:
-    """How many numbers a decode step reads: `weights` once, `per_token` for each row and token
-    before, `per_source` for each row and token of its source. Rows of the embedding are not
-    counted."""
+    """Return how many numbers a decode step reads.
+
+    `weights` are read once, `per_token` for each row and earlier token, `per_source` for each row
+    and source token. Rows of the embedding are not counted.
+    """
     import torch
 
     import vanilla_transformer
@@ -108,7 +108,7 @@ def step_values(kind: str, root: Path) -> dict:
 
 
 def cached(attentions):
-    """The projections whose outputs are kept."""
+    """Return the projections whose outputs are cached."""
     return [
         projection
         for attention in attentions
@@ -117,7 +117,8 @@ def cached(attentions):
 
 
 def step_bytes(values: dict, record: dict, size: int) -> float:
-    """Bytes that the average step after the first reads, numbers being of `size` bytes."""
+    """Return the bytes that the average step after the first reads, with numbers of `size`
+    bytes."""
     prompt = record["length"] if values["per_source"] == 0 else 1
     before = (
         values["per_token"] * (prompt + record["new_tokens"] / 2)

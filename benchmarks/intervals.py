@@ -5,25 +5,30 @@ import numpy as np
 from scipy.stats import binomtest, bootstrap
 
 RESAMPLES = 1000  # sacreBLEU's default
-STRETCHES = 32  # of a running text
+STRETCHES = 32  # stretches of a running text
 
 
 def corpus_interval(metric, outputs: list[str], references: list[str]) -> tuple[float, float]:
-    """Of one of sacreBLEU's metrics, by its own bootstrap over sentences (Koehn 2004), as
-    `sacrebleu --confidence`."""
+    """Return the 95% interval of one of sacreBLEU's metrics, by its bootstrap over sentences (Koehn
+    2004).
+
+    The result is that of `sacrebleu --confidence`.
+    """
     score = metric.corpus_score(outputs, [references], n_bootstrap=RESAMPLES)
     return float(score._mean - score._ci), float(score._mean + score._ci)
 
 
 def accuracy_interval(correct: int, count: int) -> tuple[float, float]:
-    """Of a share, by the score of a binomial (Wilson 1927)."""
+    """Return the 95% interval of a share, by the score of a binomial (Wilson 1927)."""
     found = binomtest(int(correct), count).proportion_ci(0.95, method="wilson")
     return float(found.low), float(found.high)
 
 
 def nll_interval(losses: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Of the mean of `losses` (B, T) where `labels` are not -100. Neighbours in a text are alike,
-    so the bootstrap is over stretches of the B blocks."""
+    """Return the 95% interval of the mean of `losses` (B, T) where `labels` are not -100.
+
+    Neighbours in a text are alike, so the bootstrap is over stretches of the B blocks.
+    """
 
     def mean(total, count, axis):
         return total.sum(axis) / count.sum(axis)

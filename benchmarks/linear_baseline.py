@@ -1,11 +1,11 @@
-"""What a linear model makes of a classifier's text: `python benchmarks/linear_baseline.py --data
-DATA`, where DATA is as in scores.py.
+"""Linear baselines for the classifiers of model_cards/.
 
-TF-IDF and a linear support vector machine, once of words and pairs of words, once of parts of two
-to five characters too. For each classifier of model_cards/ it is trained on the rows that the
-classifier was trained on, and evaluated on those held out; where a recipe cuts its text into folds,
-once for each. C is chosen by cross-validation over the training rows. Prints a line of JSON for
-each fold and one for all of a text, with 95% intervals (intervals.py).
+`python benchmarks/linear_baseline.py --data DATA`, where DATA is as in scores.py, evaluates TF-IDF
+with a linear support vector machine. Features are words and pairs of words, with and without
+character n-grams of two to five characters. Each baseline is trained on the training rows of its
+classifier and evaluated on the held-out rows, once for each fold if the recipe has folds. C is
+chosen by cross-validation over the training rows. Each fold prints a line of JSON, and each text
+one for all folds, with 95% intervals (intervals.py).
 """
 
 import argparse
@@ -28,12 +28,14 @@ CARDS = Path(__file__).parents[1] / "model_cards"
 TASK = "sequence-classification"
 FEATURES = ("words", "words and characters")
 GRID = {"linearsvc__C": [2.0**power for power in range(-3, 6)]}
-PARTS = 5  # of the training rows, in the cross-validation
+PARTS = 5  # folds of the cross-validation over the training rows
 
 
 def classifier(features: str, cache: str) -> GridSearchCV:
-    """Punctuation marks are words too. `cache` is a directory for features, which are the same for
-    each C."""
+    """Return a grid search over C for a linear classifier on TF-IDF features.
+
+    Punctuation marks count as words. `cache` is a directory for features, which do not depend on C.
+    """
     parts = [TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"\w+|[^\w\s]", sublinear_tf=True)]
     if features == "words and characters":
         parts.append(TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True))
@@ -43,7 +45,8 @@ def classifier(features: str, cache: str) -> GridSearchCV:
 
 
 def baseline(data: dict, features: str) -> dict:
-    """On the held-out rows of `data`, the table of a recipe."""
+    """Train on the training rows of `data`, the table of a recipe, and return the accuracy on its
+    held-out rows."""
     train, held_out = (TASKS[TASK].read(data, split) for split in ("train", "validation"))
     with tempfile.TemporaryDirectory() as cache:
         model = classifier(features, cache).fit(train["text"], train["label"])

@@ -1,11 +1,11 @@
-"""What prompt lookup decoding saves and costs: `python benchmarks/lookup.py --data DIR`, where DIR
-holds Multi30k's raw files.
+"""Savings and costs of prompt lookup decoding.
 
-One row at a time, with the option and without, in turns, of texts from validation:
+`python benchmarks/lookup.py --data DIR`, where DIR holds Multi30k's raw files, decodes texts from
+validation, one row at a time, with and without the option in turns:
 
-- corrections and summaries, see `lookup_tasks`: what is written stands in what is read. No shipped
-  model copies, so the shipped translator is trained on for each. `--models` keeps these models, and
-  takes those that are there.
+- corrections and summaries, see `lookup_tasks`: the output copies the input. No shipped model
+  copies, so the shipped translator is fine-tuned for each. `--models` is a folder that keeps
+  these models and reuses them.
 - translation: the shipped translator, where hardly anything can be copied.
 """
 
@@ -36,7 +36,7 @@ def translations(data: Path) -> list[tuple[str, str]]:
 
 
 def generated(runtime: Runtime, rows: list[np.ndarray], **options) -> tuple[float, list[list[int]]]:
-    """The seconds it takes, and the tokens of each row (1, S)."""
+    """Return the seconds of generation, and the tokens of each row (1, S)."""
     start = time.perf_counter()
     outputs = [runtime.generate(row, **GREEDY, **options) for row in rows]
     return time.perf_counter() - start, [output[0].tolist() for output in outputs]
@@ -66,7 +66,7 @@ class CountedDecoders:
 
 
 def step_counts(runtime: Runtime, rows: list[np.ndarray], **options) -> Counter:
-    """Of `generated`: how many `steps` it takes, and the `tokens` that these read."""
+    """Return the number of `steps` that `generated` takes, and of the `tokens` that they read."""
     decoders = runtime.model.decoders
     runtime.model.decoders = CountedDecoders(decoders)
     generated(runtime, rows, **options)
@@ -78,8 +78,10 @@ def step_counts(runtime: Runtime, rows: list[np.ndarray], **options) -> Counter:
 def measure(
     checkpoint: Path, pairs: list[tuple[str, str]], dtype: str, candidates: int, rounds: int
 ) -> dict:
-    """Of an export of `checkpoint` and `pairs` of texts: how good its outputs are, and what it
-    takes with so many `candidates`, in relation to the time without."""
+    """Return the quality of an export of `checkpoint` on `pairs`, and the cost of prompt lookup.
+
+    Times with `candidates` tokens are relative to the time without prompt lookup.
+    """
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     sources, targets = zip(*pairs, strict=True)
     rows = [np.array([tokenizer(source).input_ids]) for source in sources]
@@ -87,7 +89,7 @@ def measure(
     with tempfile.TemporaryDirectory() as directory:
         export(checkpoint, Path(directory) / "export", target="cpu", dtype=dtype, cases=1)
         runtime = Runtime(Path(directory) / "export")
-        counts = step_counts(runtime, rows, **lookup)  # and a warm-up
+        counts = step_counts(runtime, rows, **lookup)  # also a warm-up
         _, expected = generated(runtime, rows)
         ratios, alike = [], []
         for _ in range(rounds):

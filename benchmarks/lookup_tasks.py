@@ -21,15 +21,15 @@ from vanilla_transformer.training.data import read_lines
 
 CARD = Path(__file__).parents[1] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
 BATCH, LEARNING_RATE = 16, 2e-3
-CAPTIONS, ERRORS = 3, 2  # of a text to correct
-READ, KEPT = 5, 2  # captions of a text to summarize
+CAPTIONS, ERRORS = 3, 2  # captions and errors of a text to correct
+READ, KEPT = 5, 2  # captions of a text to summarize, and of its summary
 CHILD = {"baby", "boy", "boys", "child", "children", "girl", "girls", "kid", "kids"}
 
-Pairs = Iterator[tuple[str, str]]  # of a source and its target, without end
+Pairs = Iterator[tuple[str, str]]  # an endless stream of a source and its target
 
 
 def with_errors(text: str, rng: random.Random) -> str:
-    """Two neighbouring letters are exchanged in `ERRORS` words."""
+    """Return `text` with two neighbouring letters exchanged in `ERRORS` words."""
     words = text.split(" ")
     long = [place for place, word in enumerate(words) if len(word) > 3]
     for place in rng.sample(long, min(ERRORS, len(long))):
@@ -66,14 +66,16 @@ TASKS: dict[str, Callable[[list[str], random.Random], Pairs]] = {
 
 
 def task_pairs(task: str, file: Path, seed: int) -> Pairs:
-    """Those of `task`, made from the captions in `file`."""
+    """Return the text pairs of `task`, made from the captions in `file`."""
     captions = [line for line in read_lines(file) if line.endswith(".")]
     return TASKS[task](captions, random.Random(seed))
 
 
 def trained_model(models: Path, task: str, file: Path, steps: int) -> Path:
-    """Where in `models` the card's model is, trained on for so many `steps` of `task`; it is
-    trained if it is not there."""
+    """Return the directory in `models` of the card's model after `steps` of training on `task`.
+
+    The model is trained if the directory does not exist.
+    """
     directory = models / f"{task}-{steps}"
     if not directory.exists():
         with new_directory(directory) as new:
@@ -82,7 +84,8 @@ def trained_model(models: Path, task: str, file: Path, steps: int) -> Path:
 
 
 def train(pairs: Pairs, steps: int, directory: Path) -> None:
-    """Without dropout: no text comes twice."""
+    """Train the card's model on `pairs`, without dropout because no text comes twice, and save
+    it."""
     torch.manual_seed(0)
     model = AutoModelForSeq2SeqLM.from_pretrained(CARD, dropout=0.0, embedding_dropout=0.0).train()
     tokenizer = AutoTokenizer.from_pretrained(CARD)

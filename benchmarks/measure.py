@@ -1,6 +1,8 @@
-"""How engines are compared: each is loaded in a process of its own; within a cell they take turns,
-round by round, so that a slow minute of the machine hits all of them. The clock runs from token ids
-to token ids, both in the engine's own type."""
+"""The comparison of engines, each loaded in its own process.
+
+Within a cell the engines take turns, round by round, so that a slow minute of the machine affects
+all of them. The clock runs from token ids to token ids, both in the engine's own type.
+"""
 
 import datetime
 import json
@@ -33,21 +35,24 @@ INSTRUCTIONS = (
 )
 # environment variables that change what an engine does, CT2_USE_MKL=1 among them
 SETTINGS = ("OMP_", "MKL_", "CT2_")
-WARM_UP = 64  # new tokens at most
-TOLERANCE = 1e-3  # of hidden states
+WARM_UP = 64  # maximum new tokens
+TOLERANCE = 1e-3  # maximum difference of hidden states
 NO_TIME = "no time was left"
 
 
 def isolated(function, *args):
-    """The result of `function(*args)` in a fresh process: its imports and its memory are not this
-    one's."""
+    """Return the result of `function(*args)` in a fresh process, with its own imports and
+    memory."""
     with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
         return pool.submit(function, *args).result()
 
 
 def once(folder: Path, function, *args) -> dict:
-    """What `function`, which fills `folder`, returns. Beside the folder stands what it returned in
-    a run before, if it came to its end."""
+    """Return what `function`, which fills `folder`, returns, or returned in an earlier finished
+    run.
+
+    The result is kept in a JSON file beside the folder.
+    """
     made = folder.with_name(f"{folder.name}.json")
     if not made.exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -56,8 +61,7 @@ def once(folder: Path, function, *args) -> dict:
 
 
 def command_line(script: str) -> str:
-    """How this process was started, with no more of a path than its name: where a file lies is this
-    machine's own."""
+    """Return the command line of this process, with file names instead of paths."""
     return shlex.join(
         ["python", f"benchmarks/{script}", *(Path(each).name for each in sys.argv[1:])]
     )
@@ -76,7 +80,7 @@ class Benchmark:
         "ctranslate2",
         "numpy",
     )
-    preparations = 1  # at a time
+    preparations = 1  # processes at a time
 
     def __init__(self, options, plan: Plan, root: Path, device: str):
         self.options, self.plan, self.device, self.began = options, plan, device, time.monotonic()
@@ -110,15 +114,18 @@ class Benchmark:
         print(f"{time.monotonic() - self.began:5.0f} s  {what}", file=sys.stderr)
 
     def lateness(self) -> str | None:
-        """Why nothing more is begun, if so."""
+        """Return the reason if the time is up and nothing more is started, else `None`."""
         return None if self.deadline is None or time.monotonic() < self.deadline else NO_TIME
 
     def cells(self, shape):
         return cells_of(self.plan, shape, self.options.quick)
 
     def side_by_side(self, jobs: dict) -> dict:
-        """What each job, a function and its arguments, returns in a process of its own,
-        `preparations` at a time: its result, or why there is none, `{"missing": text}`."""
+        """Run each job, a function and its arguments, in its own process, and return the results by
+        key.
+
+        `preparations` jobs run at a time. A failed job has the result `{"missing": reason}`.
+        """
 
         def done(key):
             self.say(" ".join(key))
@@ -131,7 +138,7 @@ class Benchmark:
             return dict(zip(jobs, pool.map(done, jobs)))
 
     def prepare(self, kinds):
-        """The files of every engine for each model."""
+        """Make the files of every engine for each model."""
         quick = self.options.quick
         jobs = {}
         for kind in kinds:
@@ -171,7 +178,7 @@ class Benchmark:
                 self.result["exports"][kind][engine] = made
 
     def is_wanted(self, engine, kind) -> bool:
-        """Whether it has a cell of a model."""
+        """Return True if the engine has a cell of a model."""
         cells = [
             cell for shape in self.options.shapes for cell in self.cells(shape) if cell.kind == kind
         ]
@@ -190,10 +197,11 @@ class Benchmark:
             worker.close()
 
     def after_timing(self, records, workers):
-        """What would disturb the timing of a shape: nothing."""
+        """Measure what would disturb the timing of a shape; by default nothing."""
 
     def workers(self, cell, before: dict) -> dict:
-        """Of each engine, with all threads: those `before`, where there are some."""
+        """Return the worker of each engine with all threads, which are those `before` if there are
+        any."""
         return before or {engine: self.start(engine, cell.kind) for engine in self.options.engines}
 
     def start(self, engine, kind, arrangement=None):
@@ -203,7 +211,7 @@ class Benchmark:
         return Worker(engine, kind, self.root / kind, arrangement, self.device, self.deadline)
 
     def measure(self, cell: Cell, workers) -> dict[str, dict]:
-        """A record for each engine: what it measured, or `missing`, why it did not."""
+        """Return a record for each engine, with its measurements or the reason in `missing`."""
         ids = self.inputs(cell)
         records = {engine: {**asdict(cell), "engine": engine} for engine in workers}
         self.warm_up(cell, ids, workers, records)
@@ -225,7 +233,7 @@ class Benchmark:
         return records
 
     def summary(self, cell, rounds, worker) -> dict:
-        """What a record says of its rounds."""
+        """Return the summary of the rounds for a record."""
         names = [name for name in ("seconds", "first_token_seconds") if name in rounds[0]]
         found = {name: spread([answer[name] for answer in rounds]) for name in names}
         return {
@@ -239,7 +247,10 @@ class Benchmark:
         return np.random.default_rng(0).integers(workload.FIRST_TOKEN, vocabulary - 1, shape)
 
     def warm_up(self, cell, ids, workers, records):
-        """What is not rounded must say what the first such engine says, or is not measured."""
+        """Warm up the workers, and drop engines that fail or disagree with the first engine.
+
+        Rounded engines may disagree.
+        """
         expected = None
         for engine, worker in workers.items():
             answer = {"error": self.reason(engine, cell) or worker.started.get("error")}
@@ -263,23 +274,23 @@ class Benchmark:
                 records[engine]["missing"] = "its output is not that of the first engine"
 
     def reason(self, engine, cell):
-        """Why a cell is not measured."""
+        """Return why a cell is not measured, or `None`."""
         return self.plan.left_out(engine, cell) or self.lateness()
 
 
 class Absent:
-    """In the place of a worker that cannot be started."""
+    """A stand-in for a worker that cannot be started."""
 
     def __init__(self, error):
         self.started = {"error": error}
 
     def close(self):
-        """There is no process to end."""
+        """Do nothing: there is no process to end."""
 
 
 def one_round(worker, cell, ids) -> dict:
-    """The answer of a run, with the seconds of another one that ends at the first token, where
-    there are no beams."""
+    """Return the answer of a run; without beams, with the seconds of a run that ends at the first
+    token."""
     answer = worker.run(ids, cell.new_tokens, cell.beams)
     if "error" in answer or not cell.new_tokens or cell.beams > 1:
         return answer
@@ -318,7 +329,7 @@ def processor_facts() -> dict[str, str]:
 
 
 def instructions() -> list[str]:
-    """Those of `INSTRUCTIONS` that this processor has."""
+    """Return the `INSTRUCTIONS` that this CPU supports."""
     flags = processor_facts().get("flags", "").split()
     return [name for name in INSTRUCTIONS if name in flags]
 

@@ -14,8 +14,8 @@ from engines import is_installed
 from measure import NO_TIME, Absent, Benchmark, isolated, spread
 from plan import Cell, arrangements_on_cpu
 
-TRIALS = 2  # of each arrangement, to choose one
-TRIAL_TOKENS = 16  # new tokens of a trial at most
+TRIALS = 2  # runs of each arrangement, to choose the fastest
+TRIAL_TOKENS = 16  # maximum new tokens of a trial
 TRANSLATOR = Path(__file__).parents[1] / "model_cards/vanilla-seq2seq-tiny-multi30k-en-de"
 NO_CAPTIONS = "no captions were given"
 OURS = ("engine", "workers", "runtime")
@@ -35,12 +35,12 @@ class CpuBenchmark(Benchmark):
     def __init__(self, options, plan, root):
         super().__init__(options, plan, root, "cpu")
         self.result |= {"load": [], "bandwidth": []}
-        self.prepared = set()  # kinds
+        self.prepared = set()  # kinds whose files are ready
         if options.resume and options.out.exists():
             self.result = resumed(json.loads(options.out.read_text()), self.result)
 
     def run(self):
-        """What is left of all shapes; the file has what is done."""
+        """Measure the shapes and cells that are missing in the file."""
         for shape in self.options.shapes:
             if not (cells := self.cells_left(shape)):
                 self.say(f"{shape}: the file has it")
@@ -61,22 +61,24 @@ class CpuBenchmark(Benchmark):
             self.write()
 
     def cells_left(self, shape):
-        """Of a shape those that the result does not have."""
+        """Return the cells of a shape that the result lacks."""
         if shape == "load" and self.result["load"]:
             return []
         done = {cell_of(record) for record in self.result["cells"]}
         return [cell for cell in self.cells(shape) if cell not in done]
 
     def workers(self, cell, before):
-        """Of each engine, in its fastest arrangement for this cell."""
+        """Return the worker of each engine in its fastest arrangement for this cell."""
         return {
             engine: self.fastest(engine, cell, before.get(engine))
             for engine in self.options.engines
         }
 
     def fastest(self, engine, cell, before):
-        """A process of `engine` in the arrangement that took least in `TRIALS` runs. The others
-        end; `before` is the one of the last cell, if any."""
+        """Return a process of `engine` in the arrangement that was fastest in `TRIALS` runs.
+
+        The others are closed. `before` is the process of the last cell, if any.
+        """
         if reason := self.reason(engine, cell) or self.errors.get((engine, cell.kind)):
             if before:
                 before.close()
@@ -120,9 +122,11 @@ class CpuBenchmark(Benchmark):
         }
 
     def measure_captions(self, cell) -> list[dict]:
-        """Sentences of lengths of their own, with the shipped translator: each engine in the
-        fastest of the settings of `serving_offline`, which says how. An export has three ways, of
-        which the fastest one counts."""
+        """Measure the shipped translator on sentences of different lengths.
+
+        Each engine has the fastest of the settings of `serving_offline`. An export has three
+        methods, of which the fastest counts.
+        """
         self.say(cell)
         blank = {engine: {**asdict(cell), "engine": engine} for engine in self.options.engines}
         missing = {
@@ -152,13 +156,13 @@ class CpuBenchmark(Benchmark):
         return records
 
     def untranslated(self, engine):
-        """Why captions are not translated."""
+        """Return why captions are not translated, or `None`."""
         if self.options.captions is None:
             return NO_CAPTIONS
         return None if is_installed(engine) else "not installed"
 
     def measure_load(self, cell) -> list[dict]:
-        """Fresh processes: imports, loading, the first token."""
+        """Measure fresh processes: imports, loading, and the first token."""
         self.say(cell)
         ids, found = self.inputs(cell), {engine: [] for engine in self.options.engines}
         for _ in range(self.options.repeats):
@@ -180,8 +184,7 @@ class CpuBenchmark(Benchmark):
         ]
 
     def measure_bandwidth(self, cell):
-        """How close a step of the first cell, batch 1, comes to the time in which its weights can
-        be read at all."""
+        """Measure how close a step of the first cell, batch 1, comes to the memory bandwidth."""
         repeats = self.options.repeats
         for record in self.result["cells"]:
             if (
@@ -210,9 +213,11 @@ class CpuBenchmark(Benchmark):
 
 
 def resumed(before: dict, now: dict) -> dict:
-    """`now`, a result without cells, with the cells of `before`, but not those for which an engine
-    had no time left. Raises ValueError where the two are of another machine, of other versions, or
-    of other options."""
+    """Return `now`, a result without cells, with the cells of `before`.
+
+    Cells for which an engine had no time left are dropped. Raises ValueError if the two differ in
+    machine, versions or options.
+    """
     for name in ("options", "environment", "hardware", "versions"):
         if before[name] != now[name]:
             raise ValueError(
@@ -234,7 +239,8 @@ def cell_of(record: dict) -> Cell:
 
 
 def captions_summary(engine: str, found: dict, count: int) -> dict:
-    """Of an engine, from what `serving_offline` measured for each dtype: its fastest setting."""
+    """Return the fastest setting of an engine, from the measurements of `serving_offline` by
+    dtype."""
     dtype, kinds = CAPTIONS[engine]
     settings = {name: each for name, each in found[dtype].items() if name.split()[0] in kinds}
     name = max(settings, key=lambda name: settings[name]["per_second"]["median"])

@@ -12,13 +12,16 @@ TRANSLATORS = ("torch", "cuda-fp16", "cuda-bf16")
 
 
 class CudaBenchmark(Benchmark):
-    """Where there is no GPU nothing is run, and every row says so; `--quick` then tries all that a
-    CPU can run, in float32."""
+    """The benchmark of a GPU.
+
+    Without a GPU nothing runs, and every row says so; `--quick` then runs what a CPU can, in
+    float32.
+    """
 
     packages = ("vanilla-transformer", "torch", "transformers", "onnxruntime-gpu", "onnx", "numpy")
 
     def __init__(self, options, plan, root):
-        self.preparations = max(1, cores() // 2)  # an export keeps about two cores busy
+        self.preparations = max(1, cores() // 2)  # an export uses about two cores
         facts = isolated(gpu.device_facts)
         device = "cuda" if facts else "cpu" if options.quick else None
         super().__init__(options, plan, root, device)
@@ -32,7 +35,7 @@ class CudaBenchmark(Benchmark):
         }
 
     def run(self):
-        """Everything is built and checked before anything is timed; the file has what is done."""
+        """Build and check everything, then time the shapes; finished parts are in the file."""
         self.write()
         kinds = list(dict.fromkeys(self.cells(shape)[0].kind for shape in self.options.shapes))
         if self.device is None:
@@ -55,7 +58,7 @@ class CudaBenchmark(Benchmark):
             self.write()
 
     def check(self, kinds):
-        """`verify` of every export, and BLEU."""
+        """Run `verify` for every export, and measure BLEU."""
         exports = [
             (kind, engine)
             for kind in kinds
@@ -85,13 +88,14 @@ class CudaBenchmark(Benchmark):
         ]
 
     def untranslated(self, engine):
-        """Why there is no BLEU of an engine, if so."""
+        """Return why an engine has no BLEU, or `None`."""
         if self.device is None or (self.device == "cpu" and engine != "torch"):
             return NO_GPU
         return None if self.options.texts else NO_TEXT
 
     def after_timing(self, records, workers):
-        """The profiler slows down what runs in a process after it, so it comes last."""
+        """Profile the kernels; this comes last because the profiler slows down later runs in a
+        process."""
         for cell, by_engine in records.items():
             self.say(f"kernels of {cell}")
             for engine, record in by_engine.items():
@@ -105,8 +109,7 @@ class CudaBenchmark(Benchmark):
             self.write()
 
     def count_bytes(self, shape):
-        """How close a step of greedy search comes to the time in which what it must read can be
-        copied."""
+        """Record how close a step of greedy search comes to the copy bandwidth."""
         found = [
             record
             for record in self.result["cells"]

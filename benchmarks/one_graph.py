@@ -24,7 +24,7 @@ from vanilla_transformer_export import Runtime, export
 
 PACKAGES = ("vanilla-transformer", "onnxruntime", "numpy")
 CARD = Path(__file__).parents[1] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
-# of the models of `workload`; `None` for the card
+# kinds of models in `workload`; `None` for the card
 KINDS = {"tiny": None, "base": "seq2seq", "decoder": "gpt2"}
 TARGETS = (("portable", "fp32"), ("cpu", "fp32"), ("cpu", "int8"))
 BATCHES = (1, 8, 32)
@@ -53,7 +53,7 @@ def parse(arguments=None):
 
 
 def checkpoint_of(name: str, quick: bool, root: Path) -> Path:
-    """That of the model `name`, made in `root` if it is no card."""
+    """Return the checkpoint of the model `name`, which is made in `root` unless it is a card."""
     kind = KINDS[name]
     if kind is None:
         return CARD
@@ -63,8 +63,8 @@ def checkpoint_of(name: str, quick: bool, root: Path) -> Path:
 
 
 def inputs(checkpoint: Path, batch: int) -> np.ndarray:
-    """Captions of the card's examples, which end by themselves; else random tokens, whose rows all
-    have the same length."""
+    """Return captions of the card's examples, which end by themselves, or random tokens of one
+    length."""
     if checkpoint == CARD:
         from tokenizers import Tokenizer
 
@@ -84,7 +84,7 @@ def config_of(checkpoint: Path) -> dict:
 def runs(
     directory: Path, graph: Path, ids: np.ndarray, steps: int, threads: int | None = None
 ) -> dict[str, Callable[[], np.ndarray]]:
-    """What is timed, by name: each returns the sequences."""
+    """Return the functions to time, by name; each returns the sequences."""
     manifest = json.loads((graph / "manifest.json").read_text())
     [file] = manifest["variants"][manifest["default_dtype"]]["graphs"].values()
     settings = onnxruntime.SessionOptions()
@@ -107,8 +107,10 @@ def runs(
 
 
 def measured(found: dict[str, Callable[[], np.ndarray]], repeats: int, prompt: int) -> dict:
-    """Seconds of each in turns, and the ratios; the first round warms up. Sequences begin with
-    `prompt` tokens."""
+    """Return the seconds of each function, run in turns after a warm-up, and the ratios.
+
+    Sequences begin with `prompt` tokens.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in found}
     sequences = {name: run() for name, run in found.items()}
     for _ in range(repeats):
@@ -134,7 +136,7 @@ def measured(found: dict[str, Callable[[], np.ndarray]], repeats: int, prompt: i
 def compared(
     checkpoint: Path, target: str, dtype: str, options: argparse.Namespace, root: Path
 ) -> dict[int, dict]:
-    """For each batch what `measured` finds."""
+    """Return the result of `measured` for each batch size."""
     directory, graph = root / "parts", root / "one"
     settings = {"target": target, "dtype": dtype, "cases": 1}
     export(checkpoint, directory, **settings)

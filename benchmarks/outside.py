@@ -1,9 +1,8 @@
-"""What models make of text outside their domain: `python benchmarks/outside.py` writes it into the
-cards of model_cards/.
+"""Examples of what models output for text outside their domain.
 
-A card has a table of such texts under "Outside its domain". Beside each comes what the card's
-weights make of it: a translation as `generate` gives it by default, 40 tokens of greedy
-continuation, or the likeliest label and its probability.
+`python benchmarks/outside.py` writes them into the cards of model_cards/. A card has a table of
+such texts under "Outside its domain". The output beside each is a translation with the default
+settings of `generate`, 40 tokens of greedy continuation, or the top label and its probability.
 """
 
 import argparse
@@ -29,7 +28,7 @@ ROW = re.compile(r"^\| `([^`]+)` \|.*\|$", re.MULTILINE)
 
 
 def filled(text: str, card: Path) -> str:
-    """The card `text` with what the model in `card` makes of each row of its table."""
+    """Return the card `text` with the output of the model in `card` for each row of its table."""
     answer = answers(card)
     return SECTION.sub(
         lambda section: ROW.sub(lambda row: f"| `{row[1]}` | `{answer(row[1])}` |", section[0]),
@@ -38,7 +37,7 @@ def filled(text: str, card: Path) -> str:
 
 
 def answers(card: Path):
-    """A function of a text, which gives what stands beside it."""
+    """Return a function from a text to the output that the table shows for it."""
     task = yaml.safe_load((card / "README.md").read_text(encoding="utf-8").split("---")[1])[
         "pipeline_tag"
     ]

@@ -1,5 +1,8 @@
-"""What the engines of peers.py load, from the same checkpoints as all others: graphs of OpenVINO,
-traced from our models, and files of llama.cpp."""
+"""The files of the engines in peers.py: OpenVINO graphs traced from our models, and llama.cpp
+files.
+
+They come from the same checkpoints as those of all other engines.
+"""
 
 import json
 import os
@@ -14,7 +17,7 @@ from workload import FIRST_TOKEN, OURS
 
 MASKED = -1e9
 CALIBRATION = {"rows": 32, "length": 128}
-GROUP = 32  # weights of 4 bits that have a scale in common
+GROUP = 32  # 4-bit weights that share a scale
 
 # ----------------------------------------------------------------------------------------- OpenVINO
 
@@ -45,10 +48,13 @@ class CrossStates(nn.Module):
 
 
 class Decoder(nn.Module):
-    """New tokens and their positions (B, T), the mask of all tokens (B, past + T), the rows (B,)
-    whose past each continues, and past keys and values in; the last logits and the present keys and
-    values out. With `cross`, T is 1, the mask (B, S) is of the source, and the keys and values of
-    that come after the others."""
+    """A decode step with past keys and values as inputs, and the last logits and present ones as
+    outputs.
+
+    Inputs are new tokens and their positions (B, T), the mask of all tokens (B, past + T), and the
+    rows (B,) whose past each row continues. With `cross`, T is 1, the mask (B, S) is that of the
+    source, and the source's keys and values follow the others.
+    """
 
     def __init__(self, model, cross: bool):
         super().__init__()
@@ -77,13 +83,13 @@ def added(allowed):
 
 
 def causal(input_ids, mask):
-    """(B, 1, T, past + T): whether each of the new tokens may look at each token."""
+    """Return which tokens each new token may look at: (B, 1, T, past + T)."""
     places = torch.arange(mask.shape[1])
     return (places <= places[-input_ids.shape[1] :, None])[None, None] & (mask[:, None, None] > 0)
 
 
 def cache_of(states) -> DynamicCache:
-    """With these keys and values, the pair of one layer after the other."""
+    """Return a cache with the keys and values of each layer, given as alternating tensors."""
     cache = DynamicCache()
     for key, value in zip(states[::2], states[1::2], strict=True):
         layer = DynamicLayer()
@@ -94,8 +100,8 @@ def cache_of(states) -> DynamicCache:
 
 
 def convert_openvino(kind: str, checkpoint: Path, out: Path, dtype: str) -> None:
-    """Writes `encoder.xml` and `decoder.xml`, those of them that there are, of our `checkpoint`."""
-    os.environ["CI"] = "true"  # else openvino and nncf tell their makers what they are used for
+    """Write `decoder.xml` and, if there is an encoder, `encoder.xml` of our `checkpoint`."""
+    os.environ["CI"] = "true"  # otherwise openvino and nncf send telemetry
     import openvino
 
     import vanilla_transformer
@@ -143,7 +149,7 @@ def tokens(name, length):
 
 
 def inputs_of(length, mask):
-    # with 64 bits, what OpenVINO makes of it is slow and wrong
+    # with 64 bits, OpenVINO's graph is slow and wrong
     rows = torch.arange(2, dtype=torch.int32)
     return {
         **tokens("input_ids", length),
@@ -162,8 +168,10 @@ def caches(name, layers, shape):
 
 
 def traced(module, examples: dict, outputs: list[str]):
-    """The graph of `module`, in which batch and lengths are free. Its inputs are named as
-    `examples`, its outputs `outputs`."""
+    """Return the graph of `module`, with free batch size and lengths.
+
+    Its inputs have the names of `examples`, its outputs the names `outputs`.
+    """
     import openvino
 
     graph = openvino.convert_model(module.eval(), example_input=tuple(examples.values()))
@@ -181,8 +189,7 @@ def traced(module, examples: dict, outputs: list[str]):
 
 
 def stateful(module, examples: dict):
-    """The graph of a decoder that keeps its past, the inputs named so, by itself; at first there is
-    none of it."""
+    """Return the graph of a decoder that keeps its past itself, which is empty at first."""
     from openvino import opset13 as operators
     from openvino._offline_transformations import apply_make_stateful_transformation
 
@@ -208,8 +215,11 @@ def stateful(module, examples: dict):
 
 
 def compressed(graph, dtype, config):
-    """Weights of 8 or 4 bits, or with "ptq" activations of 8 bits too, calibrated on random tokens
-    as those measured are."""
+    """Return the graph with weights of 8 or 4 bits.
+
+    With "ptq", activations have 8 bits too, calibrated on random tokens like those of the
+    measurement.
+    """
     import nncf
 
     if dtype == "int8":
@@ -232,7 +242,7 @@ def compressed(graph, dtype, config):
 
 # ---------------------------------------------------------------------------------------- llama.cpp
 
-GPT2_MODULES = {  # of a layer: (name in llama.cpp, whether transformers has it transposed)
+GPT2_MODULES = {  # modules of a layer: (name in llama.cpp, True if transformers has it transposed)
     "ln_1": ("attn_norm", False),
     "attn.c_attn": ("attn_qkv", True),
     "attn.c_proj": ("attn_output", True),
@@ -243,8 +253,10 @@ GPT2_MODULES = {  # of a layer: (name in llama.cpp, whether transformers has it 
 
 
 def convert_llama_cpp(checkpoint: Path, out: Path, dtype: str) -> None:
-    """Writes `model.gguf` of a GPT-2 of transformers. Its output projection, which is its
-    embedding, has 8 bits at least, as in the files that others make."""
+    """Write `model.gguf` for a GPT-2 model of transformers.
+
+    The output projection, which is the embedding, has at least 8 bits, as in published files.
+    """
     import gguf
     from safetensors.numpy import load_file
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-# Of `npm install --prefix benchmarks`.
+# where `npm install --prefix benchmarks` puts llama.cpp
 LLAMA_CPP = Path(__file__).parent / "node_modules/@node-llama-cpp/linux-x64/bins/linux-x64"
 
 
@@ -34,10 +34,10 @@ class OpenVINO:
             "INFERENCE_NUM_THREADS": arrangement.workers * arrangement.threads,
             "NUM_STREAMS": arrangement.workers,
         }
-        # where the processor can, it would compute in bfloat16, and keep caches in 8 bits
+        # on CPUs that support them, OpenVINO would use bfloat16 and 8-bit caches
         if engine == "openvino-fp32":
             settings |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-        # else the first two threads that ask for one hang
+        # otherwise the first two threads that create one hang
         openvino.Tensor(np.zeros(1, np.float32)).data.sum()
         core = openvino.Core()
         graphs = {
@@ -63,7 +63,7 @@ class OpenVINO:
             self.idle.put(requests)
 
     def generate(self, requests, ids, mask, new_tokens):
-        """(B, new_tokens)."""
+        """Return the new tokens (B, new_tokens)."""
         decoder, rows = requests["decoder"], np.arange(len(ids), dtype=np.int32)
         decoder.reset_state()
         if "encoder" in requests:
@@ -130,9 +130,9 @@ class Batch(ctypes.Structure):
     ]
 
 
-# which say that the fields are where we look
+# they show that the struct has the expected layout
 DEFAULTS = {"n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1}
-PLACES = 256  # the room of a sequence is a multiple of it
+PLACES = 256  # a sequence's context length is a multiple of this
 
 
 class LlamaCpp:
@@ -159,7 +159,10 @@ class LlamaCpp:
         return ids
 
     def context(self, rows, length, places):
-        """With room for `places` tokens of each row, in blocks of `PLACES`. They are kept."""
+        """Return a context for `places` tokens of each row, rounded up to blocks of `PLACES`.
+
+        Contexts are kept.
+        """
         places = -(-places // PLACES) * PLACES
         if (rows, places) not in self.contexts:
             params = self.library.llama_context_default_params()
@@ -178,7 +181,7 @@ class LlamaCpp:
         return self.contexts[rows, places]
 
     def run(self, ids, new_tokens, beams):
-        """(B, new_tokens)."""
+        """Return the new tokens (B, new_tokens)."""
         rows, length = ids.shape
         context = self.context(rows, length, length + new_tokens)
         self.library.llama_memory_clear(self.library.llama_get_memory(context), True)
@@ -190,8 +193,10 @@ class LlamaCpp:
         return np.concatenate(found, axis=1)
 
     def logits(self, context, ids, past):
-        """After the last token of each row (B, T), of which `past` tokens are in the context: (B,
-        V)."""
+        """Return the logits (B, V) after the last token of each row (B, T).
+
+        `past` tokens of each row are in the context.
+        """
         rows, length = ids.shape
         columns = {
             "token": ids.astype(np.int32),
@@ -216,11 +221,11 @@ class LlamaCpp:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 def ignore(level, text, data):
-    """What llama.cpp says while it loads."""
+    """Discard the log messages of llama.cpp."""
 
 
 def load_llama_cpp():
-    """Its library, with its kernels for this processor."""
+    """Load the library of llama.cpp with its kernels for this CPU."""
     pointer = ctypes.c_void_p
     ggml, library = (
         ctypes.CDLL(str(next(LLAMA_CPP.glob(f"lib{name}.*so")))) for name in ("ggml", "llama")

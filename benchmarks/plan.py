@@ -1,9 +1,9 @@
-"""What is measured on each kind of device: cells, by which engines, and what is left out."""
+"""The benchmarks of each kind of device: cells, engines, and what is left out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-# they run what all files are made of
+# engines that run the checkpoints themselves
 CHECKPOINTS = ("transformers", "transformers-compile", "vanilla", "torch-graph")
 
 
@@ -39,10 +39,13 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class Plan:
-    """Of one kind of device. The first engine that is not `rounded` says which tokens are right;
-    others that are not rounded must have the share `agreement` of them. `pause` is the seconds in
-    front of each run, in which the threads of the engine before it stop spinning. After `minutes`
-    nothing more is begun."""
+    """The benchmarks of one kind of device.
+
+    The tokens of the first engine that is not `rounded` are the reference. Other engines that are
+    not rounded must agree in a share of at least `agreement`. `pause` is the seconds before each
+    run, in which the threads of the previous engine stop spinning. After `minutes` nothing more is
+    started.
+    """
 
     engines: tuple[str, ...]
     rounded: tuple[str, ...]
@@ -70,7 +73,7 @@ QUANTIZED = (
 GROWTH = ("length", "encoder-length", "batch")
 LARGE_ENGINES = ("transformers", "ctranslate2-int8", "openvino-ptq", "cpu-int8", "cpu-calibrated")
 GROWTH_ENGINES = (*LARGE_ENGINES, "ctranslate2-float32", "cpu-fp32")
-# which have a queue
+# engines with a queue
 CAPTIONS_ENGINES = (
     "ctranslate2-float32",
     "ctranslate2-int8",
@@ -87,16 +90,18 @@ CPU_SHAPES = {
     "bert": [Cell("bert", "bert", batch, 128, 0) for batch in (1, 8)],
     "length": [Cell("length", "seq2seq", 1, 32, new_tokens) for new_tokens in (128, 512, 2048)],
     "encoder-length": [Cell("encoder-length", "bert", 1, length, 0) for length in (128, 512, 2048)],
-    "batch": [Cell("batch", "seq2seq", 128, 32, 64)],  # beside those of seq2seq
-    # of lengths of their own, to their own end
+    "batch": [Cell("batch", "seq2seq", 128, 32, 64)],  # besides those of seq2seq
+    # rows of different lengths that end by themselves
     "captions": [Cell("captions", "captions", 1000, 0, 0)],
     "load": [Cell("load", "seq2seq", 1, 32, 1)],
 }
 
 
 def arrangements_on_cpu(engine: str, cell: Cell, threads: int) -> list[Arrangement]:
-    """Those of `threads` that an engine is tried in. torch is the faster the more threads it
-    has."""
+    """Return the arrangements of `threads` that an engine is tried in.
+
+    torch has one arrangement: it is fastest with all threads.
+    """
     found = [Arrangement(1, threads)]
     if engine in CHECKPOINTS or threads == 1:
         return found
@@ -107,8 +112,10 @@ def arrangements_on_cpu(engine: str, cell: Cell, threads: int) -> list[Arrangeme
 
 
 def left_out_on_cpu(engine: str, cell: Cell) -> str | None:
-    """Why a cell is not measured: what an engine cannot do, and so that all of them take some
-    hours."""
+    """Return why a cell is not measured, or `None`.
+
+    Reasons are what an engine cannot do, and a limit of some hours for all cells.
+    """
     rows = cell.batch * cell.beams
     if cell.shape == "captions":
         return (
@@ -151,7 +158,7 @@ CUDA_SHAPES = {
 
 
 def left_out_on_cuda(engine: str, cell: Cell) -> str | None:
-    """Why a cell is not measured, so that all of them take less than ten minutes."""
+    """Return why a cell is not measured, or `None`; all cells take less than ten minutes."""
     if engine == "torch-graph" and (cell.beams > 1 or not cell.new_tokens):
         return "left out: it is a bound for greedy search"
     if engine == "transformers-compile" and (cell.beams > 1 or cell.batch not in (1, 128)):

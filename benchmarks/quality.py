@@ -1,16 +1,16 @@
-"""Whether what is measured is right: `verify` of each export, and BLEU of a checkpoint in torch and
-as its exports."""
+"""Checks of quality: `verify` of each export, and the BLEU of a checkpoint in torch and as
+exports."""
 
 import tempfile
 from pathlib import Path
 
 CHECKPOINT = Path(__file__).parents[1] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
 CASES = 12
-ROWS = 128  # translated at a time
+ROWS = 128  # rows per batch
 
 
 def verified(engine: str, root: Path, device: str) -> dict:
-    """The report of `verify` on the export `root / engine`, and what failed."""
+    """Return the report of `verify` on the export `root / engine`, with its first failures."""
     from vanilla_transformer_export import load_checkpoint, verify
 
     report = verify(root / engine, load_checkpoint(root / "vanilla"), CASES, device=device)
@@ -18,8 +18,10 @@ def verified(engine: str, root: Path, device: str) -> dict:
 
 
 def bleu(engine: str, source: Path, target: Path) -> dict:
-    """What `evaluate` says of the shipped checkpoint, by torch in float32 ("torch") or as the
-    export `engine`."""
+    """Return the result of `evaluate` for the shipped checkpoint.
+
+    It runs in torch with float32 ("torch") or as the export `engine`.
+    """
     from vanilla_transformer_export import export
     from vanilla_transformer_export.exporting.evaluation import evaluate
 

@@ -1,7 +1,7 @@
-"""What benchmarks/speed.py measured, as tables and as a plot: `python benchmarks/report.py
-benchmarks/results/cpu-avx2.json`, or another file there.
+"""The results of benchmarks/speed.py as tables and as a plot.
 
-Reads the JSON file only. Medians, with the slowest and the fastest round after them.
+`python benchmarks/report.py benchmarks/results/cpu-avx2.json`, or another file there, reads the
+JSON file only. Values are medians, followed by the slowest and the fastest round.
 """
 
 import importlib.util
@@ -81,7 +81,7 @@ SPEEDS = {
     ("bert", 1): ("BERT", "sequences/s"),
     ("captions", 1): ("captions, greedy", "sentences/s"),
 }
-# What rows of a growing shape do, whatever their number.
+# descriptions of the work of growing shapes
 WORKS = {
     "length": "seq2seq, greedy, {new_tokens} new tokens",
     "encoder-length": "BERT, {length} tokens",
@@ -121,18 +121,18 @@ GOALS = {
     ("tokens/s: seq2seq beam 4", "cuda-fp16", "transformers"): {32: 9},
 }
 VNNI = {"avx512_vnni", "avx_vnni"}
-BLEU_GOAL = 0.1  # of difference
+BLEU_GOAL = 0.1  # maximum difference in BLEU
 MEGA = 1e6
 RESULTS = Path(__file__).parent / "results"
 
 
 def processor(instructions: list[str]) -> str:
-    """Its kind: with products of 8 bits in one instruction, or without."""
+    """Return the kind of a CPU: "vnni" with 8-bit dot product instructions, else "avx2"."""
     return "vnni" if VNNI & {*instructions} else "avx2"
 
 
 def tables(result: dict) -> str:
-    """The whole report in markdown."""
+    """Return the whole report in markdown."""
     parts = [setting(result), overview(result)]
     parts += [speed_table(result, ", ".join(titles), *key) for key, titles in SPEEDS.items()]
     parts += [growth_table(result, shape) for shape in GROWTH]
@@ -148,7 +148,7 @@ def tables(result: dict) -> str:
 
 
 def overview(result: dict) -> str:
-    """The table of docs/results.md: what each engine does in a second, for each shape and batch."""
+    """Return the table of docs/results.md: the speed of each engine for each shape and batch."""
     columns = {
         f"{name}, {batch}": {
             record["engine"]: record for record in records(result, *key) if record["batch"] == batch
@@ -196,7 +196,7 @@ def machine(result):
 
 
 def gpu(result):
-    """Nothing for a benchmark of CPUs."""
+    """Return the GPU part of the title, or an empty string for a benchmark of CPUs."""
     if "device" not in result:
         return ""
     if result["device"] == "cuda":
@@ -230,7 +230,7 @@ def records(result, shape, beams=1):
 
 
 def by_engine(found, field):
-    """{engine: {value of `field`: record}}, in the order they were measured."""
+    """Return {engine: {value of `field`: record}}, in the order of measurement."""
     engines = {record["engine"]: {} for record in found}
     for record in found:
         engines[record["engine"]][record[field]] = record
@@ -267,8 +267,10 @@ def speed_table(result, title, shape, beams):
 
 
 def growth(result, shape):
-    """The records of a growing shape, of engines that were measured at all; small batches are those
-    of seq2seq."""
+    """Return the records of a growing shape, without engines that were not measured.
+
+    Small batches are those of seq2seq.
+    """
     found = records(result, shape)
     engines = {record["engine"] for record in found if "missing" not in record}
     smaller = records(result, "seq2seq") if found and shape == "batch" else []
@@ -314,7 +316,7 @@ def spread(times, scale):
 
 
 def number(value):
-    """Three digits that count, and no exponent."""
+    """Return a number with three significant digits and no exponent."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -330,7 +332,7 @@ def arrangement(record):
 
 
 def kernels(record):
-    """The time of a run in kernels, and its share of a run that was not profiled."""
+    """Return the kernel time of a run, and its share of the time of an unprofiled run."""
     if "kernel_seconds" not in record:
         return "-"
     share = record["kernel_seconds"] / record["seconds"]["median"]
@@ -338,8 +340,8 @@ def kernels(record):
 
 
 def likeness(cells):
-    """How many tokens of all rows, or the largest error of hidden states, agree with the first
-    engine."""
+    """Return the share of tokens that agree with the first engine, or the largest error of hidden
+    states."""
     cells = list(cells)
     agreements = [(cell["agreement"], cell["batch"]) for cell in cells if "agreement" in cell]
     differences = [cell["max_difference"] for cell in cells if "max_difference" in cell]
@@ -350,7 +352,7 @@ def likeness(cells):
 
 
 def notes(found):
-    """Each reason for a `-`, once for each engine."""
+    """Return each reason for a `-`, once for each engine."""
     reasons = {}
     for record in found:
         for field, what in (("missing", ""), ("kernels_missing", ", kernels")):
@@ -360,14 +362,18 @@ def notes(found):
 
 
 def work(record: dict) -> str:
-    """What the rows of a cell do, whatever their number."""
+    """Return a description of the work of a cell, without its number of rows."""
     shape = record["shape"]
     return WORKS[shape].format(**record) if shape in WORKS else SPEEDS[shape, record["beams"]][0]
 
 
 def leads(result: dict) -> dict[tuple[str, str], dict[int, tuple[dict, dict]]]:
-    """{(work, export of ours): {batch: (its record, that of the fastest other engine of its
-    precision)}}, and for captions, as "any", the fastest of each side whatever the precision."""
+    """Return {(work, export of ours): {batch: (its record, the record of the fastest other
+    engine)}}.
+
+    Both engines have the same precision. For captions, "any" compares the fastest of each side at
+    any precision.
+    """
     cells = {}
     for record in result["cells"]:
         if "per_second" in record:
@@ -423,8 +429,10 @@ def lead(ours, other, is_named):
 
 
 def ratios(result: dict) -> list[dict]:
-    """What was asked for: speed, where more is better, and memory, where less is. `None` where one
-    was not measured."""
+    """Return the ratios that have targets: speed (more is better) and memory (less is better).
+
+    A ratio is `None` if one side was not measured.
+    """
     found = []
     for what, field, shape, beams, engine, other in RATIOS:
         engines = by_engine(records(result, shape, beams), "batch")
@@ -577,7 +585,7 @@ def export_table(result):
 
 
 def plot(result: dict, out: Path) -> None:
-    """Bars for each batch, lines for growth."""
+    """Draw bars for each batch and lines for growth."""
     import matplotlib
 
     matplotlib.use("Agg")

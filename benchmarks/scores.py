@@ -25,12 +25,14 @@ from vanilla_transformer.training.trainer import make_trainer, metrics_of, train
 from vanilla_transformer.training.values import SPLITS
 
 CARDS = Path(__file__).parents[1] / "model_cards"
-TOLERANCE = 1e-3  # of a score: another machine's sums may break a tie in a beam
+TOLERANCE = 1e-3  # for scores: another machine's sums may break a tie in a beam
 
 
 def scores(card: Path, data: Path) -> dict[str, tuple[float, tuple[float, float]]]:
-    """As its own run computed them, from the weights and the tokenizer in `card`, each with its
-    interval."""
+    """Return the scores of the weights and tokenizer in `card`, each with its interval.
+
+    They are computed as in the training run of the card.
+    """
     recipe = recipe_of(card, data)
     with tempfile.TemporaryDirectory() as state:
         tokenizer, model, rows = prepare(recipe)
@@ -49,18 +51,18 @@ def scores(card: Path, data: Path) -> dict[str, tuple[float, tuple[float, float]
 
 
 def recipe_of(card: Path, data: Path) -> Recipe:
-    """The recipe in the record of `card`, of the text in `data`, starting from its weights."""
+    """Return the recipe of `card` for the text in `data`, starting from the card's weights."""
     recipe = Recipe(**json.loads((card / RECORD).read_text())["recipe"])
     recipe.data["directory"] = str(data / recipe.data["directory"])
-    recipe.tokenizer, recipe.model = {}, {"path": str(card)}  # its tokenizer too
-    # they are not in model_cards/, and have no part in a score
+    recipe.tokenizer, recipe.model = {}, {"path": str(card)}  # the card has the tokenizer too
+    # teachers are not in model_cards/ and do not affect scores
     for name in ("teachers", *TEXT_AUGMENTATION):
         recipe.training.pop(name, None)
     return recipe
 
 
 def intervals(recipe, tokenizer, predictions, labels) -> dict[str, tuple[float, float]]:
-    """Of each score of the task, of what `Trainer.predict` returns."""
+    """Return the interval of each score of the task, from the results of `Trainer.predict`."""
     if recipe.task == "translation":
         outputs, references = (texts_of_ids(ids, tokenizer) for ids in (predictions, labels))
         metrics = {

@@ -103,7 +103,7 @@ def main(arguments=None):
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    os.environ.pop("OMP_NUM_THREADS", None)  # each server is told its threads
+    os.environ.pop("OMP_NUM_THREADS", None)  # each server gets its number of threads as a flag
     result = json.loads(options.out.read_text()) if options.out.exists() else {}
     for part in options.parts:
         for model in PARTS[part][1]:

@@ -17,11 +17,11 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-PATIENCE = 60  # seconds; what has no answer then is counted as "hung"
+PATIENCE = 60  # seconds; requests without an answer by then count as "hung"
 LAST_CHUNK = b"\r\n0\r\n\r\n"
 # seconds, after which a server may close a connection just when the next request is on its way
 LONGEST_IDLE = 3
-PAUSE = 0.02  # seconds before a closed loop goes on after an error
+PAUSE = 0.02  # seconds until a closed loop continues after an error
 
 
 def request(path: str, body: str | bytes, headers: dict[str, str] | None = None) -> bytes:
@@ -103,10 +103,13 @@ def between(text: bytes, start: bytes, end: bytes) -> bytes:
 
 @dataclass
 class Outcome:
-    """`statuses` counts answers by status, and errors by name; `latencies` and `firsts` are seconds
-    to the end and to the first byte of the answers whose status is in `good`, `in_time` how many of
-    those came before the clock stopped; `wrong` counts those that are not what was expected,
-    `unpromised` refusals without Retry-After."""
+    """The counts and latencies of the answers to a client.
+
+    `statuses` counts answers by status, and errors by name. `latencies` and `firsts` are the
+    seconds to the end and to the first byte, for answers with a status in `good`. `in_time` counts
+    those that ended before the clock stopped. `wrong` counts unexpected answers, `unpromised`
+    counts rejections without Retry-After.
+    """
 
     good: tuple[int, ...] = (200,)
 
@@ -130,7 +133,7 @@ class Outcome:
 
 
 def quantiles(seconds: list[float]) -> dict | None:
-    """The nearest ranks, in seconds."""
+    """Return the nearest ranks in seconds, or `None` without values."""
     values = sorted(seconds)
     shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
     return (
@@ -160,7 +163,7 @@ class Client:
         self.end = float("inf")  # when the clock stops
 
     async def ask(self, due: float) -> bool:
-        """Whether there was an answer, of any status."""
+        """Send the next request, and return True if there was an answer of any status."""
         index = self.asked % len(self.requests)
         self.asked += 1
         try:

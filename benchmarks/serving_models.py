@@ -1,5 +1,7 @@
-"""What is served in benchmarks/serving.py, in the files that each server reads. Made once, in
-processes of their own."""
+"""The models of benchmarks/serving.py, in the files that each server reads.
+
+They are made once, in separate processes.
+"""
 
 import importlib.util
 import json
@@ -11,16 +13,18 @@ import workload
 
 # of the model with random weights, which never ends by itself: as many as a caption has on average
 NEW_TOKENS = 16
-START, END, UNKNOWN = "1", "2", "3"  # of the shipped tokenizers
-DTYPES = ("calibrated", "int8", "fp32")  # the first is int8 too
-CTRANSLATE2 = {"int8": "int8", "fp32": "float32"}  # what it calls them
+START, END, UNKNOWN = "1", "2", "3"  # special tokens of the shipped tokenizers
+DTYPES = ("calibrated", "int8", "fp32")  # "calibrated" is int8 too
+CTRANSLATE2 = {"int8": "int8", "fp32": "float32"}  # CTranslate2's names
 
 
 def prepare(model: str, card: Path, root: Path, texts: Sequence[str], quick: bool) -> None:
-    """`root/model` gets an export for each dtype, `transformers`, and CTranslate2's files where it
-    is installed: of `card` for "tiny", and for "base" of the paper's base shape with random
-    weights, with the tokenizer of `card`. Both are greedy. What is there is kept. `texts` are for
-    calibration."""
+    """Write the models to `root/model`, unless they exist.
+
+    These are an export for each dtype, `transformers`, and CTranslate2's files if it is installed.
+    "tiny" is `card`; "base" has the paper's base shape, random weights and the tokenizer of `card`.
+    Both use greedy search. `texts` are for calibration.
+    """
     folder = root / model
     if (folder / "complete").exists():
         return
@@ -30,7 +34,7 @@ def prepare(model: str, card: Path, root: Path, texts: Sequence[str], quick: boo
     if model == "tiny":
         shutil.copytree(card, folder / "vanilla")
         change_json(folder / "vanilla/generation_config.json", num_beams=1)
-        # which transformers and CTranslate2 know
+        # a family that transformers and CTranslate2 know
         convert(folder / "vanilla", folder / "transformers", to="marian")
     else:
         workload.make_checkpoints("seq2seq", quick, folder)
@@ -78,8 +82,11 @@ def change_json(path: Path, **changes) -> None:
 
 
 def register_tiny() -> None:
-    """For CTranslate2's converter. It takes Marian's start token, which has no embedding, for
-    granted, and that the last row is padding; here the start token is one like any other."""
+    """Register the model "tiny" with CTranslate2's converter.
+
+    The converter assumes that Marian's start token has no embedding and that the last row is
+    padding. Here the start token is an ordinary token.
+    """
     from ctranslate2.converters import transformers as converters
 
     @converters.register_loader("MarianConfig")
@@ -91,4 +98,4 @@ def register_tiny() -> None:
             config.eos_token, config.unk_token, config.add_source_eos = END, UNKNOWN, False
 
         def _remove_pad_weights(self, spec):
-            """There is no such row."""
+            """Do nothing: there is no such row."""

@@ -51,7 +51,7 @@ def engine(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> C
 
 
 def workers(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
-    """All in one call of the runtime, which runs them in workers."""
+    """Return a function that translates all rows in one call of the runtime, with workers."""
     from vanilla_transformer_export import Runtime
     from vanilla_transformer_export.inference.inputs import pad_sequences
 
@@ -60,12 +60,12 @@ def workers(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> 
 
 
 def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
-    """Whole batches of one length, more or less, the longest first."""
+    """Return a function that translates in static batches of similar length, longest first."""
     from vanilla_transformer_export import Runtime
     from vanilla_transformer_export.inference.inputs import pad_sequences
     from vanilla_transformer_export.scheduler import many_rows as module
 
-    module.LEAST_ROWS = math.inf  # from which on they would run in workers
+    module.LEAST_ROWS = math.inf  # otherwise many rows would run in workers
     runtimes = [Runtime(folder / dtype, threads=threads) for _ in range(workers)]
 
     def generate(ids):
@@ -91,7 +91,7 @@ def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> 
 
 
 def ctranslate2(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
-    """It sorts by length itself."""
+    """Return a function that translates with CTranslate2, which sorts by length itself."""
     import ctranslate2
 
     from vanilla_transformer_export import Runtime
@@ -116,8 +116,10 @@ def ctranslate2(folder: Path, dtype: str, workers: int, threads: int, rows: int)
 
 
 def loaded_memory(export: Path) -> dict:
-    """Bytes of a process that has the model and an engine as a server has them, but no server; and
-    of its slots, of which it has touched none."""
+    """Return the bytes of a process with the model and an engine but no server, and of its slots.
+
+    The slots are not touched yet.
+    """
     from serving_servers import memory_of
 
     from vanilla_transformer_export.inference.devices import processors
@@ -136,7 +138,7 @@ def loaded_memory(export: Path) -> dict:
 
 
 KINDS = {"engine": engine, "workers": workers, "runtime": runtime, "ctranslate2": ctranslate2}
-loaded: Callable  # in a process of one engine
+loaded: Callable  # in the process of an engine
 
 
 def load(kind, *settings):
@@ -152,8 +154,10 @@ def one_round(ids) -> tuple[float, list[list[int]]]:
 
 
 def offline(run, model: str) -> dict:
-    """Sentences in a second, for each dtype and each setting; `same` is the share of rows whose
-    tokens are the runtime's."""
+    """Return the sentences per second for each dtype and each setting.
+
+    `same` is the share of rows with the same tokens as the runtime.
+    """
     ids = token_ids(run.root / model / "int8", run.captions)
     return {dtype: compare(run, model, dtype, ids) for dtype in DTYPES}
 
@@ -185,7 +189,7 @@ def compare(run, model, dtype, ids) -> dict:
     }
     seconds, tokens = {key: [] for key in chosen}, {}
     for process in chosen.values():
-        process.submit(one_round, ids).result()  # in the first one an engine touches its slots
+        process.submit(one_round, ids).result()  # in its first round an engine touches its slots
     for repeat in range(run.repeats + 1):
         for key, process in list(chosen.items()):
             took, tokens[key] = process.submit(one_round, ids).result()

@@ -1,5 +1,4 @@
-"""What benchmarks/serving.py measures: each part is a function of a `Run` and a model, and returns
-what becomes JSON."""
+"""The parts of benchmarks/serving.py: functions of a `Run` and a model that return JSON values."""
 
 import itertools
 import json
@@ -15,7 +14,7 @@ from serving_offline import loaded_memory, offline
 from serving_servers import BEST, OURS, PEERS, Plan, Server, outcome, plans
 
 CONNECTIONS = 64
-SHARES = (0.25, 0.5, 0.75, 0.9, 1.1)  # of the closed loop's rate
+SHARES = (0.25, 0.5, 0.75, 0.9, 1.1)  # shares of the closed loop's rate
 MALFORMED = [
     "",
     "{",
@@ -27,16 +26,18 @@ MALFORMED = [
     '{"q": "a", "alternatives": "x"}',
     '{"q": 5' + 4000 * " ",
 ]
-PROBE_RATE = 20  # malformed requests in a second, beside the load
+PROBE_RATE = 20  # malformed requests per second beside the load
 PROMPT = "ROMEO:\n"
 STREAM_TOKENS = 32
 
 
 @dataclass(frozen=True)
 class Run:
-    """`captions` are asked for in turn; a round of a server takes `seconds`, and there are
-    `repeats`; `minutes` are those of the parts that look for growth. `root` has the models, see
-    serving_models.py."""
+    """The settings of a serving benchmark.
+
+    Requests take the `captions` in turn. A server has `repeats` rounds of `seconds`; parts that
+    look for growth take `minutes`. `root` has the models, see serving_models.py.
+    """
 
     root: Path
     captions: list[str]
@@ -59,14 +60,14 @@ class Run:
         return stack.enter_context(Server(plan, self.root / "logs" / f"{name}.log"))
 
     def ours(self, stack: ExitStack, model: str) -> Server:
-        """With 8 bits, warmed up."""
+        """Start our server with int8 weights and warm it up."""
         server = self.start(stack, f"{model}-ours", plans(self.root, model)[BEST])
         server.load(**self.warm_up, connections=CONNECTIONS)
         return server
 
 
 def saturation(run: Run, model: str) -> dict:
-    """A closed loop on each server, in turns."""
+    """Measure a closed loop on each server, in turns."""
     chosen = {
         name: plan
         for name, plan in plans(run.root, model).items()
@@ -88,7 +89,8 @@ def saturation(run: Run, model: str) -> dict:
 
 
 def latency(run: Run, model: str) -> dict:
-    """One connection, and Poisson arrivals at half the rate of the closed loop, in turns."""
+    """Measure one connection, and Poisson arrivals at half the rate of the closed loop, in
+    turns."""
     with ExitStack() as stack:
         server = run.ours(stack, model)
         rate = server.load(**run.translations, connections=CONNECTIONS)["per_second"]
@@ -113,7 +115,7 @@ def latency(run: Run, model: str) -> dict:
 
 
 def rates(run: Run, model: str) -> dict:
-    """Poisson arrivals at rising shares of each server's own closed loop."""
+    """Measure Poisson arrivals at rising shares of each server's own closed loop."""
     found = {}
     for name in (BEST, "ctranslate2-int8-2x1"):
         with ExitStack() as stack:
@@ -126,7 +128,7 @@ def rates(run: Run, model: str) -> dict:
 
 
 def refusals(run: Run, model: str) -> dict:
-    """Malformed requests, alone and beside half the rate of the closed loop."""
+    """Measure malformed requests, alone and beside half the rate of the closed loop."""
     malformed = {
         "path": "/translate",
         "bodies": MALFORMED,
@@ -153,7 +155,7 @@ def refusals(run: Run, model: str) -> dict:
 
 
 def start(run: Run, model: str) -> dict:
-    """From the command to ready."""
+    """Measure the seconds from the command until the server is ready."""
     plan, seconds = plans(run.root, model)[BEST], []
     for _ in range(run.repeats):
         with ExitStack() as stack:
@@ -162,9 +164,11 @@ def start(run: Run, model: str) -> dict:
 
 
 def memory(run: Run, model: str) -> dict:
-    """Of the server while a closed loop runs. `above` is what it has more than a process without a
-    server and all of the slots, so it is too little by what was never touched of these: arrays lie
-    in pages of 2 MB, which leaves little."""
+    """Measure the memory of the server during a closed loop.
+
+    `above` is the memory beyond that of a process without a server plus all slots. Slots that were
+    never touched make it too low, but only a little, because arrays lie in pages of 2 MB.
+    """
     with ExitStack() as stack:
         server = run.start(stack, f"{model}-memory", plans(run.root, model)[BEST])
         ready = server.memory
@@ -182,8 +186,10 @@ def memory(run: Run, model: str) -> dict:
 
 
 def overload(run: Run, model: str) -> dict:
-    """Twice the rate of the closed loop: who is answered gets what is answered to a request alone,
-    who is refused is told when to come back."""
+    """Measure twice the rate of the closed loop.
+
+    Accepted requests get the same answer as a request alone; rejected ones get a Retry-After.
+    """
     with ExitStack() as stack:
         server = run.ours(stack, model)
         rate = server.load(**run.translations, connections=CONNECTIONS)["per_second"]
@@ -200,8 +206,8 @@ def overload(run: Run, model: str) -> dict:
 
 
 def sampled(run: Run, server: Server, load: dict) -> tuple[list[int], dict]:
-    """The memory of the server each second of a load of `run.minutes`, and what came of the
-    load."""
+    """Return the memory of the server in each second of a load of `run.minutes`, and the
+    outcome."""
     client = server.start_load(**run.translations | {"seconds": 60 * run.minutes}, **load)
     samples = []
     while client.poll() is None:
@@ -211,7 +217,7 @@ def sampled(run: Run, server: Server, load: dict) -> tuple[list[int], dict]:
 
 
 def growth(samples: list[int]) -> int:
-    """Bytes: the median of the last quarter above that of the second one."""
+    """Return the growth in bytes from the second to the last quarter, by their medians."""
     quarter = max(1, len(samples) // 4)
     return int(
         statistics.median(samples[-quarter:])
@@ -220,7 +226,8 @@ def growth(samples: list[int]) -> int:
 
 
 def decoder(run: Run, card: Path) -> dict:
-    """Completions of the shipped decoder, beside `transformers serve`: whole ones, and streams."""
+    """Measure completions of the shipped decoder and of `transformers serve`, at once and
+    streamed."""
     name = {"ours-int8": str(run.root / "decoder"), "transformers-serve": str(card)}
     commands = {
         "ours-int8": Plan([*OURS, name["ours-int8"]]),
@@ -252,7 +259,7 @@ def decoder(run: Run, card: Path) -> dict:
 
 
 MODELS = ("tiny", "base")
-# What is measured, of which models.
+# parts of the benchmark, and their models
 PARTS = {
     "offline": (offline, MODELS),
     "saturation": (saturation, MODELS),

@@ -11,15 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-ROWS = 64  # of all batches together
+ROWS = 64  # rows of all batches together
 
 
 class CTranslate2Engine:
-    """In the place of our engine: `workers` threads, each of which translates what waits when it is
-    free, as one batch.
+    """A replacement for our engine with `workers` threads of CTranslate2.
 
-    CTranslate2 cannot add to a batch that runs. `workers` is its `inter_threads`, `threads` its
-    `intra_threads`.
+    Each thread translates all waiting rows as one batch as soon as it is free. CTranslate2 cannot
+    add to a running batch. `workers` is its `inter_threads`, `threads` its `intra_threads`.
     """
 
     def __init__(self, info, model: Path, workers: int, threads: int):
@@ -68,7 +67,7 @@ class CTranslate2Engine:
     def waiting(self):
         return len(self.queue)
 
-    running = 0  # which it does not tell
+    running = 0  # CTranslate2 does not report it
 
     def close(self, seconds=0.0):
         return True
@@ -93,7 +92,7 @@ class CTranslate2Engine:
 
 
 def serve_ctranslate2(options) -> None:
-    """Our own server, with another engine in it."""
+    """Run our own server with CTranslate2 as its engine."""
     from vanilla_transformer_export import TextRuntime
     from vanilla_transformer_export.model import open_export
     from vanilla_transformer_export.serving import server, service
@@ -117,7 +116,8 @@ def deliver(futures, answers):
 
 
 def transformers_app(checkpoint: Path, workers: int, threads: int):
-    """`workers` calls of `generate` at a time, each with `threads` threads."""
+    """Return an app that runs `workers` calls of `generate` at a time, each with `threads`
+    threads."""
     import anyio.to_thread
     import torch
     from fastapi import FastAPI
@@ -148,8 +148,10 @@ def transformers_app(checkpoint: Path, workers: int, threads: int):
 
 
 def serve_transformers(model: Path, port: int) -> None:
-    """transformers looks for the class of a checkpoint among its own, even where it is a registered
-    one."""
+    """Run `transformers serve` on one of our checkpoints.
+
+    transformers looks for the class of a checkpoint in its own module, even if it is registered.
+    """
     from vanilla_transformer import VanillaDecoderForCausalLM
 
     sys.modules["transformers"].VanillaDecoderForCausalLM = VanillaDecoderForCausalLM

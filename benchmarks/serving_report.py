@@ -1,7 +1,7 @@
-"""What benchmarks/serving.py measured, as tables.
+"""The results of benchmarks/serving.py as tables.
 
-Reads the JSON file only, which is the argument where it runs by itself. Medians of the rounds, with
-the smallest and the largest after them.
+Reads the JSON file only, which is the argument of the command. Values are medians of the rounds,
+followed by the smallest and the largest.
 """
 
 import json
@@ -24,7 +24,7 @@ def tables(result: dict) -> str:
 
 
 def setting(result):
-    """The machine, and what was measured on it where there were several."""
+    """Return the machine, or for several machines, which parts were measured on each."""
     machines = {}
     for part, models in result.items():
         for model, entry in models.items():
@@ -65,13 +65,13 @@ def spread(values, scale=1):
 
 
 def milliseconds(loads, rank, field="latency"):
-    """The median over rounds of a rank."""
+    """Return the median over rounds of a rank, in milliseconds."""
     found = [load[field][rank] for load in loads if load[field]]
     return number(1000 * median(found)) if found else "-"
 
 
 def errors(loads):
-    """All that was no 200, by name."""
+    """Return the number of answers that are not 200, by name."""
     counts = {}
     for load in loads:
         for status, count in load["statuses"].items():
@@ -84,7 +84,7 @@ def errors(loads):
 
 
 def best(speeds: dict, start: str) -> float | None:
-    """The largest median of what begins with `start`."""
+    """Return the largest median of settings that begin with `start`."""
     found = [
         each["per_second"]["median"] for name, each in speeds.items() if name.startswith(start)
     ]
@@ -96,7 +96,7 @@ def ratio(first, second):
 
 
 def floors(result: dict) -> list[tuple[str, float | None, float, bool]]:
-    """What is to be reached: its name, what was measured, the bound, and whether more is better."""
+    """Return the targets: name, measured value, bound, and True if more is better."""
 
     def found(part, model):
         return result.get(part, {}).get(model, {}).get("found", {})

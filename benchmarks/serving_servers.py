@@ -14,7 +14,7 @@ from pathlib import Path
 from serving_models import DTYPES
 
 HERE = Path(__file__).parent
-BEST = "ours-calibrated"  # of our exports
+BEST = "ours-calibrated"  # the export of ours that is compared
 PATIENCE = 180  # seconds until a server is ready
 TICKS = os.sysconf("SC_CLK_TCK")
 OURS = [sys.executable, "-m", "vanilla_transformer_export", "serve"]
@@ -23,8 +23,11 @@ PEERS = [sys.executable, str(HERE / "serving_peers.py")]
 
 @dataclass(frozen=True)
 class Plan:
-    """Of a server: its command without the port. `most` is how many connections a closed loop has
-    at most, where a server takes so few at a time that more would only wait."""
+    """The command of a server, without the port.
+
+    `most` is the maximum number of connections in a closed loop, for servers that accept only a few
+    at a time.
+    """
 
     command: list[str]
     ready: str = "/health/ready"
@@ -32,8 +35,10 @@ class Plan:
 
 
 def plans(root: Path, model: str) -> dict[str, Plan]:
-    """All that serve translations of `model`, each at several settings where the best depends on
-    the machine."""
+    """Return the plans of all servers that translate with `model`.
+
+    Servers whose best setting depends on the machine have several.
+    """
     folder, found = root / model, {}
     for dtype in DTYPES:
         found[f"ours-{dtype}"] = Plan([*OURS, str(folder / dtype), "--languages", "en-de"])
@@ -118,7 +123,7 @@ class Server:
         return sum(map(memory_of, self.processes))
 
     def start_load(self, **load) -> subprocess.Popen:
-        """`load` as serving_client.py has it."""
+        """Start the `load`, in the form of serving_client.py."""
         command = [sys.executable, str(HERE / "serving_client.py")]
         client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         client.stdin.write(json.dumps({"port": self.port, **load}))
@@ -126,8 +131,8 @@ class Server:
         return client
 
     def load(self, **load) -> dict:
-        """What the client saw, with the seconds of processor that the server used meanwhile, and
-        its memory afterwards."""
+        """Run a load, and return the client's outcome, CPU seconds per request and the memory
+        afterwards."""
         if "connections" in load:
             load["connections"] = min(load["connections"], self.plan.most)
         before = self.cpu
@@ -138,14 +143,16 @@ class Server:
 
 
 def cpu_of(pid: int) -> float:
-    """Seconds, of all threads of a process."""
+    """Return the CPU seconds of all threads of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def memory_of(pid: int | str) -> int:
-    """Bytes in use now: what processes share counts in parts, so that their sum is what all of them
-    take."""
+    """Return the bytes in use now.
+
+    Shared pages count in parts, so that the sum over processes is the memory of all.
+    """
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 

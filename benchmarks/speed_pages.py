@@ -10,7 +10,7 @@ import report
 ROOT = Path(__file__).parents[1]
 URL = "https://github.com/vanilla-transformer/vanilla-transformer"
 MARKS = "<!-- benchmarks/speed_pages.py -->", "<!-- /benchmarks/speed_pages.py -->"
-# (shape, beams, batch): what the page at the front says of it
+# (shape, beams, batch): its name in README.md
 HIGHLIGHTS = {
     ("seq2seq", 4, 1): "base seq2seq, beam 4, batch 1, tokens per second",
     ("gpt2", 1, 1): "GPT-2 small, greedy, batch 1, tokens per second",
@@ -21,13 +21,15 @@ PACKAGES = ("torch", "transformers", "onnxruntime", "ctranslate2", "openvino")
 
 
 def results(folder: Path = report.RESULTS) -> dict[str, dict]:
-    """Those of each processor that there are, by the name of the file."""
+    """Return the results of each CPU in `folder`, by the name of the file."""
     return {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("cpu-*.json"))}
 
 
 def highlights(found: dict[str, dict]) -> str:
-    """The table of README.md: of each processor our fastest export, and the fastest engine of each
-    program."""
+    """Return the table of README.md.
+
+    For each CPU it has our fastest export, and the fastest engine of each program.
+    """
     names = [name for result in found.values() for name in (f"ours, {kind(result)}", "to compare")]
     rows = [
         [what, *(cell for result in found.values() for cell in compared(result, key))]
@@ -37,7 +39,7 @@ def highlights(found: dict[str, dict]) -> str:
 
 
 def compared(result: dict, key: tuple[str, int, int]) -> tuple[str, str]:
-    """Ours and the others, of a cell of `HIGHLIGHTS`."""
+    """Return our speed and those of the others, for a cell of `HIGHLIGHTS`."""
     shape, beams, batch = key
     records = [
         record for record in report.records(result, shape, beams) if record["batch"] == batch
@@ -52,7 +54,7 @@ def compared(result: dict, key: tuple[str, int, int]) -> tuple[str, str]:
 
 
 def said(measured: dict, names: list[str]) -> str:
-    """The speed and the name of the fastest."""
+    """Return the speed and the name of the fastest engine."""
     best = report.fastest(measured, names)
     return (
         f"{report.number(best['per_second'])} "
@@ -63,7 +65,7 @@ def said(measured: dict, names: list[str]) -> str:
 
 
 def overviews(found: dict[str, dict]) -> str:
-    """The tables of docs/results.md, each below its processor, and where the rest is."""
+    """Return the tables of docs/results.md, each with its CPU and a link to the rest."""
     return "\n\n".join(overview(name, result) for name, result in found.items())
 
 
@@ -96,7 +98,8 @@ def kind(result: dict) -> str:
 
 
 def filled(page: str, text: str) -> str:
-    """`page` with `text` between the marks. ValueError where it does not have them once."""
+    """Return `page` with `text` between the marks. Raises ValueError unless the marks occur
+    once."""
     begin, end = map(re.escape, MARKS)
     changed, count = re.subn(
         f"{begin}.*?{end}", lambda _: f"{MARKS[0]}\n{text}\n{MARKS[1]}", page, flags=re.DOTALL

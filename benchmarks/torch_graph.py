@@ -14,13 +14,13 @@ from vanilla_transformer.layers_vanilla_transformer import sinusoidal_positions,
 
 
 def captured(function, device):
-    """`function` as the replay of a CUDA graph; on a CPU as it is."""
+    """Return `function` as the replay of a CUDA graph; on a CPU, return it unchanged."""
     if device.type == "cpu":
         return function
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        function()  # libraries make on first use what cannot be captured
+        function()  # first use of a library initializes things that cannot be captured
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -50,7 +50,7 @@ class GraphDecoder:
         )
         if self.is_encoder_decoder:
             self.tokens[:, 0] = model.config.decoder_start_token_id
-        self.last = zeros(1, dtype=torch.long)  # the place of the token that a step reads
+        self.last = zeros(1, dtype=torch.long)  # position of the token that a step reads
         self.projections, self.caches, self.cross = [], [], []
         for attention in (layer.self_attn for layer in self.decoder.layers):
             heads, widths = (
@@ -76,7 +76,7 @@ class GraphDecoder:
 
     @torch.no_grad()
     def generate(self, ids: torch.Tensor) -> torch.Tensor:
-        """The likeliest tokens (B, new_tokens) after `ids` (B, T), both on the host."""
+        """Return the greedy tokens (B, new_tokens) after `ids` (B, T), both on the host."""
         (self.source if self.is_encoder_decoder else self.tokens[:, : self.prompt]).copy_(ids)
         self.start()
         for _ in range(self.new_tokens - 1):
@@ -106,8 +106,8 @@ class GraphDecoder:
         ]
 
     def read(self, places):
-        """Reads the tokens at `places` (T,) of each row, and puts the likeliest one after the last
-        of them."""
+        """Read the tokens at `places` (T,) of each row, and store the top token after the last of
+        them."""
         embeddings = self.decoder.embeddings
         states = embeddings.embed_tokens(self.tokens[:, places]) * embeddings.scale
         states = embeddings.norm(states + self.positions[places])
@@ -138,7 +138,7 @@ class GraphDecoder:
 
 
 def attend(attention, query, key, value, mask):
-    """query (B, T, H * d), key and value (B, H, slots, d) -> (B, T, D)."""
+    """Apply attention: query (B, T, H * d), key and value (B, H, slots, d) -> (B, T, D)."""
     query = split_heads(query, attention.head_dim)
     found = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=attention.scaling

@@ -41,11 +41,11 @@ from vanilla_transformer.training.trainer import training_arguments, training_da
 from vanilla_transformer_export.arguments import key_value
 
 PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datasets")
-STRATEGIES = ("random", "group_by_length")  # of the Trainer
+STRATEGIES = ("random", "group_by_length")  # the Trainer's sampling strategies
 OUR_BATCHES = "our batches"
 # sentences: the Trainer's default, a common one, and about what the recipe's updates hold
 BATCH_SIZES = (8, 64, 512)
-TOKENS = 40_000  # in a round, about
+TOKENS = 40_000  # approximate tokens of a round
 
 
 class Clock(TrainerCallback):
@@ -66,7 +66,7 @@ class Clock(TrainerCallback):
 
 
 def measured(trainer, pad_token_id) -> float:
-    """Tokens a second."""
+    """Return the tokens per second."""
     clock = Clock(pad_token_id)
     hook = trainer.model.register_forward_hook(clock.see, with_kwargs=True)
     trainer.add_callback(clock)
@@ -87,7 +87,7 @@ def updates_of(recipe):
 
 
 def marian_of(config) -> MarianMTModel:
-    """Of the same shape. Its labels begin with the padding token."""
+    """Return a Marian model of the same shape; its labels begin with the padding token."""
     return MarianMTModel(
         MarianConfig(
             vocab_size=config.vocab_size, d_model=config.hidden_size,
@@ -103,11 +103,11 @@ def marian_of(config) -> MarianMTModel:
 
 
 def trained(model):
-    return model.num_parameters(only_trainable=True)  # MarianMTModel counts its sinusoids
+    return model.num_parameters(only_trainable=True)  # not MarianMTModel's sinusoids
 
 
 def plain(model, tokenizer, rows, folder, **settings):
-    """As one would train `model` without this package."""
+    """Return a trainer of `model` as one would write it without this package."""
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(folder),
         label_smoothing_factor=0.1,
@@ -151,7 +151,8 @@ def with_our_batches(model, prepared, folder, recipe):
 
 
 def makers_of(recipe, prepared, marian, folder) -> dict[tuple, Callable[[], Seq2SeqTrainer]]:
-    """By (model, batches), and batch size where there are several."""
+    """Return functions that make a trainer, by (model, batches) and batch size if there are
+    several."""
     found = {("ours", OUR_BATCHES): partial(ours, recipe, prepared, folder)}
     for strategy, size in product(STRATEGIES, BATCH_SIZES):
         found["MarianMTModel", strategy, size] = partial(
@@ -164,7 +165,7 @@ def makers_of(recipe, prepared, marian, folder) -> dict[tuple, Callable[[], Seq2
 
 
 def ratio(found: dict[tuple, list[float]], kind: str) -> dict:
-    """Ours over the fastest MarianMTModel with batches of that kind, round by round."""
+    """Return our speed over the fastest MarianMTModel with batches of that kind, round by round."""
     others = [key for key in found if key[:2] == ("MarianMTModel", kind)]
     best = max(others, key=lambda key: statistics.median(found[key]))
     ratios = [

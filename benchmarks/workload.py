@@ -1,5 +1,7 @@
-"""What is measured: the models, from a seed, in the files each engine reads. Runs in a process of
-its own."""
+"""The models of the benchmarks, made from a seed in the files that each engine reads.
+
+It runs in a separate process.
+"""
 
 import time
 from pathlib import Path
@@ -60,7 +62,7 @@ OURS = {
     "gpt2": "VanillaDecoderForCausalLM",
     "bert": "VanillaEncoderModel",
 }
-FIRST_TOKEN = 3  # of those that inputs are drawn from
+FIRST_TOKEN = 3  # first token that inputs are drawn from
 
 
 def fields(kind: str, quick: bool) -> dict:
@@ -68,8 +70,10 @@ def fields(kind: str, quick: bool) -> dict:
 
 
 def make_checkpoints(kind: str, quick: bool, root: Path) -> dict:
-    """The model with seeded weights as a checkpoint of transformers and, converted, as ours: the
-    number of its parameters."""
+    """Save the model with seeded weights as a checkpoint of transformers and, converted, as ours.
+
+    Returns the number of its parameters.
+    """
     import torch
     import transformers
 
@@ -95,7 +99,7 @@ def make_checkpoints(kind: str, quick: bool, root: Path) -> dict:
 
 
 def write_text(root: Path, vocabulary: int) -> None:
-    """Lines for calibration, `root / "text"`, of numbers of tokens, and a tokenizer that reads
+    """Write lines of token numbers for calibration to `root / "text"`, and a tokenizer that reads
     them."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -109,7 +113,8 @@ def write_text(root: Path, vocabulary: int) -> None:
 
 
 def prepare(engine: str, kind: str, root: Path) -> dict:
-    """Writes what `engine` loads to `root / engine`: how long that took, its size in bytes."""
+    """Write what `engine` loads to `root / engine`, and return the seconds and the size in
+    bytes."""
     start = time.perf_counter()
     group, dtype = engine.rsplit("-", 1)
     if group == "ctranslate2":
@@ -152,7 +157,7 @@ class NumberTokenizer:
     def __init__(self, vocabulary: int, pad: bool):
         self.names = [str(token) for token in range(vocabulary)]
         if pad:
-            self.names[-1] = "<pad>"  # which the converter of Marian knows to remove
+            self.names[-1] = "<pad>"  # the converter of Marian removes it
 
     def get_vocab(self):
         return {name: token for token, name in enumerate(self.names)}
@@ -164,7 +169,7 @@ def convert_ctranslate2(kind, checkpoint, out, dtype):
     class Converter(TransformersConverter):
         def load_model(self, model_class, path, **kwargs):
             model = super().load_model(model_class, path, **kwargs)
-            # transformers 5 has no such field, the converter asks for it
+            # transformers 5 lacks this field, which the converter reads
             model.config.position_embedding_type = "absolute"
             self.vocabulary = model.config.vocab_size
             return model
@@ -176,8 +181,10 @@ def convert_ctranslate2(kind, checkpoint, out, dtype):
 
 
 def bytes_per_step(directory: Path) -> int:
-    """Bytes of weights that the decoder graph of an export reads for each token: all, but of an
-    embedding only some rows."""
+    """Return the bytes of weights that the decoder graph of an export reads for each token.
+
+    Embeddings do not count, because only some of their rows are read.
+    """
     import onnx
 
     from vanilla_transformer_export.inference.export_info import read_export_info
@@ -198,8 +205,10 @@ def bytes_per_step(directory: Path) -> int:
 
 
 def read_bandwidth(count: int, threads: int, repeats: int) -> dict:
-    """Bytes per second at which `threads` threads read a buffer of `count` bytes, by the fastest of
-    several readers."""
+    """Return the bytes per second at which `threads` threads read a buffer of `count` bytes.
+
+    It is that of the fastest of several readers.
+    """
     import torch
 
     torch.set_num_threads(threads)

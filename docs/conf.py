@@ -1,4 +1,4 @@
-"""Sphinx: `make docs` writes build/docs. Nothing is fetched while it builds."""
+"""The configuration of Sphinx: `make docs` writes build/docs and fetches nothing."""
 
 from importlib.metadata import version as version_of
 

@@ -1,6 +1,9 @@
-"""Writes what follows from the options of generation and of exports, and from the settings of a
-server: `.venv/bin/python docs/options.py`. The tables in docs/runtime.md, docs/export.md and
-docs/serving.md, and the lines in the docstrings of `Runtime.generate` and `export`."""
+"""A generator of tables and docstrings for options and settings: `.venv/bin/python
+docs/options.py`.
+
+It writes the tables in docs/runtime.md, docs/export.md and docs/serving.md, and the lines of
+options in the docstrings of `Runtime.generate` and `export`.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +28,7 @@ END = "<!-- end -->"
 
 
 def with_table(text: str, name: str, table: str) -> str:
-    """The text of the page, with the table of today between its marks."""
+    """Return the text of the page with the current table between its marks."""
     begin = f"<!-- {name} table -->\n"
     before, rest = text.split(begin)
     _, after = rest.split(END)
@@ -33,8 +36,10 @@ def with_table(text: str, name: str, table: str) -> str:
 
 
 def with_docstring(code: str, lines: Callable[[str], str], indent: str) -> str:
-    """The module with the lines of today in the docstring: they begin with the first option and end
-    before `Raises`, which has this indent."""
+    """Return the module with the current lines of options in the docstring.
+
+    They begin with the first option and end before `Raises`, which has the indent `indent`.
+    """
     text = lines(f"{indent}    ")
     start = code.index(f"\n{text.partition(':')[0]}:") + 1
     end = code.index(f"\n\n{indent}Raises", start)

@@ -1,5 +1,4 @@
-"""Classifies texts with an export of a sequence classifier, with numpy, tokenizers and onnxruntime
-only.
+"""Text classification with an export, using only numpy, tokenizers and onnxruntime.
 
 vanilla-transformer export model_cards/vanilla-encoder-tiny-trec questions
 python examples/classify.py questions "Who wrote Hamlet ?"

@@ -1,4 +1,4 @@
-"""Converts a BERT to this package's encoder and compares what the two give for the same tokens.
+"""Conversion of a BERT checkpoint, with a comparison of the outputs of both models.
 
     python examples/convert_bert.py google-bert/bert-base-uncased --output encoder
 

@@ -1,9 +1,9 @@
-"""Exports a checkpoint, then translates or continues texts in a process that never imports torch.
+"""Translation or continuation of texts in a process that never imports torch.
 
     python examples/generate_without_torch.py CHECKPOINT EXPORT "A dog runs." --num-beams 4
 
-The export is made by the command, in a process of its own, which needs torch. It is made once:
-where EXPORT exists, it is used.
+The export is made by the command, in a separate process, which needs torch. An existing EXPORT is
+reused.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Trains a small translator on parallel text, one sentence a line, and translates the first
-sentences with it.
+"""Training of a small translator on parallel text, one sentence a line.
 
     python examples/train_translator.py train.en train.de --output my-model
 
-The recipe is `translation`. A run that was stopped goes on when the same command is called again.
+The recipe is `translation`. The script also translates the first sentences with the new model. A
+run that was stopped resumes when the same command is called again.
 """
 
 import argparse

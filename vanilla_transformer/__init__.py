@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 try:
-    __version__ = version("vanilla-transformer")  # pyproject.toml has it
-except PackageNotFoundError:  # a clone that is on the path and not installed
+    __version__ = version("vanilla-transformer")  # the version in pyproject.toml
+except PackageNotFoundError:  # a clone that is importable but not installed
     __version__ = "0+unknown"
 
 HAS_TORCH = find_spec("torch") is not None and find_spec("transformers") is not None

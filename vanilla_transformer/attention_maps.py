@@ -1,4 +1,4 @@
-"""Where each head looks: attention weights as arrays and as figures."""
+"""Attention maps: the weights of each head as arrays and as figures."""
 
 import math
 import os
@@ -22,7 +22,7 @@ from .files import check_no_pointer, new_file
 from .info import depth_fields
 from .modeling_vanilla_transformer import shift_tokens_right
 
-# The outputs of seq2seq models by the kind of attention.
+# names of the outputs of seq2seq models by kind of attention
 OUTPUTS = {
     "encoder": "encoder_attentions",
     "decoder": "decoder_attentions",
@@ -30,14 +30,14 @@ OUTPUTS = {
 }
 FORMATS = ("eps", "jpeg", "jpg", "pdf", "png", "ps", "svg", "svgz", "tif", "tiff", "webp")
 DPI = 100
-MAX_MAP_VALUES = 2**27  # of all layers and heads, one gigabyte
+MAX_MAP_VALUES = 2**27  # weights of all layers and heads: one gigabyte
 # Inches: around the maps; of a side of a map in a grid, of a token in a map alone, and of a figure
 # at most.
 MARGIN_INCHES = 1.5
 MAP_INCHES = 1.5
 TOKEN_INCHES = 0.25
 MAX_INCHES = 50.0
-PICTURE_INCHES = 4.0  # of a side of a picture alone
+PICTURE_INCHES = 4.0  # side of a single image
 
 
 @dataclass
@@ -72,10 +72,11 @@ def save_attention_maps(
     force: bool = False,
     variant: str | None = None,
 ) -> None:
-    """Writes the figure that `plot` makes of a checkpoint's `attention_maps` of `texts`, a source
-    and perhaps a target, to the file `out`, whose ending is the format; of a model of images, of
-    its `image_attention_maps` of the file that `texts` name. An existing `out` is replaced with
-    `force` only. `variant` is as in `checkpoint.load_checkpoint`.
+    """Draw the attention maps of `texts` with a checkpoint, and write the figure to the file `out`.
+
+    `texts` are a source and, for a seq2seq model, a target. For a model of images, `texts` is the
+    path of one image. The ending of `out` is the format. An existing `out` is replaced only with
+    `force`. `variant` is as in `checkpoint.load_checkpoint`.
 
     Raises:
         FileExistsError: if `out` exists and `force` is not given.
@@ -118,13 +119,14 @@ def maps_of(
 def image_attention_maps(
     model: PreTrainedModel, processor: BaseImageProcessor, image: Image
 ) -> ImageAttentionMaps:
-    """Of a model of images, from its first token to the patches of `image`. `model` is left in
-    evaluation mode, with the eager attention implementation.
+    """Return the attention from the first token to the patches of `image`, for each layer and head.
+
+    `model` is left in evaluation mode, with the eager attention implementation.
 
     Raises:
         ValueError: for an image of a size that the model does not read.
     """
-    model.eval().set_attn_implementation("eager")  # the others give no weights
+    model.eval().set_attn_implementation("eager")  # other implementations return no weights
     pixel_values = processor(image, return_tensors="pt")["pixel_values"]
     seen = processor(image, do_rescale=False, do_normalize=False, return_tensors="np")[
         "pixel_values"
@@ -148,10 +150,11 @@ def attention_maps(
     target: str | None = None,
     kind: str | None = None,
 ) -> AttentionMaps:
-    """The self-attention of the text `source`. For seq2seq models `kind` is "encoder", "decoder" or
-    "cross" (the default), and a `target` that is not given is the model's own translation, by its
-    generation settings without sampling. `model` is left in evaluation mode, with the eager
-    attention implementation.
+    """Return the attention maps of the text `source`: those of self-attention, or of `kind`.
+
+    For seq2seq models `kind` is "encoder", "decoder" or "cross" (the default). The default `target`
+    is the model's own translation, by its generation settings without sampling. `model` is left in
+    evaluation mode, with the eager attention implementation.
 
     Raises:
         UsageError: for a kind that the model does not have, and a target it does not read or needs.
@@ -171,8 +174,8 @@ def attention_maps(
         raise UsageError(f"{name} reads one text, got the target {target!r} too")
     for text in [source] if target is None else [source, target]:
         check_tokens(model, tokenizer, text)
-    model.eval().set_attn_implementation("eager")  # the others give no weights
-    # A decoder goes on from a text: the token that ends one is not in it.
+    model.eval().set_attn_implementation("eager")  # other implementations return no weights
+    # A decoder continues the text, so the text has no end token.
     has_ends = kinds != ("decoder",)
     ids = tokenizer(source, return_tensors="pt", add_special_tokens=has_ends)["input_ids"]
     inputs = {"input_ids": ids}
@@ -194,7 +197,7 @@ def attention_maps(
 
 
 def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str) -> None:
-    # a damaged tokenizer may panic, and only here
+    # a damaged tokenizer may panic here for the first time
     with readers_errors(tokenizer.name_or_path or "the tokenizer"):
         ids = tokenizer(text)["input_ids"]
         own = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -225,7 +228,7 @@ def decoder_input_ids(
     ids: torch.Tensor,
     target: str | None,
 ) -> torch.Tensor:
-    """The target's tokens shifted right, without the last one, which is only predicted."""
+    """Return the target's tokens shifted right; its last token is only predicted."""
     if target is not None:
         return shift_tokens_right(
             tokenizer(text_target=target, return_tensors="pt")["input_ids"], model.config
@@ -238,8 +241,9 @@ def decoder_input_ids(
 def plot(
     maps: AttentionMaps | ImageAttentionMaps, layer: int | None = None, head: int | None = None
 ) -> Figure:
-    """A grid of the maps of all layers and heads, or of one `layer` or `head`, counted from 0. One
-    map alone shows its tokens. Those of an image are drawn over it.
+    """Draw the maps of all layers and heads as a grid, or of one `layer` or `head`, counted from 0.
+
+    A single map shows its tokens. Maps of an image are drawn over it.
 
     Raises:
         UsageError: for a layer or a head that does not exist.
@@ -247,7 +251,7 @@ def plot(
     layers = chosen("layer", layer, maps.weights.shape[0])
     heads = chosen("head", head, maps.weights.shape[1])
     is_alone = len(layers) == len(heads) == 1
-    # no pyplot: nothing outlives the call
+    # no pyplot, which would keep the figure alive
     figure = Figure(figsize=figure_size(maps, layers, heads), layout="constrained")
     grid = figure.subplots(len(layers), len(heads), squeeze=False)
     for row, layer in zip(grid, layers):
@@ -258,7 +262,7 @@ def plot(
     if isinstance(maps, ImageAttentionMaps):
         figure.colorbar(image, ax=grid, label="attention of the first token")
         return figure
-    if is_alone:  # a "$" of a token is no formula
+    if is_alone:  # a "$" in a token is not a formula
         axes.set_xticks(range(len(maps.keys)), maps.keys, rotation=90, parse_math=False)
         axes.set_yticks(range(len(maps.queries)), maps.queries, parse_math=False)
     figure.colorbar(image, ax=grid, label=f"{maps.kind} attention")
@@ -270,7 +274,7 @@ def plot(
 def figure_size(
     maps: AttentionMaps | ImageAttentionMaps, layers: Sequence[int], heads: Sequence[int]
 ) -> list[float]:
-    """Inches: width and height."""
+    """Return width and height in inches."""
     if len(layers) > 1 or len(heads) > 1:
         sides = [len(heads) * MAP_INCHES, len(layers) * MAP_INCHES]
     elif isinstance(maps, ImageAttentionMaps):
@@ -281,13 +285,13 @@ def figure_size(
 
 
 def draw(axes: Axes, maps: AttentionMaps | ImageAttentionMaps, weights: np.ndarray) -> AxesImage:
-    """The `weights` of one head."""
+    """Draw the `weights` of one head."""
     scale = {"vmin": 0, "vmax": maps.weights.max()}
     if isinstance(maps, AttentionMaps):
         return axes.imshow(weights, cmap="Blues", aspect="auto", **scale)
     axes.imshow(maps.picture)
     height, width = (count * side for count, side in zip(weights.shape, maps.patch))
-    places = (-0.5, width - 0.5, height - 0.5, -0.5)  # pixels, whose centres are whole numbers
+    places = (-0.5, width - 0.5, height - 0.5, -0.5)  # pixel centres are whole numbers
     return axes.imshow(weights, cmap="inferno", alpha=0.6, extent=places, **scale)
 
 

@@ -1,6 +1,8 @@
-"""Reading a checkpoint that anyone may have written: its files are checked before a model is built
-from them, what is wrong is one line that names the file, and no code beside the weights is ever
-run."""
+"""Loading of untrusted checkpoints.
+
+Files are checked before a model is built from them. An error is one line that names the file. Code
+beside the weights is never run.
+"""
 
 import os
 from functools import partial
@@ -56,12 +58,13 @@ TORCH_DTYPES = {
     "BOOL": torch.bool,
 }
 
-Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]  # of tensors by name
+Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype of tensors by name
 
 
 def load_checkpoint(source: str | os.PathLike, variant: str | None = None) -> PreTrainedModel:
-    """Return the model of a checkpoint of ours, of the class its config names, in float32 and
-    evaluation mode.
+    """Return the model of one of our checkpoints, in float32 and evaluation mode.
+
+    Its class is the one that the config names.
 
     Args:
         source: a directory or Hub id.
@@ -69,8 +72,8 @@ def load_checkpoint(source: str | os.PathLike, variant: str | None = None) -> Pr
 
     Raises:
         FileNotFoundError: without a directory, config.json or safetensors weights.
-        ValueError: for files that are damaged or do not fit each other, a checkpoint of another
-            family, and weights that are missing, too many, of other shapes or not finite.
+        ValueError: for files that are damaged or do not fit each other, and a checkpoint of another
+            family. Also for weights that are missing, too many, of other shapes or not finite.
     """
     with opened_variant(checkpoint_directory(source), variant) as directory:
         return load_directory(source, directory)
@@ -104,8 +107,9 @@ def load_directory(source: str | os.PathLike, directory: Path) -> PreTrainedMode
 
 
 def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint, a directory or Hub id. Where target text is cut otherwise, it
-    does that for `text_target`.
+    """Load the tokenizer of a checkpoint, a directory or Hub id.
+
+    If target text is split in another way, the tokenizer does so for `text_target`.
 
     Raises:
         FileNotFoundError: without a directory, or files of a tokenizer.
@@ -123,7 +127,7 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
     try:
         with readers_errors(directory):
             tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-            # found only when it reads
+            # transformers would notice only while it encodes
             longest = tokenizer.model_max_length
             if not isinstance(longest, int | float):
                 raise ValueError(f"model_max_length is {shown(longest)}, expected a number")
@@ -141,8 +145,10 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
 
 
 def give_target(tokenizer: PreTrainedTokenizerBase, target: Tokenizer) -> None:
-    """Has `tokenizer` cut `text_target` with `target`, as classes of transformers with two models
-    do, and write both."""
+    """Make `tokenizer` encode `text_target` with `target`, and save both.
+
+    Classes of transformers with two SentencePiece models do the same.
+    """
     for mode, backend in {"input": tokenizer.backend_tokenizer, "target": target}.items():
         setattr(
             tokenizer, f"_switch_to_{mode}_mode", partial(setattr, tokenizer, "_tokenizer", backend)
@@ -162,8 +168,8 @@ def save_with_target(
 
 
 def load_image_processor(source: str | os.PathLike) -> BaseImageProcessor:
-    """The image processor of a checkpoint, a directory or Hub id: the one with Pillow, whatever
-    else is installed.
+    """Load the image processor of a checkpoint, a directory or Hub id, always the one based on
+    Pillow.
 
     Raises:
         FileNotFoundError: without a directory, or preprocessor_config.json.
@@ -237,22 +243,26 @@ def find_tokenizer_class(directory: Path) -> type | None:
 def save_tokenizer(
     tokenizer: PreTrainedTokenizerBase, directory: Path, longest: int | None = None
 ) -> None:
-    """Writes the files of `tokenizer` for transformers 4 and 5, with `longest` as its
-    `model_max_length` if it is given."""
+    """Write the files of `tokenizer` for transformers 4 and 5.
+
+    `longest`, if not `None`, becomes the `model_max_length`.
+    """
     tokenizer.save_pretrained(directory)
     for_every_version(directory, {} if longest is None else {"model_max_length": longest})
 
 
 def learned_positions(config: PreTrainedConfig) -> int | None:
-    """How many there are; `None` for a model that has others, which no text is too long for."""
+    """Return the number of learned positions, or `None` if the model has no limit of length."""
     return (
         config.max_position_embeddings if getattr(config, "has_learned_positions", False) else None
     )
 
 
 def limit_generation(generation: GenerationConfig, config: PreTrainedConfig) -> None:
-    """Where positions are learned and no length is set, a text may fill their table: the defaults
-    of pipelines go beyond a short one."""
+    """Limit generation to the learned positions if no length is set, and turn the cache on.
+
+    The default length of pipelines exceeds a short table of positions.
+    """
     if generation.use_cache is None:
         generation.use_cache = True
     if generation.max_length is None and generation.max_new_tokens is None:
@@ -262,8 +272,10 @@ def limit_generation(generation: GenerationConfig, config: PreTrainedConfig) -> 
 def config_and_class(
     source: str | os.PathLike,
 ) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
-    """Of a checkpoint of ours, a directory or Hub id. Raises: as `load_checkpoint`, but for
-    weights."""
+    """Return the config and the class of one of our checkpoints, a directory or Hub id.
+
+    Raises: the errors of `load_checkpoint`, except those about weights.
+    """
     config, name = read_config(checkpoint_directory(source, (CONFIG,)))
     return config, getattr(vanilla_transformer, name)
 
@@ -272,7 +284,7 @@ def config_and_class(
 
 
 def stored_shapes(file: Path) -> Shapes:
-    """As `stored_tensors`, with torch's dtypes."""
+    """Return the shape and the torch dtype of each tensor in `file`."""
     return {
         name: (shape, TORCH_DTYPES[dtype]) for name, (shape, dtype) in stored_tensors(file).items()
     }
@@ -281,8 +293,8 @@ def stored_shapes(file: Path) -> Shapes:
 def check_shapes(
     model_class: type[PreTrainedModel], config: VanillaTransformerConfig, stored: dict, where: Path
 ) -> None:
-    """The tensors must be those of the model, no more and no less; tied ones may be there or
-    not."""
+    """Raise ValueError unless the tensors are exactly those of the model; tied ones may be
+    absent."""
     with readers_errors(where), torch.device("meta"):
         model = model_class(config)
     tied = {bare(name) for name in model.get_expanded_tied_weights_keys(all_submodels=True)}

@@ -54,15 +54,15 @@ def read_config(directory: Path) -> tuple[Any, str]:
                 f"{directory / CONFIG} has {flag} {shown(content[flag])}, expected {allowed[0]}"
             )
     config = made_config(config_class, content, directory)
-    # a file may name another's code; ours is what is saved with our models
+    # a file may name other code; our models are saved with ours
     config.auto_map = dict(config.default_auto_map)
     return config, name
 
 
 def read_raw_config(directory: Path) -> tuple[dict, str]:
-    """The content of config.json, and the architecture it names, or "none".
+    """Return the content of config.json, and the architecture it names, or "none".
 
-    Where there is no `model_type`, as in files of 2019, it is that of the architecture, or None.
+    A missing `model_type`, as in files of 2019, is that of the architecture, or None.
     """
     path = directory / CONFIG
     if not path.is_file():
@@ -88,8 +88,10 @@ def model_type_of(architecture: str) -> str | None:
 
 
 def made_config(config_class: type, content: dict, directory: Path) -> Any:
-    """The config of a file's `content`, which may have names of its own, but none that would
-    replace a method of the class."""
+    """Return the config of a file's `content`.
+
+    The content may have fields that the class lacks, but none that would replace a method.
+    """
     path = directory / CONFIG
     if parts := sorted(content.keys() & {"decoder", "generator", "text_config", "text_encoder"}):
         raise ValueError(
@@ -120,7 +122,7 @@ def made_config(config_class: type, content: dict, directory: Path) -> Any:
         raise ValueError(f"{path} has _attn_implementation {shown(attention)}, expected a name")
     if "quantization_config" in content:
         raise ValueError(f"{path} has a quantization_config, expected weights in floating point")
-    # which is not the one that wrote it
+    # these describe the machine that wrote the file, which is another one
     of_machine = ("attn_implementation", "experts_implementation")
     with readers_errors(path):
         config = config_class.from_dict(
@@ -138,8 +140,10 @@ def made_config(config_class: type, content: dict, directory: Path) -> Any:
 
 
 def check_depth(config: Any, shapes: dict[str, tuple], where: Path | str) -> None:
-    """Before anything is built or counted by `config`: it can name any depth and width, files only
-    those they hold."""
+    """Raise ValueError if `config` has more layers or a larger width than the tensors of the files.
+
+    It runs before anything is built or counted, because a config can name any depth and width.
+    """
     layers = len(
         {number for name in shapes for number in re.findall(r"(?<=\.)\d+(?=\.)", f".{name}")}
     )

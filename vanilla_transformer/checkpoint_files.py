@@ -24,10 +24,10 @@ from .variants import index_of, variant_hint
 
 GENERATION_CONFIG = "generation_config.json"
 FLOATS = ("F64", "F32", "F16", "BF16")
-DTYPES = (*FLOATS, "I64", "I32", "U8", "BOOL")  # of tensors in safetensors files
-# Of a Hub repository; the folders in it hold exports and the checkpoints of a training run.
+DTYPES = (*FLOATS, "I64", "I32", "U8", "BOOL")  # dtypes of tensors in safetensors files
+# files of a Hub repository; its folders hold exports and the checkpoints of a training run
 FILES = ("*.json", "*.txt", "*.spm", "*.model", "*.jinja", "*.safetensors")
-# Of a generation config.
+# fields of a generation config
 COUNTS = (
     "max_length",
     "max_new_tokens",
@@ -39,18 +39,19 @@ COUNTS = (
 COUNTS += ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "top_k")
 NUMBERS = ("temperature", "top_p", "min_p", "typical_p", "length_penalty", "repetition_penalty")
 SEVERAL = ("eos_token_id", "forced_eos_token_id")
-# Of a tokenizer's config, what transformers notes of the place it was loaded from.
+# fields of a tokenizer's config in which transformers records where it was loaded from
 OF_THE_PLACE = ("is_local", "local_files_only")
 TOKENIZER_OF_BYTES = "ByT5Tokenizer"
 OF_THE_HUB = ("constraints", "dola_layers", "force_words_ids", "penalty_alpha")
-INPUT_NAMES = ["input_ids", "attention_mask"]  # of a `PreTrainedTokenizerFast`
-# Published files have -1 where there is no such token.
+INPUT_NAMES = ["input_ids", "attention_mask"]  # inputs of a `PreTrainedTokenizerFast`
+# Published files have -1 for a missing token.
 OPTIONAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FILES) -> Path:
-    """The directory `source`, or that of the `files` of the Hub id `source`, downloaded if they are
-    not in the cache.
+    """Return the directory `source`, or the cached one of the Hub id `source`.
+
+    The `files` of a Hub id are downloaded if they are not in the cache.
 
     Raises:
         FileNotFoundError: if it is neither, and where the Hub cannot be reached and the cache may
@@ -83,7 +84,7 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
         reason = "the cache has only a part of it, and the Hub cannot be reached"
     except LocalEntryNotFoundError:
         reason = "it is not in the cache, and the Hub cannot be reached"
-    except (OSError, ValueError) as error:  # what the Hub client raises is one or the other
+    except (OSError, ValueError) as error:  # errors of the Hub client
         reason = one_line(error)
     else:
         if files == FILES:
@@ -99,9 +100,11 @@ def parent_hint(file: Path) -> str:
 
 
 def check_cached(name: str, directory: Path) -> None:
-    """`from_pretrained` puts only what it reads into the cache, and no list of what there is.
-    Without the Hub, such a cache does not tell a repository without a tokenizer from one whose
-    tokenizer was not asked for."""
+    """Raise FileNotFoundError if the cache has no tokenizer and cannot tell if the Hub has one.
+
+    `from_pretrained` caches only the files that it reads, without a list of all files. Without the
+    Hub, a repository without a tokenizer then looks like one whose tokenizer was never downloaded.
+    """
     if has_tokenizer(directory):
         return
     try:
@@ -122,7 +125,7 @@ def check_tokenizer_files(directory: Path) -> None:
 
 
 def has_tokenizer(directory: Path) -> bool:
-    """Whether there are files of one, or its class is one that needs none."""
+    """Return True if `directory` has tokenizer files, or a tokenizer class that needs none."""
     if any((directory / name).is_file() for name in VOCABULARIES):
         return True
     path = directory / CONFIG
@@ -130,11 +133,13 @@ def has_tokenizer(directory: Path) -> bool:
 
 
 def for_every_version(directory: Path, changes: dict | None = None) -> None:
-    """Gives tokenizer_config.json, if there is one, the names that transformers 4 knows too, and
-    `changes`: what 5 saves has its own for a tokenizer of `tokenizers`, and for tokens without a
-    name of their own. What 5 takes for granted is written
-    down: without it transformers 4, and Transformers.js, take spaces out of the texts that they
-    decode."""
+    """Rewrite tokenizer_config.json, if it exists, so that transformers 4 reads it too, with
+    `changes`.
+
+    transformers 5 has new names for the class of a fast tokenizer and for extra special tokens. Its
+    defaults are written out: without them transformers 4 and Transformers.js remove spaces from
+    decoded texts.
+    """
     path = directory / "tokenizer_config.json"
     if not path.is_file():
         return
@@ -144,7 +149,7 @@ def for_every_version(directory: Path, changes: dict | None = None) -> None:
     )
     content.setdefault("clean_up_tokenization_spaces", False)
     if content.get("tokenizer_class") == "TokenizersBackend":
-        # Without names of inputs transformers 4 would add token types.
+        # Without input names, transformers 4 would add token types.
         content = {"model_input_names": INPUT_NAMES, **content}
         content["tokenizer_class"] = "PreTrainedTokenizerFast"
     if isinstance(content.get("extra_special_tokens"), list):
@@ -157,8 +162,10 @@ def for_every_version(directory: Path, changes: dict | None = None) -> None:
 
 
 def check_generation(path: Path, vocab_size: int) -> None:
-    """Of generation_config.json, if there is one: transformers finds most wrong types only while it
-    generates."""
+    """Raise ValueError for a wrong value in the generation_config.json at `path`, if it exists.
+
+    transformers notices most wrong types only while it generates.
+    """
     content = read_json(path) if path.is_file() else {}
     for name, value in content.items():
         if value is not None and (fault := generation_fault(name, value, vocab_size)):
@@ -166,7 +173,7 @@ def check_generation(path: Path, vocab_size: int) -> None:
 
 
 def generation_fault(name: str, value: object, vocab_size: int = 2**31) -> str | None:
-    """What is wrong with a field of a generation config, or `None`."""
+    """Return what is wrong with a field of a generation config, or `None`."""
     if name in OF_THE_HUB:
         return "which transformers runs with code of the Hub: expected none"
     if name in COUNTS and not (type(value) is int and 0 <= value < 2**31):
@@ -178,7 +185,7 @@ def generation_fault(name: str, value: object, vocab_size: int = 2**31) -> str |
         return "expected true or false"
     if name.endswith("_token_id") and not is_absent_token(name, value):
         tokens = value if isinstance(value, list) and name in SEVERAL else [value]
-        # these two need never be generated
+        # a model need not be able to generate these two
         size = 2**31 if name in ("bos_token_id", "eos_token_id") else vocab_size
         if not all(type(token) is int and 0 <= token < size for token in tokens):
             return f"expected one of [0, {size - 1}]"
@@ -191,7 +198,7 @@ def is_absent_token(name: str, value: object) -> bool:
 
 
 def weight_files(directory: Path, names: tuple[str, ...] = (WEIGHTS,)) -> list[Path]:
-    """The first of `names` that is there, whole or as the shards its index names.
+    """Return the first file of `names` that exists, or its shards.
 
     Raises:
         FileNotFoundError: if there is none, or a shard is missing.
@@ -296,8 +303,11 @@ def check_tensors(
 
 
 def bare(name: str) -> str:
-    """Without the prefix that the classes with a head have and the bodies have not: each loads the
-    other's files."""
+    """Return `name` without the prefix "model.", which classes with a head have and base models
+    lack.
+
+    Each of them loads the other's files.
+    """
     return name.removeprefix("model.")
 
 
@@ -305,7 +315,7 @@ def bare(name: str) -> str:
 
 
 def read_json(path: Path) -> dict:
-    """The JSON object that the file `path` holds.
+    """Return the JSON object in the file `path`.
 
     Raises:
         ValueError: if it holds something else.
@@ -322,14 +332,13 @@ def read_json(path: Path) -> dict:
 
 @contextlib.contextmanager
 def readers_errors(path: Path) -> Iterator[None]:
-    """Around what other libraries make of the file or directory `path`: for one that they cannot
-    read they raise errors of every class, here a ValueError that names it."""
+    """Turn errors of any class that a library raises on `path` into a ValueError that names it."""
     try:
         yield
-    except (OSError, ImportError):  # their messages name the file
+    except (OSError, ImportError):  # their messages already name the file
         raise
     except BaseException as error:
-        is_panic = type(error).__name__ == "PanicException"  # of Rust, and no Exception
+        is_panic = type(error).__name__ == "PanicException"  # of Rust; not an Exception
         if not (is_panic or isinstance(error, Exception)):
             raise
         raise ValueError(f"{path}: {one_line(error)}") from None

@@ -9,7 +9,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from .configuration_vanilla_transformer import CONFIGS
 
 FRAMEWORKS = ("TF", "Flax")
-# Heads that classes of transformers before 3.0 had, by what follows the family in their names.
+# heads of classes before transformers 3.0, by the end of the class name
 OLD_HEADS = {
     "WithLMHeadModel": "ForConditionalGeneration",
     "ForMaskedLM": "ForConditionalGeneration",

@@ -1,9 +1,6 @@
-"""The files beside the weights that say what is made of images before a model, and with
-sentence-transformers of its states. They go where the weights go.
+"""The companion files of a checkpoint: image processors, and sentence-transformers' modules.
 
-`modules.json` names what follows the model, each with a folder: pooling, linear maps,
-normalisation. Prompts, the activation of a cross-encoder and the longest sequence are in files of
-their own.
+They are copied wherever the weights go.
 """
 
 import json
@@ -23,7 +20,7 @@ from .files import COMPANION, CONFIG, MODULES, PICKLE, WEIGHTS, check_no_pointer
 
 MODULE_CONFIG = "config.json"
 MODULE_WEIGHTS = (WEIGHTS, PICKLE)
-# Of each kind of module, tuples of the names of files: it needs one of each.
+# kind of module -> tuples of file names; a module needs one file of each tuple
 REQUIRED_FILES = {
     "Pooling": ((MODULE_CONFIG,),),
     "Dense": ((MODULE_CONFIG,), MODULE_WEIGHTS),
@@ -37,8 +34,8 @@ ADAPTERS = re.compile(
 
 @dataclass(frozen=True)
 class Module:
-    """One of modules.json: the name of its class, with its package if that is another's, and its
-    folder."""
+    """An entry of modules.json: its folder and its class name, with the package of foreign
+    classes."""
 
     kind: str
     folder: str
@@ -46,8 +43,10 @@ class Module:
 
 @dataclass(frozen=True)
 class Companions:
-    """The `modules` after a model, and the `files` of image processors and sentence-transformers by
-    the names they have in a checkpoint."""
+    """The `modules` after a model, and the files of image processors and sentence-transformers.
+
+    `files` has their paths by the names they have in a checkpoint.
+    """
 
     modules: tuple[Module, ...] = ()
     files: dict[str, Path] = field(default_factory=dict)
@@ -58,15 +57,16 @@ class Companions:
             shutil.copyfile(file, directory / name)
 
     def copy_without_pickles(self, directory: Path) -> None:
-        """As `copy`, but weights are safetensors, which need no torch."""
+        """Copy the files to `directory`, with weights as safetensors, which can be read without
+        torch."""
         self.copy(directory)
         for name in self.files:
             if name.endswith(PICKLE):
                 replace_pickle(directory / name)
 
     def facts(self) -> list[dict]:
-        """What is done with the states, in order: the `type` of each module, its `folder`, and the
-        content of its config."""
+        """Return the modules after the model, in order: `type`, `folder` and the content of the
+        config."""
         files = [self.files.get(f"{module.folder}/{MODULE_CONFIG}") for module in self.modules]
         return [
             {"type": module.kind, "folder": module.folder, **(read_json(file) if file else {})}
@@ -90,7 +90,7 @@ def replace_pickle(path: Path) -> None:
 
 
 def companions(source: str | os.PathLike) -> Companions:
-    """Of the checkpoint `source`, a directory or Hub id.
+    """Return the companion files and modules of the checkpoint `source`, a directory or Hub id.
 
     Raises:
         FileNotFoundError: as `checkpoint_directory`, and for a file that a module lacks.
@@ -115,7 +115,8 @@ def companions(source: str | os.PathLike) -> Companions:
 
 
 def read_modules(path: Path) -> tuple[Module, ...]:
-    """Those after the model; none without a file."""
+    """Return the modules after the model from the modules.json at `path`; none if it does not
+    exist."""
     if not path.is_file():
         return ()
     check_no_pointer(path)
@@ -137,7 +138,10 @@ def read_modules(path: Path) -> tuple[Module, ...]:
 
 
 def module_of(path: Path, entry: object) -> Module:
-    """Their classes have moved between versions of sentence-transformers, and kept their names."""
+    """Return the module of an entry of modules.json.
+
+    Classes have moved between versions of sentence-transformers, so only their names count.
+    """
     kind, folder = (
         (entry.get("type"), entry.get("path")) if isinstance(entry, dict) else (None, None)
     )
@@ -155,7 +159,8 @@ def module_of(path: Path, entry: object) -> Module:
 
 
 def files_of(directory: Path, module: Module) -> list[str]:
-    """Of several weights the first that is there."""
+    """Return the files of `module` in `directory`; of several weights, only the first that
+    exists."""
     files = {}
     for names in ((MODULE_CONFIG,), MODULE_WEIGHTS):
         places = [f"{module.folder}/{name}" for name in names]
@@ -168,8 +173,8 @@ def files_of(directory: Path, module: Module) -> list[str]:
 
 
 def left_out(source: str | os.PathLike, content: dict) -> list[str]:
-    """Other files of a checkpoint that change what comes of it: adapters, and the code that its
-    config's `content` names."""
+    """Return other files of a checkpoint that change its results: adapters, and the code of its
+    config."""
     references = content.get("auto_map")
     references = references.values() if isinstance(references, dict) else ()
     code = {
@@ -181,8 +186,10 @@ def left_out(source: str | os.PathLike, content: dict) -> list[str]:
 
 
 def names_of(source: str | os.PathLike) -> list[str]:
-    """Of the files of a directory, or of the Hub's list of them if that is known, at most one
-    folder deep."""
+    """Return the names of the files of `source`, at most one folder deep.
+
+    For a Hub id these come from the cached list of its files, and are empty without one.
+    """
     if os.path.isdir(source):
         root = Path(source)
         return sorted(

@@ -47,7 +47,7 @@ SIZES += (
     "num_channels",
     "num_first_tokens",
 )
-LARGEST = 2**28  # of two such sizes a matrix still has bytes that torch can count
+LARGEST = 2**28  # torch can still count the bytes of a matrix with two such sizes
 # What `transformers.pipeline` reads of a task that it does not have: where its code is beside the
 # weights.
 PIPELINES = "pipelines_vanilla_transformer"
@@ -62,7 +62,7 @@ TRANSLATION = {
 
 @strict
 class VanillaTransformerConfig(transformers.PreTrainedConfig):
-    """What the four variants share. Use one of the subclasses.
+    """The base of the four configs, with the fields that they share. Use one of the subclasses.
 
     Args:
         hidden_size (`int`, defaults to 512): width of the residual stream, the paper's d_model.
@@ -159,8 +159,10 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
             self.auto_map = dict(self.default_auto_map)
 
     def _warn_near_misses(self, unknown):
-        """A name that is no field is kept, as everywhere in transformers, so a misspelt field would
-        have no effect."""
+        """Warn of unknown names that are similar to a field.
+
+        transformers keeps unknown names, so a misspelt field would silently have no effect.
+        """
         names = self.field_names()
         for name in unknown:
             is_known = name in names or hasattr(type(self), name)
@@ -171,8 +173,8 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
 
     @classmethod
     def auto_classes(cls) -> dict[str, str]:
-        """The Auto classes that load a model of this variant, each with the name of the class it
-        loads."""
+        """Return the Auto classes that load a model of this variant, each with the name of its
+        model class."""
         return {
             name: code.removeprefix(CODE)
             for name, code in cls.default_auto_map.items()
@@ -181,11 +183,12 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
 
     @classmethod
     def field_names(cls) -> list[str]:
-        """Every name the constructor knows: the fields, and the paper's symbols for them."""
+        """Return every name that the constructor knows: the fields, and the paper's symbols for
+        them."""
         return [field.name for field in fields(cls)] + list(cls.attribute_map)
 
     def validate_architecture(self):
-        """Called by `@strict` when the config is built and when it is saved."""
+        """Check the values; `@strict` calls this when the config is built and when it is saved."""
         super().validate_architecture()
         self._check_values()
 
@@ -228,7 +231,7 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
 
 @strict
 class VanillaTextConfig(VanillaTransformerConfig):
-    """What the three variants of text share. Use one of the subclasses.
+    """The base of the three configs of text models. Use one of the subclasses.
 
     Args beside those of `VanillaTransformerConfig`:
         vocab_size (`int`, defaults to 37000): number of token types.
@@ -493,15 +496,19 @@ class VanillaSeq2SeqConfig(VanillaTextConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict, **kwargs) -> "VanillaSeq2SeqConfig":
-        """A file has both depths. An `N` beside them is of a config that was made when it had no
-        effect, and has none."""
+        """Build the config from the fields of a file, which has both depths.
+
+        An `N` beside both depths comes from a version in which it had no effect, and is ignored.
+        """
         if config_dict.keys() >= set(DEPTHS):
             config_dict = {name: value for name, value in config_dict.items() if name != "N"}
         return super().from_dict(config_dict, **kwargs)
 
     def to_dict(self) -> dict:
-        """With the pipeline that a file named, as it named it: `transformers.pipeline` puts classes
-        there."""
+        """Return the fields, with the translation pipeline as the loaded file had it.
+
+        `transformers.pipeline` replaces its name with classes.
+        """
         content = super().to_dict()
         return content | (
             {"custom_pipelines": copy.deepcopy(TRANSLATION)}
@@ -510,8 +517,10 @@ class VanillaSeq2SeqConfig(VanillaTextConfig):
         )
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
-        """With the code of that pipeline, if it is beside this file or where the config was loaded
-        from."""
+        """Save the config, with the code of the translation pipeline if its file can be found.
+
+        The file is beside this one, or where the config was loaded from.
+        """
         if self._translates:
             file = Path(__file__).with_name(f"{PIPELINES}.py")
             if not file.is_file():
@@ -532,8 +541,10 @@ class VanillaSeq2SeqConfig(VanillaTextConfig):
 
     @classmethod
     def preset(cls, name: str, **overrides) -> "VanillaSeq2SeqConfig":
-        """The models of Table 3, `"base"` and `"big"`, and `"tiny"`, the shape of Wu et al. 2021
-        for Multi30k."""
+        """Return the config of a model of Table 3, `"base"` or `"big"`, or of `"tiny"`.
+
+        `"tiny"` is the shape of Wu et al. 2021 for Multi30k.
+        """
         presets = {
             "base": {},
             "big": dict(
@@ -638,7 +649,7 @@ class VanillaVisionConfig(VanillaTransformerConfig):
 
 
 def pair(size: int | list[int] | tuple[int, int]) -> tuple[int, ...]:
-    """Height and width; one number is both."""
+    """Return height and width; one number stands for both."""
     return (size, size) if isinstance(size, int) else tuple(size)
 
 

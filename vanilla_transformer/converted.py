@@ -1,5 +1,7 @@
-"""A checkpoint as one of ours: as it is, or converted for as long as it is needed. Only a
-conversion needs torch."""
+"""Checkpoints of any family as one of ours: unchanged, or converted temporarily.
+
+Only a conversion needs torch.
+"""
 
 import contextlib
 import os
@@ -25,9 +27,10 @@ def converted(
     leave_out: Iterable[str] = (),
     variant: str | None = None,
 ) -> Iterator[Path]:
-    """The directory of a checkpoint of ours: that of `source`, or if `source` is of one of
-    `FAMILIES` that of what it becomes, which is written to the directory `keep`, or to a temporary
-    one that is gone afterwards. `config`, `leave_out` and `variant` are as in `convert`.
+    """Yield the directory of `source` as one of our checkpoints, converting it if needed.
+
+    A checkpoint of one of `FAMILIES` is converted into the directory `keep`, or into a temporary
+    one that is removed afterwards. `config`, `leave_out` and `variant` are as in `convert`.
 
     Raises:
         UsageError: for `keep`, `config` or `leave_out` where nothing is converted.
@@ -65,7 +68,7 @@ def converted(
 
 
 def is_ours(source: str | os.PathLike) -> bool:
-    """Whether the checkpoint `source`, a directory or Hub id, needs no conversion."""
+    """Return True if the checkpoint `source`, a directory or Hub id, needs no conversion."""
     if os.path.isdir(source) and is_marian(Path(source)):
         return False
     content, _ = read_raw_config(checkpoint_directory(source, (CONFIG,)))
@@ -73,7 +76,7 @@ def is_ours(source: str | os.PathLike) -> bool:
 
 
 def is_marian(source: Path) -> bool:
-    """Whether the directory has a model of Marian's and none of transformers'."""
+    """Return True if the directory has a model of Marian and none of transformers."""
     return not (source / CONFIG).is_file() and any(source.glob("*.npz"))
 
 

@@ -1,11 +1,13 @@
-"""What went wrong by the caller's hand, and what is not installed."""
+"""The errors of this package: wrong usage, and packages that are not installed."""
 
 
 class UsageError(ValueError):
-    """An option or recipe key whose name, type or range is wrong, as opposed to what is found in
-    files or while running."""
+    """A wrong name, type or range of an option or recipe key.
 
-    exit_code = 2  # of the command, as argparse's own errors
+    Errors in files and at run time are other exceptions.
+    """
+
+    exit_code = 2  # exit status of the command, as in argparse
 
 
 def torch_missing(task: str) -> ImportError:

@@ -26,20 +26,20 @@ from stat import S_ISREG
 
 try:
     import fcntl
-except ImportError:  # not on Windows
+except ImportError:  # missing on Windows
     fcntl = None  # type: ignore[assignment]
 
 StrPath = str | os.PathLike
 
-MANIFEST, CARD = "manifest.json", "README.md"  # of an export
-CONFIG = "config.json"  # of a checkpoint
-WEIGHTS, PICKLE = "model.safetensors", "pytorch_model.bin"  # of a checkpoint, whole
-TRITON_CONFIG = "config.pbtxt"  # of a model of Triton Inference Server
-TRITON_MARK = "# Written by vanilla-transformer export."  # its first line
+MANIFEST, CARD = "manifest.json", "README.md"  # files of an export
+CONFIG = "config.json"  # the config of a checkpoint
+WEIGHTS, PICKLE = "model.safetensors", "pytorch_model.bin"  # unsharded weights of a checkpoint
+TRITON_CONFIG = "config.pbtxt"  # the configuration of a Triton model
+TRITON_MARK = "# Written by vanilla-transformer export."  # the first line of this configuration
 TRITON_FILE = re.compile(r"config\.pbtxt|1/model\.onnx(/\w+\.onnx(_data)?)?")
 IMAGE_PROCESSOR = "preprocessor_config.json"
-MODULES = "modules.json"  # of sentence-transformers, what is done with the states of a model
-# in the config of a checkpoint that we wrote for another library
+MODULES = "modules.json"  # sentence-transformers' modules after the model
+# key in the config of a checkpoint that we wrote for another library
 VERSION_KEY = "vanilla_transformer_version"
 MODEL_TYPE = re.compile(r"vanilla-(encoder|decoder|seq2seq|vision)")
 VOCABULARIES = (  # a checkpoint with one of these has a tokenizer
@@ -50,9 +50,9 @@ VOCABULARIES = (  # a checkpoint with one of these has a tokenizer
     "target.spm",
     "spiece.model",
     "sentencepiece.bpe.model",
-    "tokenizer_config.json",  # all there is of a tokenizer of bytes
+    "tokenizer_config.json",  # the only file of a byte tokenizer
 )
-# of target text, where that is cut otherwise than source text
+# for target text that is split differently from source text
 TARGET_TOKENIZER = "target_tokenizer.json"
 TOKENIZER_FILES = (
     *VOCABULARIES,
@@ -73,20 +73,20 @@ EXPORT_FILE = re.compile(
     r"(config|generation_config|genai_config|tokenizer_config|(target_)?tokenizer)\.json"
     r"|onnx/\w+\.onnx(_data)?"
 )
-# Of image processors and sentence-transformers, in both; the second kind are of a module, in its
-# folder.
+# files of image processors and sentence-transformers in exports and checkpoints; the second
+# pattern is for the files in a module's folder
 COMPANION = re.compile(
     r"(preprocessor_config|modules|config_sentence_transformers|sentence_[\w-]+_config)\.json"
 )
 OF_MODULE = re.compile(r"([\w-]+)/(config\.json|model\.safetensors|pytorch_model\.bin)")
-IGNORED = {"__pycache__", ".DS_Store"}  # what systems put anywhere
+IGNORED = {"__pycache__", ".DS_Store"}  # files that operating systems create
 IGNORED_ON_MOUNT = {"lost+found", ".partial"}
-NAMED = 5  # entries of others that an error names
-PARTS = {"writing", "new", "ready", "old", "trash"}  # of a claim
+NAMED = 5  # maximum number of foreign entries in an error
+PARTS = {"writing", "new", "ready", "old", "trash"}  # entries of a claim
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the first bytes of all of them
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # first bytes of every git-lfs pointer
 
 
 def check_no_pointer(path: str | os.PathLike) -> None:
@@ -106,11 +106,11 @@ def check_no_pointer(path: str | os.PathLike) -> None:
 def new_directory(
     path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ()
 ) -> Iterator[Path]:
-    """Yields an empty directory that takes the name `path` when the block ends without an error.
+    """Yield an empty directory that is renamed to `path` when the block ends without an error.
 
     Args:
-        path: a new path, or an empty directory. A symbolic link to a directory stays, what it leads
-            to is replaced.
+        path: a new path, or an empty directory. A symbolic link to a directory stays; its target is
+            replaced.
         force: whether what is at `path` may be replaced, if it is an export or a checkpoint that we
             wrote.
         inputs: paths that the caller reads, which must be neither `path` nor inside it.
@@ -119,8 +119,8 @@ def new_directory(
         FileNotFoundError: if `path` is a link that leads nowhere.
         NotADirectoryError: if it is a file.
         FileExistsError: if it exists and `force` is not given; if it holds anything that we do not
-            write; if another process is writing it; and, at the end, if it has changed since: what
-            is there then stays, and the result beside it is named.
+            write; if another process is writing it; or if it has changed at the end. In the last
+            case the changed directory stays, and the error names the result beside it.
         ValueError: if it is the working directory, the home directory, an input, one that holds any
             of these, or a mount point that is not empty.
     """
@@ -137,7 +137,7 @@ def new_directory(
 
 @contextlib.contextmanager
 def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ()) -> Iterator[Path]:
-    """As `new_directory`, for one file: yields the path to write it to.
+    """Yield a temporary path to write a file to, and move the file to `path` on success.
 
     Raises:
         IsADirectoryError: if `path` is a directory.
@@ -154,7 +154,7 @@ def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ())
         before, folder = state_of(out), claim / "writing"
         folder.mkdir()
         with full_disk_named(out):
-            yield folder / out.name  # the format of an image is told by its name
+            yield folder / out.name  # matplotlib reads the image format from the name
         (folder / out.name).rename(claim / "new")
         set_modes(claim / "new", claim)
         publish(claim, out, before)
@@ -162,8 +162,7 @@ def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ())
 
 @contextlib.contextmanager
 def full_disk_named(out: Path) -> Iterator[None]:
-    """Have the error of a full disk, which names no file, say that it was `out` that found no
-    room."""
+    """Add the name of `out` to the error of a full disk, which names no file."""
     try:
         yield
     except OSError as error:
@@ -178,8 +177,7 @@ def full_disk_named(out: Path) -> Iterator[None]:
 
 
 def output_path(path: StrPath, inputs: Iterable[StrPath] = ()) -> Path:
-    """The place that `path` leads to, where something may be written, if only what we wrote is
-    there.
+    """Return the real path of `path`, if something may be written there.
 
     Raises:
         FileNotFoundError: if `path` is a link that leads nowhere.
@@ -213,8 +211,10 @@ def named(names: list[str]) -> str:
 
 
 def check_replaceable(directory: Path, force: bool) -> None:
-    """Raises as `new_directory` unless `directory` is missing, empty, or with `force` ours
-    alone."""
+    """Raise the errors of `new_directory` unless `directory` may be replaced.
+
+    It may be missing or empty, or with `force` hold only files that this package wrote.
+    """
     if not directory.exists():
         return
     if not directory.is_dir():
@@ -251,8 +251,10 @@ def check_replaceable(directory: Path, force: bool) -> None:
 
 
 def relative_files(directory: Path) -> Iterator[str]:
-    """All that is in `directory` but folders that hold something, as paths with slashes; links are
-    not followed."""
+    """Yield all files and empty folders in `directory`, as relative paths with slashes.
+
+    Links are not followed.
+    """
     for folder, names, files in os.walk(directory):
         links = [name for name in names if os.path.islink(os.path.join(folder, name))]
         for name in [*files, *links] or ([] if names else [""]):
@@ -260,8 +262,11 @@ def relative_files(directory: Path) -> Iterator[str]:
 
 
 def files_of_export(directory: Path) -> set[str]:
-    """Those that its manifest lists, the manifest and the card; none if there is no manifest of
-    ours."""
+    """Return the export files in `directory`: those in the manifest, the manifest itself and the
+    card.
+
+    The set is empty without a manifest that this package wrote.
+    """
     manifest = read_object(directory / MANIFEST)
     files = manifest.get("files")
     if not {"schema_version", "architecture", "model_type"} <= manifest.keys() or not isinstance(
@@ -277,7 +282,7 @@ def files_of_export(directory: Path) -> set[str]:
 
 
 def files_of_checkpoint(directory: Path) -> set[str]:
-    """Those whose names are a checkpoint's; none if its config is not one that we wrote."""
+    """Return the checkpoint files in `directory`; none if this package did not write its config."""
     config = read_object(directory / CONFIG)
     is_ours = VERSION_KEY in config or MODEL_TYPE.fullmatch(str(config.get("model_type")))
     if not is_ours:
@@ -290,7 +295,8 @@ def files_of_checkpoint(directory: Path) -> set[str]:
 
 
 def files_of_triton_model(directory: Path) -> set[str]:
-    """Those whose names are such a model's; none if its configuration is not one that we wrote."""
+    """Return the Triton model files in `directory`; none if this package did not write its
+    configuration."""
     try:
         is_ours = (directory / TRITON_CONFIG).read_text(encoding="utf-8").startswith(TRITON_MARK)
     except (OSError, ValueError):
@@ -303,8 +309,8 @@ def files_of_triton_model(directory: Path) -> set[str]:
 
 
 def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
-    """Those of `files` that are an image processor's or sentence-transformers' own, or of a module
-    that modules.json names."""
+    """Return the `files` of an image processor, of sentence-transformers, or of a module in
+    modules.json."""
     modules = json_or_none(directory / MODULES)
     named = (
         {module.get("path") for module in modules if isinstance(module, dict)}
@@ -317,13 +323,13 @@ def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
 
 
 def read_object(path: Path) -> dict:
-    """The JSON object in a file; an empty one if it holds anything else."""
+    """Return the JSON object in a file, or an empty one if the file holds anything else."""
     found = json_or_none(path)
     return found if isinstance(found, dict) else {}
 
 
 def json_or_none(path: Path) -> object:
-    """`None` if there is none."""
+    """Return the JSON value in a file, or `None` if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -331,7 +337,8 @@ def json_or_none(path: Path) -> object:
 
 
 def state_of(path: Path) -> dict[str, tuple] | None:
-    """Which files are in the directory `path`, or at it; renaming it changes nothing of that."""
+    """Return the identity and state of the files in or at `path`, which renaming does not
+    change."""
     if not path.exists():
         return None
     names = relative_files(path) if path.is_dir() else [""]
@@ -375,7 +382,7 @@ def claimed(out: Path) -> Iterator[Path]:
                 with contextlib.suppress(OSError):
                     claim.rmdir()
     finally:
-        for folder in created:  # those in which nothing came to be
+        for folder in created:  # new parent folders that stayed empty
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
@@ -390,7 +397,7 @@ def locked(claim: Path, out: Path) -> Iterator[None]:
             return
         try:
             handle = os.open(claim, os.O_RDONLY)
-        except FileNotFoundError:  # the process before removed it
+        except FileNotFoundError:  # the previous process removed it
             continue
         try:
             lock(handle, out)
@@ -441,7 +448,7 @@ def check_ours(claim: Path) -> None:
 
 
 def publish(claim: Path, out: Path, before: dict | None) -> None:
-    """Gives `claim/new` the name `out`, if what is there is still what was there `before`."""
+    """Rename `claim/new` to `out`, if `out` is still in the state `before`."""
     new, ready, old = (claim / name for name in ("new", "ready", "old"))
     try:
         if os.path.ismount(out):
@@ -465,24 +472,24 @@ def publish(claim: Path, out: Path, before: dict | None) -> None:
 
 
 def place(path: Path, out: Path) -> None:
-    """Renames `path`; raises FileExistsError or OSError if anything but an empty directory is at
-    `out`."""
+    """Rename `path` to `out`; raise FileExistsError or OSError if `out` is not free or an empty
+    directory."""
     if path.is_dir():
         path.rename(out)
         return
     try:
-        os.link(path, out)  # a file is renamed onto another without a word
+        os.link(path, out)  # rename would silently replace a file
     except OSError:
-        if not out.exists():  # a file system without links
+        if not out.exists():  # the file system has no links
             path.rename(out)
             return
-        if not path.samefile(out):  # as it is for a process that was killed between the two
+        if not path.samefile(out):  # true if a process was killed between link and unlink
             raise FileExistsError(f"{out} exists") from None
     path.unlink()
 
 
 def keep(path: Path, out: Path) -> Path:
-    """Moves `path` to a free name beside `out`."""
+    """Move `path` to a free name beside `out`, and return the new path."""
     folder = out if os.path.ismount(out) else out.parent
     number = 1
     while (kept := folder / f"{out.name}.kept-{number}").exists():
@@ -492,7 +499,8 @@ def keep(path: Path, out: Path) -> Path:
 
 
 def move_entries(source: Path, target: Path) -> None:
-    """The manifest or config, which marks the rest as whole, comes last."""
+    """Move the entries of `source` to `target`; the manifest or config, which marks them complete,
+    is last."""
     for entry in sorted(
         source.iterdir(), key=lambda path: (path.name == MANIFEST, path.name == CONFIG, path.name)
     ):
@@ -500,8 +508,9 @@ def move_entries(source: Path, target: Path) -> None:
 
 
 def settle(claim: Path, out: Path) -> None:
-    """Ends the run of `claim`, wherever it stopped: `out` is as it was before, or as it was to be,
-    and the claim is empty.
+    """Finish the run of `claim` wherever it stopped, and empty the claim.
+
+    Afterwards `out` is as it was before, or as it was meant to become.
 
     Raises:
         FileExistsError: if what was at `out` cannot come back because something else is there.
@@ -525,8 +534,10 @@ def settle(claim: Path, out: Path) -> None:
 
 
 def set_modes(path: Path, claim: Path) -> None:
-    """The modes that the umask gives, as `claim` has them: some libraries write files that only
-    their owner may read."""
+    """Set the file modes by the umask, as `claim` has them.
+
+    Some libraries write files that only their owner may read.
+    """
     mode = claim.stat().st_mode & 0o777
     for found in (path, *path.rglob("*")):
         found.chmod(mode if found.is_dir() else mode & 0o666)

@@ -1,8 +1,4 @@
-"""The settings of generation_config.json that its generation mode does not use.
-
-transformers loads and generates with such a file, but refuses to save the settings once another
-field of them has changed.
-"""
+"""Settings in generation_config.json that have no effect in its generation mode."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +38,7 @@ OUTPUTS = dict.fromkeys(
 CACHE = dict.fromkeys(("cache_implementation", "cache_config"))
 # that select a mode
 SELECTORS = dict.fromkeys(("do_sample", "num_beams", "return_dict_in_generate", "use_cache"))
-OF_CONFIGS = (*OPTIONAL_TOKENS, "decoder_start_token_id", "use_cache")  # that a config has too
+OF_CONFIGS = (*OPTIONAL_TOKENS, "decoder_start_token_id", "use_cache")  # also fields of a config
 
 
 def read_generation_settings(

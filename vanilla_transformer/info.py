@@ -1,5 +1,4 @@
-"""What a checkpoint is and what it costs: parameters per block, memory, floating point operations
-per token."""
+"""Facts and costs of a checkpoint: parameters per block, memory, and operations per token."""
 
 import copy
 import math
@@ -27,16 +26,20 @@ BYTES = {"float32": 4, "float16 or bfloat16": 2, "int8": 1, "int4": 0.5}
 
 
 def info(source: str | os.PathLike, variant: str | None = None) -> dict[str, Any]:
-    """Of the checkpoint directory or Hub id `source`; only its config is read, and of another
-    family's the names and shapes of its tensors, for what it becomes. `variant` is as in
-    `from_pretrained`: "fp16" reads model.fp16.safetensors.
+    """Return facts and costs of the checkpoint `source`, a directory or Hub id.
 
-    Returns `architecture`, `variant`, `shape` (config fields), `parameters` (by block, each counted
-    once where it is tied), `total_parameters`, `memory` (bytes of the parameters by dtype),
-    `cache_values` (keys and values a decoder keeps per token) and `flops`: floating point
-    operations, 2 for a multiplication and an addition, of the matrix products, for one source
-    token, one target token and one sequence (of images: one patch, which a first token costs too,
-    and one image), and of attention for one token and one token it looks at.
+    Only its config is read, and for another family the names and shapes of its tensors too; the
+    facts are then those of the converted model. `variant` is as in `from_pretrained`: "fp16" reads
+    model.fp16.safetensors.
+
+    The result has `architecture`, `variant`, `shape` (config fields), `parameters` (by block, tied
+    ones counted once), `total_parameters`, `memory` (bytes of the parameters by dtype),
+    `cache_values` (keys and values that a decoder keeps per token) and `flops`.
+
+    `flops` are the floating point operations of the matrix multiplications, 2 for a multiplication
+    and an addition. They are counted per source token, per target token and per sequence; for
+    images, per patch (a first token costs as much) and per image. Attention is counted for one
+    token and one token that it looks at.
 
     Raises:
         OSError: if there is no config, or no weights of `variant`.
@@ -109,8 +112,7 @@ def shape_fields(config: VanillaTransformerConfig) -> tuple[str, ...]:
 def with_one_layer(
     model_class: type[PreTrainedModel], config: VanillaTransformerConfig
 ) -> PreTrainedModel:
-    """On the meta device, without values. The layers of a stack are alike: one of each is enough to
-    count, however many."""
+    """Return the model on the meta device with one layer per stack, enough to count them all."""
     shallow = copy.deepcopy(config)
     for name in depth_fields(config):
         setattr(shallow, name, 1)
@@ -119,8 +121,11 @@ def with_one_layer(
 
 
 def repeats(name: str, config: VanillaTransformerConfig | None) -> int:
-    """How often the model of `config` has what has this name in the model `with_one_layer`; once
-    for `None`, a whole model."""
+    """Return how often the full model of `config` has the module `name` of the model with one
+    layer.
+
+    It is 1 if `config` is `None`: the model itself is the full one.
+    """
     if config is None:
         return 1
     stack = re.match(r"(?:model\.)?(?:(encoder|decoder)\.)?layers\.", name)
@@ -132,8 +137,11 @@ def repeats(name: str, config: VanillaTransformerConfig | None) -> int:
 def parameters_by_block(
     model: PreTrainedModel, config: VanillaTransformerConfig | None = None
 ) -> dict[str, int]:
-    """Embeddings, all layers of a stack together, final norms, and the modules of the head.
-    `config` is that of the whole model if `model` is the one `with_one_layer`."""
+    """Count the parameters of embeddings, all layers of a stack together, final norms and head
+    modules.
+
+    `config` is that of the full model if `model` comes from `with_one_layer`.
+    """
     counts = Counter()
     for name, parameter in model.named_parameters():
         block = re.match(r"((encoder|decoder)\.)?(layers|\w+)", name.removeprefix("model.")).group()
@@ -142,8 +150,11 @@ def parameters_by_block(
 
 
 def flops(model: PreTrainedModel, config: VanillaTransformerConfig | None = None) -> dict[str, int]:
-    """Of the matrix products, per source token, target token and sequence, see `info`. `config` as
-    in `parameters_by_block`."""
+    """Return the operations of the matrix multiplications, per source token, target token and
+    sequence.
+
+    See `info`; `config` is as in `parameters_by_block`.
+    """
     counts = Counter()
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
@@ -154,7 +165,7 @@ def flops(model: PreTrainedModel, config: VanillaTransformerConfig | None = None
 
 
 def runs_per(name: str, model: PreTrainedModel) -> str:
-    """What the module of this name runs once for."""
+    """Return the unit that the module `name` runs once for, such as "source token" or "image"."""
     is_of_images = isinstance(model.config, VanillaVisionConfig)
     if not model.sequence_modules.isdisjoint(name.split(".")):
         return "image" if is_of_images else "sequence"
@@ -166,7 +177,7 @@ def runs_per(name: str, model: PreTrainedModel) -> str:
 
 
 def report(facts: dict[str, Any]) -> str:
-    """The result of `info` as text."""
+    """Return the result of `info` as text."""
     lines = [
         f"{facts['architecture']} ({facts['variant']})",
         ", ".join(f"{k}={v}" for k, v in facts["shape"].items()),

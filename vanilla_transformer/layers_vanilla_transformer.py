@@ -51,9 +51,11 @@ from .configuration_vanilla_transformer import (
 
 
 def counted_positions(config, input_ids, attention_mask, order):
-    """The position of each token, by what `config.position_ids_from` counts: (B, T), or (1, T)
-    where that is places, which are `order` (T,). Without ids or a mask of the shape (B, past + T),
-    nothing is padding."""
+    """Return the position of each token, counted by `config.position_ids_from`.
+
+    The result is (B, T), or (1, T) if positions are the places `order` (T,). Without ids or a mask
+    of the shape (B, past + T), no token counts as padding.
+    """
     if (
         config.position_ids_from == "mask"
         and attention_mask is not None
@@ -72,7 +74,7 @@ def counted_positions(config, input_ids, attention_mask, order):
 def position_angles(
     position_ids: torch.Tensor, width: int, base: float, dtype: torch.dtype
 ) -> torch.Tensor:
-    """pos / base^(2i / width) for i = 0 ... width / 2 - 1: (B, T) -> (B, T, width / 2)."""
+    """Return pos / base^(2i / width) for i = 0 ... width / 2 - 1: (B, T) -> (B, T, width / 2)."""
     # float32 at least: half precision cannot tell position 2049 from 2048.
     precise = torch.promote_types(dtype, torch.float32)
     two_i = torch.arange(0, width, 2, device=position_ids.device, dtype=precise)
@@ -82,28 +84,30 @@ def position_angles(
 def sinusoidal_positions(
     position_ids: torch.Tensor, width: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos(the same
-    angle).
+    """Return PE(pos, 2i) = sin(angle), PE(pos, 2i+1) = cos(angle), angle = pos /
+    10000^(2i/d_model).
 
-    Computed for the positions asked for, so there is no table to run out of. `position_ids` (B, T)
-    -> (B, T, width).
+    This is section 3.5. `position_ids` (B, T) -> (B, T, width). The values are computed for each
+    call, so there is no table that limits positions.
     """
     angles = position_angles(position_ids, width, 10000.0, dtype)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype)
 
 
 def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary positions (Su et al. 2021, RoFormer, equation 34): components 2i and 2i+1 of a query
-    or key are a point in the plane, turned by the angle of its position. states (B, H, T, d_k);
-    cos, sin (B, T, d_k / 2)."""
+    """Rotate queries or keys by their positions (Su et al. 2021, RoFormer, equation 34).
+
+    Components 2i and 2i+1 are a point in the plane, which turns by the angle of its position.
+    states (B, H, T, d_k); cos, sin (B, T, d_k / 2).
+    """
     x, y = states[..., 0::2], states[..., 1::2]
     cos, sin = cos[:, None], sin[:, None]
     return torch.stack([x * cos - y * sin, x * sin + y * cos], dim=-1).flatten(-2)
 
 
 def rotary_positions(config, position_ids, dtype):
-    """Cosines and sines (B, T, d_k / 2) for `rotate`, or None where positions are of another
-    kind."""
+    """Return cosines and sines (B, T, d_k / 2) for `rotate`, or None if positions are not
+    rotary."""
     if config.position_embedding_type != "rotary":
         return None
     angles = position_angles(position_ids, config.head_dim, config.rope_theta, dtype)
@@ -111,10 +115,13 @@ def rotary_positions(config, position_ids, dtype):
 
 
 class VanillaRelativePositions(nn.Module):
-    """Relative positions (Raffel et al. 2020, T5, section 2.1): a learned number for each head and
-    distance between key and query, added to the scores of self-attention in every layer of a stack.
-    Half of the buckets hold one distance each, the others grow logarithmically; an encoder has such
-    buckets for keys before the query and for keys after it."""
+    """Relative positions (Raffel et al. 2020, T5, section 2.1).
+
+    A learned number for each head and distance between key and query is added to the scores of
+    self-attention. Every layer of a stack uses the same numbers. Half of the buckets hold one
+    distance each, the others grow logarithmically. An encoder has such buckets for keys before the
+    query and for keys after it.
+    """
 
     def __init__(self, config: VanillaTextConfig, is_causal: bool):
         super().__init__()
@@ -124,8 +131,8 @@ class VanillaRelativePositions(nn.Module):
         self.bias = nn.Embedding(self.buckets, config.num_attention_heads)
 
     def forward(self, queries, keys):
-        """Where queries (T,) and keys (S,) stand in the sequence -> what is added to the scores,
-        (1, H, T, S)."""
+        """Return the bias of the attention scores, (1, H, T, S), for positions of queries (T,) and
+        keys (S,)."""
         return self.bias(self.bucket(keys - queries[:, None])).permute(2, 0, 1)[None]
 
     def bucket(self, offset):
@@ -143,8 +150,11 @@ class VanillaRelativePositions(nn.Module):
 def new_norm(
     config: VanillaTransformerConfig, size: int | None = None
 ) -> nn.LayerNorm | nn.RMSNorm:
-    """LayerNorm (Ba et al. 2016), or x / sqrt(mean(x^2) + eps) * weight, both computed in float32
-    where x is half. `size` is the width of x, by default `config.hidden_size`."""
+    """Return LayerNorm (Ba et al. 2016), or RMSNorm: x / sqrt(mean(x^2) + eps) * weight.
+
+    Both compute in float32 if x is half precision. `size` is the width of x, by default
+    `config.hidden_size`.
+    """
     kind = nn.RMSNorm if config.norm_type == "rms_norm" else nn.LayerNorm
     return kind(size or config.hidden_size, config.layer_norm_eps)
 
@@ -156,7 +166,8 @@ def new_projection(in_size: int, out_size: int, bias: bool = False) -> nn.Linear
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Tracing, compiling and meta tensors have no values to look at."""
+    """Return False for tensors without readable values: empty, on the meta device, or being
+    traced."""
     return not is_tracing(tensor) and not tensor.is_meta and tensor.numel() > 0
 
 
@@ -222,8 +233,10 @@ class VanillaEmbeddings(nn.Module):
         return self.embed_positions(position_ids + self.first_row)
 
     def token_types(self, token_type_ids):
-        """All tokens are of type 0 by default. Tokenizers give zeros to models without types
-        too."""
+        """Return the embeddings of token types; all tokens are of type 0 by default.
+
+        Without types in the model, only zeros are accepted, because tokenizers may return them.
+        """
         types = getattr(self.config, "type_vocab_size", 0)
         if (
             token_type_ids is not None
@@ -288,8 +301,10 @@ class VanillaPatchEmbeddings(nn.Module):
         )
 
     def interpolated_positions(self, rows, columns):
-        """E_pos of an image with another number of patches: those of the first tokens, and between
-        those of patches."""
+        """Return E_pos for an image with another number of patches.
+
+        First tokens keep their positions; those of patches are interpolated.
+        """
         first, grid = self.positions.tensor_split([self.config.num_first_tokens])
         grid = grid.T.unflatten(1, self.config.grid_shape)[None]
         grid = nn.functional.interpolate(grid, (rows, columns), mode="bicubic", align_corners=False)
@@ -529,7 +544,7 @@ class VanillaLayer(GradientCheckpointingLayer):
 
 
 class VanillaPreTrainedModel(PreTrainedModel):
-    """Initialisation, and what transformers needs to know of all our models."""
+    """The base of all our models: initialisation, and the attributes that transformers needs."""
 
     config_class = VanillaTransformerConfig
     base_model_prefix = "model"
@@ -553,9 +568,12 @@ class VanillaPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module):
-        """The paper gives no values. Linear: normal with deviation `initializer_range`, bias 0.
-        Embeddings: uniform within embedding_size^-0.5, so that tokens times its root are as large
-        as sinusoids. Norms: the identity. First tokens and positions of images: as Linear."""
+        """Initialize the parameters of a module; the paper gives no values.
+
+        Linear: normal with deviation `initializer_range`, bias 0. Embeddings: uniform within
+        embedding_size^-0.5, so that tokens times its root are as large as sinusoids. Norms: the
+        identity. First tokens and positions of images: like Linear.
+        """
         if isinstance(module, nn.Linear):
             init.normal_(module.weight, std=self.config.initializer_range)
             if module.bias is not None:
@@ -572,9 +590,11 @@ class VanillaPreTrainedModel(PreTrainedModel):
             init.normal_(module.positions, std=self.config.initializer_range)
 
     def init_parallel_plans(self):
-        """Of the config's plans, what this model has modules for. A process that holds some heads
-        of self-attention cannot add the bias of all of them, so with relative positions it holds
-        them all."""
+        """Keep the entries of the config's plans that this model has modules for.
+
+        With relative positions each process holds all heads of self-attention, because the bias of
+        all heads cannot be added to some of them.
+        """
         super().init_parallel_plans()
         names = {re.sub(r"\d+", "*", name) for name, _ in self.named_modules()}
         if self.config.has_relative_positions:
@@ -593,8 +613,11 @@ class VanillaPreTrainedModel(PreTrainedModel):
 
 
 def check_attention_implementation(config: VanillaTransformerConfig):
-    """FlashAttention and vLLM would leave out what they cannot do, without an error; flex attention
-    would fail inside torch."""
+    """Raise ValueError if the attention implementation does not support the config.
+
+    FlashAttention and vLLM would silently leave out what they cannot do. Flex attention would fail
+    inside torch.
+    """
     name = config._attn_implementation or ""
     unequal = "flash" in name and config.head_dim != config.value_head_dim
     if unequal or (name == "vllm" and config.head_dim < config.value_head_dim):
@@ -670,10 +693,13 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
-        """`input_ids` (B, S), or `inputs_embeds` (B, S, E) in their place; `attention_mask` (B, S),
-        1 for tokens, 0 for padding (all 1 by default); `token_type_ids` (B, S), 0 by default;
-        `position_ids` (B, S), from 0 on, by default counted by `config.position_ids_from` ->
-        `last_hidden_state` (B, S, D), and `pooler_output` (B, D) if `config.pooler_act` is set."""
+        """Encode the tokens and return `last_hidden_state` (B, S, D).
+
+        `input_ids` are (B, S); `inputs_embeds` (B, S, E) may replace them. `attention_mask` (B, S)
+        is 1 for tokens and 0 for padding, by default all 1. `token_type_ids` (B, S) are 0 by
+        default. `position_ids` (B, S) start at 0 and are counted by `config.position_ids_from` by
+        default. `pooler_output` (B, D) is returned if `config.pooler_act` is set.
+        """
         check_attention_implementation(self.config)
         if kwargs.get("past_key_values") is not None:
             raise ValueError(
@@ -749,12 +775,14 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """`input_ids` (B, T), the tokens that are not in the cache yet; `attention_mask` (B, past +
-        T); `position_ids` (B, T), from 0 on, by default counted by `config.position_ids_from`:
-        where that is `"place"`, give them for left-padded rows (without mask and cache, those that
-        do not go up by 1 mean packed sequences, which do not see each other);
-        `encoder_hidden_states` (B, S, D) with `encoder_attention_mask` (B, S) ->
-        `last_hidden_state` (B, T, E)."""
+        """Decode the tokens and return `last_hidden_state` (B, T, E).
+
+        `input_ids` (B, T) are the tokens that are not yet in the cache, and `attention_mask` is (B,
+        past + T). `position_ids` (B, T) start at 0 and are counted by `config.position_ids_from` by
+        default; left-padded rows need them if that is `"place"`. Without mask and cache, positions
+        that do not go up by 1 mean packed sequences, which do not see each other.
+        `encoder_hidden_states` (B, S, D) come with `encoder_attention_mask` (B, S).
+        """
         check_attention_implementation(self.config)
         if encoder_hidden_states is not None and not self.has_cross_attention:
             raise ValueError(
@@ -809,8 +837,11 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         )
 
     def prepare_cache(self, past_key_values, use_cache):
-        """The cache that was given, or a new one with `use_cache`. With cross-attention it is an
-        `EncoderDecoderCache`: in a single cache the target's keys would mix with the source's."""
+        """Return the cache that was passed, or a new one with `use_cache`.
+
+        With cross-attention it is an `EncoderDecoderCache`. In a single cache the target's keys
+        would mix with the source's.
+        """
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if past_key_values is None or not self.has_cross_attention:
@@ -875,9 +906,11 @@ class VanillaSeq2SeqModel(VanillaPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
-        """`input_ids` and `attention_mask` (B, S), or `encoder_outputs` computed before;
-        `decoder_input_ids` (B, T), starting with `decoder_start_token_id` -> `last_hidden_state`
-        (B, T, E)."""
+        """Run both stacks and return `last_hidden_state` (B, T, E) of the decoder.
+
+        `input_ids` and `attention_mask` are (B, S); `encoder_outputs` computed earlier may replace
+        them. `decoder_input_ids` (B, T) start with `decoder_start_token_id`.
+        """
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError(
                 "one of decoder_input_ids and decoder_inputs_embeds must be given (or labels, to a "
@@ -942,10 +975,12 @@ class VanillaVisionModel(VanillaPreTrainedModel):
         interpolate_pos_encoding: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
-        """`pixel_values` (B, C, H, W), of `config.image_size`, or with `interpolate_pos_encoding`
-        (by default `config.interpolate_pos_encoding`) of any size -> `last_hidden_state` (B, S, D)
-        of the first tokens and the patches, row by row, and `pooler_output` (B, D) if
-        `config.pooler_act` is set.
+        """Encode the images and return `last_hidden_state` (B, S, D) of the first tokens and the
+        patches.
+
+        `pixel_values` (B, C, H, W) have `config.image_size`, or any size with
+        `interpolate_pos_encoding` (by default `config.interpolate_pos_encoding`). Patches are in
+        row order. `pooler_output` (B, D) is returned if `config.pooler_act` is set.
 
         Raises:
             ValueError: for images of another size or number of channels.

@@ -1,4 +1,4 @@
-"""Temporary directories with links to the files of a checkpoint, in which some files are others."""
+"""Temporary directories with links to the files of a checkpoint, some of them replaced."""
 
 import contextlib
 from collections.abc import Collection, Iterator

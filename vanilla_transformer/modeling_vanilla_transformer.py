@@ -83,8 +83,10 @@ def lm_transform(config):
 
 
 def select_labelled(hidden_states, labels, logits_to_keep):
-    """States (B, S, D) and `labels` (B, S), if any, where the mask `logits_to_keep` (B, S) is true:
-    (N, D) and (N,). Without a mask, all of them."""
+    """Select states (B, S, D) and `labels` (B, S), if any, by the mask `logits_to_keep` (B, S).
+
+    The results are (N, D) and (N,). Without a mask all are returned unchanged.
+    """
     if logits_to_keep is None:
         return hidden_states, labels
     return hidden_states[logits_to_keep], None if labels is None else labels[logits_to_keep]
@@ -117,9 +119,11 @@ class VanillaEncoderForMaskedLM(VanillaPreTrainedModel):
         logits_to_keep: torch.BoolTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
-        """As `VanillaEncoderModel.forward` -> `logits` (B, S, V), and the mean cross-entropy where
-        `labels` are given. With a mask `logits_to_keep` (B, S) there are only its N logits (N, V),
-        and the loss is of its labels."""
+        """Return `logits` (B, S, V), and with `labels` their mean cross-entropy.
+
+        The inputs are those of `VanillaEncoderModel.forward`. With a mask `logits_to_keep` (B, S),
+        only its N positions have logits (N, V) and count in the loss.
+        """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
@@ -159,9 +163,11 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithCrossAttentions:
-        """As `VanillaDecoderModel.forward` -> `logits` (B, T, V), of the last `logits_to_keep`
-        positions if not 0. `labels` (B, T) are `input_ids` with -100 where nothing is to be
-        predicted; the shift by one happens in the loss."""
+        """Return `logits` (B, T, V), only of the last `logits_to_keep` positions if that is not 0.
+
+        The inputs are those of `VanillaDecoderModel.forward`. `labels` (B, T) are `input_ids` with
+        -100 where nothing is to be predicted; the loss shifts them by one.
+        """
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -188,9 +194,11 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
 
 
 def shift_tokens_right(ids, config):
-    """`ids` (B, T) moved right by one, with -100 replaced by padding. The first token is
-    `config.decoder_start_token_id` or, with `config.wrap_last_token`, the last token of the row
-    that is not padding."""
+    """Shift `ids` (B, T) right by one and replace -100 by padding.
+
+    The first token is `config.decoder_start_token_id`. With `config.wrap_last_token` it is the last
+    token of the row that is not padding.
+    """
     for name in (
         ("pad_token_id",) if config.wrap_last_token else ("pad_token_id", "decoder_start_token_id")
     ):
@@ -208,8 +216,8 @@ def shift_tokens_right(ids, config):
 
 
 def both_stacks(outputs):
-    """The fields of `VanillaSeq2SeqModel`'s outputs that a head returns unchanged: all but the
-    state it reads."""
+    """Return the outputs of `VanillaSeq2SeqModel` that a head passes on: all but the last hidden
+    state."""
     return {name: value for name, value in outputs.items() if name != "last_hidden_state"}
 
 
@@ -231,7 +239,8 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
         self.post_init()
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
-        """Teacher forcing: `labels` (B, T) shifted right by one, see `shift_tokens_right`."""
+        """Return `labels` (B, T) shifted right by one, for teacher forcing; see
+        `shift_tokens_right`."""
         return shift_tokens_right(labels, self.config)
 
     @can_return_tuple
@@ -251,9 +260,11 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
-        """As `VanillaSeq2SeqModel.forward` -> `logits` (B, T, V). With `labels` (B, T), -100 where
-        nothing is to be predicted, `decoder_input_ids` default to the labels shifted right, and the
-        loss is the mean cross-entropy."""
+        """Return `logits` (B, T, V), and with `labels` their mean cross-entropy.
+
+        The inputs are those of `VanillaSeq2SeqModel.forward`. `labels` (B, T) are -100 where
+        nothing is to be predicted; `decoder_input_ids` default to the labels shifted right.
+        """
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
@@ -295,16 +306,18 @@ class VanillaEncoderForPreTrainingOutput(ModelOutput):
 
 
 def pooled_state(outputs):
-    """One state for the whole sequence, (B, D): the pooler's output, or without a pooler the first
-    token's state."""
+    """Return one state for the whole sequence, (B, D): the pooler's output, or the first token's
+    state."""
     return (
         outputs.last_hidden_state[:, 0] if outputs.pooler_output is None else outputs.pooler_output
     )
 
 
 def mean_state(hidden_states, attention_mask):
-    """The mean over the tokens that are not padding, 0 without any: states (B, S, D) and mask (B,
-    S), or `None` without padding -> (B, D)."""
+    """Return the mean state of the tokens that are not padding, (B, D), or 0 if there are none.
+
+    States are (B, S, D); the mask is (B, S), or `None` without padding.
+    """
     if attention_mask is None:
         return hidden_states.mean(1)
     weights = attention_mask[:, :, None].to(hidden_states.dtype)
@@ -341,10 +354,13 @@ class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
         logits_to_keep: torch.BoolTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> VanillaEncoderForPreTrainingOutput:
-        """As `VanillaEncoderModel.forward`. `labels` (B, S) are those of masked language modelling,
-        `next_sentence_label` (B,) is 0 where the second sentence follows, 1 where not; `loss` is
-        the sum of the cross-entropies given. With a mask `logits_to_keep` (B, S) there are only its
-        N prediction logits (N, V), and the loss is of its labels."""
+        """Return the logits of both objectives, and with labels the sum of their cross-entropies.
+
+        The inputs are those of `VanillaEncoderModel.forward`. `labels` (B, S) are those of masked
+        language modelling. `next_sentence_label` (B,) is 0 if the second sentence follows, else 1.
+        With a mask `logits_to_keep` (B, S), only its N positions have prediction logits (N, V) and
+        count in the loss.
+        """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
@@ -358,7 +374,7 @@ class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
             )
         if next_sentence_label is not None:
             loss = fixed_cross_entropy(relationship.float(), next_sentence_label.flatten())
-            # the labels of all batches of an update; this one has a share of them
+            # the number of labels in all batches of an update, of which this is one
             count = kwargs.get("num_items_in_batch")
             losses.append(
                 loss if count is None or labels is None else loss * labels.ne(-100).sum() / count
@@ -373,8 +389,8 @@ class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
 
 
 class VanillaEncoderForNextSentencePrediction(VanillaPreTrainedModel):
-    """Whether the second sentence follows the first; `labels` (B,), 0 where it does, 1 where
-    not."""
+    """An encoder that predicts if the second sentence follows the first: `labels` (B,) are 0 if so,
+    else 1."""
 
     config_class = VanillaEncoderConfig
     sequence_modules = frozenset({"pooler", "next_sentence"})
@@ -396,8 +412,10 @@ class VanillaEncoderForNextSentencePrediction(VanillaPreTrainedModel):
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> NextSentencePredictorOutput:
-        """As `VanillaEncoderModel.forward` -> `logits` (B, 2), and the mean cross-entropy where
-        `labels` are given."""
+        """Return `logits` (B, 2), and with `labels` their mean cross-entropy.
+
+        The inputs are those of `VanillaEncoderModel.forward`.
+        """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
@@ -436,8 +454,10 @@ class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
         labels: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
-        """As `VanillaEncoderModel.forward` -> `logits` (B, num_labels), and the loss where `labels`
-        are given."""
+        """Return `logits` (B, num_labels), and the loss if there are `labels`.
+
+        The inputs are those of `VanillaEncoderModel.forward`.
+        """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
@@ -482,8 +502,10 @@ class VanillaEncoderForTokenClassification(VanillaPreTrainedModel):
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
-        """As `VanillaEncoderModel.forward` -> `logits` (B, S, num_labels), and the mean
-        cross-entropy with `labels`."""
+        """Return `logits` (B, S, num_labels), and with `labels` their mean cross-entropy.
+
+        The inputs are those of `VanillaEncoderModel.forward`.
+        """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
@@ -518,9 +540,12 @@ class VanillaEncoderForQuestionAnswering(VanillaPreTrainedModel):
         end_positions: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
-        """As `VanillaEncoderModel.forward` -> `start_logits` and `end_logits` (B, S), and with
-        `start_positions` and `end_positions` (B,) the mean of their cross-entropies; positions
-        after the sequence are ignored."""
+        """Return `start_logits` and `end_logits` (B, S), and with positions the mean of their
+        cross-entropies.
+
+        The inputs are those of `VanillaEncoderModel.forward`. `start_positions` and `end_positions`
+        are (B,); positions after the sequence are ignored.
+        """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
@@ -561,8 +586,11 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MultipleChoiceModelOutput:
-        """As `VanillaEncoderModel.forward` with one more axis, the choices C: `input_ids` (B, C, S)
-        -> `logits` (B, C), and the mean cross-entropy where `labels` are given."""
+        """Return `logits` (B, C) of the C choices, and with `labels` their mean cross-entropy.
+
+        The inputs are those of `VanillaEncoderModel.forward` with an axis of choices: `input_ids`
+        are (B, C, S).
+        """
         given = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self.model(
             *(None if tensor is None else tensor.flatten(0, 1) for tensor in given), **kwargs
@@ -601,9 +629,11 @@ class VanillaDecoderForSequenceClassification(VanillaPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutputWithPast:
-        """As `VanillaDecoderModel.forward` -> `logits` (B, num_labels), and the loss where `labels`
-        are given. Padding is what `attention_mask` (B, T) hides, and every
-        `config.pad_token_id`."""
+        """Return `logits` (B, num_labels), and the loss if there are `labels`.
+
+        The inputs are those of `VanillaDecoderModel.forward`. Tokens that `attention_mask` (B, T)
+        hides and every `config.pad_token_id` are padding.
+        """
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -662,8 +692,10 @@ class VanillaDecoderForTokenClassification(VanillaPreTrainedModel):
         use_cache: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
-        """As `VanillaDecoderModel.forward` -> `logits` (B, T, num_labels), and the mean
-        cross-entropy with `labels`."""
+        """Return `logits` (B, T, num_labels), and with `labels` their mean cross-entropy.
+
+        The inputs are those of `VanillaDecoderModel.forward`.
+        """
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -705,7 +737,12 @@ class VanillaDecoderForQuestionAnswering(VanillaPreTrainedModel):
         use_cache: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
-        """As `VanillaDecoderModel.forward` -> as `VanillaEncoderForQuestionAnswering.forward`."""
+        """Return `start_logits` and `end_logits` (B, T), and with positions the mean of their
+        cross-entropies.
+
+        The inputs are those of `VanillaDecoderModel.forward`, the labels those of
+        `VanillaEncoderForQuestionAnswering.forward`.
+        """
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -728,9 +765,12 @@ class VanillaDecoderForQuestionAnswering(VanillaPreTrainedModel):
 
 class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
     """Encoder-decoder with a classifier of the whole sequence (Lewis et al. 2020, BART, section
-    3.1): the decoder reads the source once more, shifted right, and the classifier its state where
-    the source has its last end token. `config.num_labels` and `config.problem_type` as in
-    `VanillaEncoderForSequenceClassification`."""
+    3.1).
+
+    The decoder reads the source again, shifted right. The classifier reads its state at the last
+    end token of the source. `config.num_labels` and `config.problem_type` are as in
+    `VanillaEncoderForSequenceClassification`.
+    """
 
     config_class = VanillaSeq2SeqConfig
     sequence_modules = frozenset({"dense", "classifier"})
@@ -756,9 +796,12 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
         use_cache: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqSequenceClassifierOutput:
-        """As `VanillaSeq2SeqModel.forward` -> `logits` (B, num_labels), and the loss where `labels`
-        are given. Each row of `input_ids` (B, S) needs an end token that `attention_mask` does not
-        hide. `decoder_input_ids` (B, S) are by default `input_ids` shifted right."""
+        """Return `logits` (B, num_labels), and the loss if there are `labels`.
+
+        The inputs are those of `VanillaSeq2SeqModel.forward`. Each row of `input_ids` (B, S) needs
+        an end token that `attention_mask` does not hide. `decoder_input_ids` (B, S) are by default
+        `input_ids` shifted right.
+        """
         last = self.last_end_token(input_ids, attention_mask)
         if decoder_input_ids is None and kwargs.get("decoder_inputs_embeds") is None:
             decoder_input_ids = shift_tokens_right(input_ids, self.config)
@@ -796,7 +839,7 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
         ends = not_padding & (
             input_ids[..., None] == torch.tensor(self.config.eos_token_id, device=input_ids.device)
         ).any(-1)
-        # a row of padding is no error
+        # a row of padding is not an error
         if has_values(ends) and (endless := not_padding.any(-1) & ~ends.any(-1)).any():
             row = endless.long().argmax().item()
             raise ValueError(
@@ -834,8 +877,13 @@ class VanillaSeq2SeqForQuestionAnswering(VanillaPreTrainedModel):
         use_cache: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqQuestionAnsweringModelOutput:
-        """As `VanillaSeq2SeqModel.forward` -> as `VanillaEncoderForQuestionAnswering.forward`.
-        `decoder_input_ids` (B, S) are by default `input_ids` shifted right."""
+        """Return `start_logits` and `end_logits` (B, S), and with positions the mean of their
+        cross-entropies.
+
+        The inputs are those of `VanillaSeq2SeqModel.forward`, the labels those of
+        `VanillaEncoderForQuestionAnswering.forward`. `decoder_input_ids` (B, S) are by default
+        `input_ids` shifted right.
+        """
         if input_ids is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = shift_tokens_right(input_ids, self.config)
         outputs = self.model(
@@ -887,8 +935,10 @@ class VanillaVisionForImageClassification(VanillaPreTrainedModel):
         interpolate_pos_encoding: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
-        """As `VanillaVisionModel.forward` -> `logits` (B, num_labels), and the loss where `labels`
-        are given."""
+        """Return `logits` (B, num_labels), and the loss if there are `labels`.
+
+        The inputs are those of `VanillaVisionModel.forward`.
+        """
         outputs = self.model(pixel_values, interpolate_pos_encoding, **kwargs)
         states = outputs.last_hidden_state[:, : self.config.num_first_tokens]
         logits = self.classifier(self.dropout(states.flatten(1)))

@@ -80,8 +80,8 @@ def _check_task(registry, check_task, task):
 
 
 def carry_translation(directory: Path) -> None:
-    """Makes the checkpoint `directory` name the code of the pipeline `translation`, and puts that
-    beside its own."""
+    """Copy the code of the pipeline `translation` into the checkpoint `directory`, and name it in
+    the config."""
     shutil.copy(pipelines_vanilla_transformer.__file__, directory)
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     text = json.dumps(config | {"custom_pipelines": TRANSLATION}, indent=2, sort_keys=True)

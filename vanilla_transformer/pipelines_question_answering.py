@@ -12,35 +12,35 @@ from transformers.pipelines.base import ChunkPipeline
 
 
 class QuestionAnsweringPipeline(ChunkPipeline):
-    """A question and a context in, the answer out: `{"score": float, "start": int, "end": int,
-    "answer": str}`.
+    """A pipeline that answers a question from a context.
 
-    `answer` is `context[start:end]`. `score` is the probability that the answer starts at its first
-    token times the probability that it ends at its last token, each a softmax over the context's
-    tokens (and the tokenizer's CLS token, where there is one). The scores of spans with the same
-    text, upper or lower case, are added up, among the best `2 * top_k + 10` spans of a window
-    (`top_k` where answers are not aligned to words). A context too long for the model is read in
-    overlapping windows, each with the question and its own softmax.
+    A result is `{"score": float, "start": int, "end": int, "answer": str}`, with `answer` =
+    `context[start:end]`. `score` is the probability that the answer starts at its first token times
+    the probability that it ends at its last token. Each is a softmax over the context's tokens (and
+    the tokenizer's CLS token, if there is one). Spans with the same text, upper or lower case, add
+    up their scores. Only the best `2 * top_k + 10` spans of a window count (`top_k` if answers are
+    not aligned to words). A context too long for the model is read in overlapping windows, each
+    with the question and its own softmax.
 
     A call takes `question=` and `context=`: two strings, two lists of the same length, or a list of
-    questions and one context. It also takes, as its argument or as `data=`, a dict `{"question":
-    ..., "context": ...}`, an object with `question_text` and `context_text` (a `SquadExample`), a
-    list of those, or a generator or dataset of those; and a question and a context as two
-    arguments. One example, alone or in a list, gives one result, a list of several a list of
-    results, and a generator or dataset an iterator of results.
+    questions and one context. As its argument or as `data=`, it also takes a dict `{"question":
+    ..., "context": ...}` or an object with `question_text` and `context_text` (a `SquadExample`). A
+    list, a generator or a dataset of these works too, and so do a question and a context as two
+    arguments. One example, alone or in a list, gives one result. A list of several gives a list,
+    and a generator or dataset gives an iterator of results.
 
     The arguments are those of a call, or of `transformers.pipeline` for every call.
 
     Args:
         top_k (`int`, defaults to 1): above 1, a result is a list of up to `top_k` answers, best
             first (one answer alone is still a dict).
-        max_answer_len (`int`, defaults to 15): most tokens of an answer.
+        max_answer_len (`int`, defaults to 15): maximum tokens of an answer.
         handle_impossible_answer (`bool`, defaults to `False`): the empty answer `""` competes too,
             with the lowest score that a window gives its CLS token (0 for a tokenizer without one).
         align_to_words (`bool`, defaults to `True`): extend answers to whole words, as the tokenizer
             splits them.
         max_seq_len (`int`, defaults to 384, or the tokenizer's `model_max_length` if that is less):
-            most tokens of a window.
+            maximum tokens of a window.
         doc_stride (`int`, defaults to 128, or half of `max_seq_len` if that is less): tokens that
             windows share.
         max_question_len (`int`, *optional*): cut the question to this many tokens.
@@ -48,10 +48,10 @@ class QuestionAnsweringPipeline(ChunkPipeline):
         batch_size (`int`, defaults to 1): windows that go through the model together.
 
     Raises:
-        ValueError: for a missing tokenizer or one that is not fast, a model without start and end
-            logits, arguments out of range, examples in none of the forms above, an empty question
-            or context, windows without room for more of the context than they share, and a token id
-            outside the model's vocabulary.
+        ValueError: for a missing or slow tokenizer, a model without start and end logits, and
+            arguments out of range. Also for examples in another form, an empty question or context,
+            windows that share all their room for the context, and a token id outside the model's
+            vocabulary.
     """
 
     _load_processor = False
@@ -250,8 +250,10 @@ class QuestionAnsweringPipeline(ChunkPipeline):
         return answers[0] if len(answers) == 1 else answers
 
     def _probabilities(self, window, tokens):
-        """Of each of the context's `tokens` to be the answer's first and last one, and of the CLS
-        token to be both."""
+        """Return the probabilities of the context's `tokens` to start and to end the answer.
+
+        The third result is the probability that the CLS token is both, which means no answer.
+        """
         ids = window["encoding"].ids
         cls_id = self.tokenizer.cls_token_id
         cls = [ids.index(cls_id)] if cls_id in ids and ids.index(cls_id) not in tokens else []
@@ -269,8 +271,10 @@ class QuestionAnsweringPipeline(ChunkPipeline):
 
 
 def _characters(encoding, first, last, sequence):
-    """Where tokens `first` to `last` stand in their text, extended to whole words of `sequence`
-    unless that is `None`."""
+    """Return the character range of tokens `first` to `last` in their text.
+
+    It is extended to whole words of `sequence`, unless that is `None`.
+    """
     if sequence is not None:
         words = encoding.token_to_word(first), encoding.token_to_word(last)
         if None not in words:  # some tokenizers have no words
@@ -281,8 +285,8 @@ def _characters(encoding, first, last, sequence):
 
 
 def _examples(args, question, context, data):
-    """The examples of a call: a list, a generator or a dataset, with nothing checked that is inside
-    of them."""
+    """Return the examples of a call: a list, a generator or a dataset. Their content is not
+    checked."""
     if args and not (question is None and context is None and data is None):
         raise ValueError(f"examples come as arguments or by name, not both: got {args!r} and names")
     if len(args) == 2 and all(isinstance(arg, str) for arg in args):

@@ -1,6 +1,6 @@
-"""Text in, text out: the pipelines of encoder-decoders that transformers 5 removed, with the
-arguments and results of transformers 4. This file imports nothing of the package, so a checkpoint
-can carry it.
+"""The text-to-text pipelines that transformers 5 removed, with the API of transformers 4.
+
+This file imports nothing of the package, so a checkpoint can carry it.
 """
 
 import difflib
@@ -144,7 +144,7 @@ class Text2TextGenerationPipeline(Pipeline):
                 f"{vocab_size} entries: "
                 "they do not belong together"
             )
-        inputs.pop("token_type_ids", None)  # `generate` rejects what the model does not take
+        inputs.pop("token_type_ids", None)  # `generate` rejects unused inputs
         return inputs
 
     def tokenize(self, text: str, truncation: bool | str = False) -> BatchEncoding:
@@ -159,7 +159,7 @@ class Text2TextGenerationPipeline(Pipeline):
         else:
             kwargs = self._prepare_generate_kwargs(generate_kwargs)
             chosen = {**self._generate_kwargs, **generate_kwargs}
-        # Nobody chose the default of the pipeline, so it causes no warning.
+        # The user did not choose the pipeline's default, so it causes no warning.
         chosen = self._get_set_generation_params(chosen)
         if limit := chosen.get("max_new_tokens") or chosen.get("max_length"):
             self.check_length(input_length, limit)
@@ -168,8 +168,7 @@ class Text2TextGenerationPipeline(Pipeline):
         return {"output_ids": output_ids.reshape(rows, -1, output_ids.shape[-1])}
 
     def check_length(self, input_length: int, limit: int) -> None:
-        """Warns where `limit`, the longest output allowed, looks wrong for an input of this
-        length."""
+        """Warn if `limit`, the maximum output length, looks wrong for an input of this length."""
 
     def postprocess(
         self,
@@ -189,10 +188,9 @@ class Text2TextGenerationPipeline(Pipeline):
 
 
 class SummarizationPipeline(Text2TextGenerationPipeline):
-    """As `Text2TextGenerationPipeline`, with `"summary_text"` or `"summary_token_ids"` in its
-    results.
+    """A `Text2TextGenerationPipeline` that returns `"summary_text"` or `"summary_token_ids"`.
 
-    It warns where an input is shorter than the longest summary that was asked for.
+    It warns if an input is shorter than the maximum length of the summary.
     """
 
     return_name = "summary"
@@ -207,14 +205,14 @@ class SummarizationPipeline(Text2TextGenerationPipeline):
 
 
 class TranslationPipeline(Text2TextGenerationPipeline):
-    """As `Text2TextGenerationPipeline`, with `"translation_text"` or `"translation_token_ids"` in
-    its results.
+    """A `Text2TextGenerationPipeline` that returns `"translation_text"` or
+    `"translation_token_ids"`.
 
     Further args: `src_lang` and `tgt_lang` (`str`, default to the xx and yy of the task
-    `translation_xx_to_yy`) for multilingual tokenizers, as those name them; another language is a
-    ValueError. Other tokenizers have no use for them, which is warned about if they are given;
-    multilingual ones get no prefix. It warns where an input is longer than 0.9 of the longest
-    translation that was asked for.
+    `translation_xx_to_yy`) for multilingual tokenizers, in the tokenizer's own codes; another
+    language is a ValueError. Other tokenizers ignore them with a warning. Inputs of multilingual
+    tokenizers get no prefix. It warns if an input is longer than 0.9 of the maximum length of the
+    translation.
     """
 
     return_name = "translation"
@@ -271,15 +269,16 @@ def choose_languages(
     src_lang: str | None,
     tgt_lang: str | None,
 ) -> dict[str, int]:
-    """Has a multilingual `tokenizer` read texts in `src_lang`, and returns the option with which
-    `model` generates in `tgt_lang`: for mBART's tokenizer the start token (Liu et al. 2020, 2.2),
-    for others the first token after it. `None` changes nothing.
+    """Set the source language of a multilingual `tokenizer`, and return the option for the target.
+
+    The option makes `model` generate in `tgt_lang`. It is the start token for mBART's tokenizer
+    (Liu et al. 2020, 2.2), and for others the first token after it. `None` changes nothing.
 
     Raises:
         ValueError: for a language that the tokenizer does not have.
     """
     codes = getattr(tokenizer, "lang_code_to_id", None)
-    if codes is None:  # of NLLB
+    if codes is None:  # NLLB's tokenizer
         codes = {
             str(token): tokenizer.convert_tokens_to_ids(str(token))
             for token in tokenizer.extra_special_tokens
@@ -310,8 +309,10 @@ def _given(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _one_limit(generate_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """`generate` prefers `max_new_tokens` wherever it was set, so the limit that is given here
-    switches off the other one."""
+    """Turn off the other length limit if only one is passed.
+
+    `generate` prefers `max_new_tokens` wherever it was set.
+    """
     limits = {"max_length", "max_new_tokens"}
     if len(limits & generate_kwargs.keys()) == 1:
         return {**dict.fromkeys(limits), **generate_kwargs}

@@ -17,7 +17,8 @@ from .pipelines import (
 
 
 def register_auto_classes():
-    """Each config's `default_auto_map` is the one list of what loads what."""
+    """Register all configs and models for their Auto classes, by each config's
+    `default_auto_map`."""
     for config_class in _configuration.CONFIGS.values():
         config_class.register_for_auto_class()
         transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 @dataclass
 class PreTrainedConfig:
-    """The fields of `transformers.PreTrainedConfig` with their defaults, and how a subclass is made
-    of keywords."""
+    """A replacement for `transformers.PreTrainedConfig` with its default fields and keyword
+    arguments."""
 
     transformers_version: str | None = None
     architectures: list[str] | None = None
@@ -71,7 +71,7 @@ def set_fields(config: PreTrainedConfig, **values: Any) -> None:
 
 
 class AnyName(Container):
-    """Contains every name. A graph has a table of its own of the activations that it can hold."""
+    """A container of every name; graphs have their own table of supported activations."""
 
     def __contains__(self, name: object) -> bool:
         return True
@@ -79,7 +79,7 @@ class AnyName(Container):
 
 @contextmanager
 def standins() -> Iterator[None]:
-    """Have these parts imported where transformers is asked for."""
+    """Replace transformers by these stand-ins for imports in the block."""
     modules: dict[str, Any] = {
         "transformers": SimpleNamespace(__version__="5.23", PreTrainedConfig=PreTrainedConfig),
         "transformers.activations": SimpleNamespace(ACT2FN=AnyName()),

@@ -1,5 +1,8 @@
-"""Variants of the weights of a checkpoint, by transformers' names: model.fp16.safetensors, or the
-shards that model.safetensors.index.fp16.json names."""
+"""Variants of a checkpoint's weights, by transformers' names.
+
+For "fp16" these are model.fp16.safetensors, or the shards that model.safetensors.index.fp16.json
+names.
+"""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Translates texts with one call of onnxruntime, and no code for the search:
+"""Translation of texts with one call of onnxruntime, without code for the search.
 
 vanilla-transformer export CHECKPOINT translator --generate greedy
 python examples/one_graph/generate.py translator "A man sleeps." "A dog runs."

@@ -90,7 +90,7 @@ CHECKPOINTS = {
         ),
     ),
 }
-# How much each model likes the end token, so that its rows end at different times.
+# bias of each model's end token, by which its rows end at different times
 END_BIAS = {
     "causal": 3.75,
     "causal-learned": 1.0,
@@ -111,8 +111,10 @@ class Exported:
 
 
 def perturbed(architecture: str, fields: dict, scale: float = 0.2) -> transformers.PreTrainedModel:
-    """A model of the class `architecture`, from seed 0, in evaluation mode; no two weights, biases
-    or norms are alike."""
+    """Return a model of the class `architecture`, from seed 0, in evaluation mode.
+
+    No two weights, biases or norms are alike.
+    """
     transformers.set_seed(0)
     model_class = getattr(vanilla_transformer, architecture)
     model = model_class(model_class.config_class(**fields)).eval()
@@ -122,7 +124,8 @@ def perturbed(architecture: str, fields: dict, scale: float = 0.2) -> transforme
 
 
 def build(name: str) -> transformers.PreTrainedModel:
-    """The model `name`, from seed 0, with weights, biases and norms that are all different."""
+    """Return the model `name`, from seed 0, with weights, biases and norms that are all
+    different."""
     architecture, fields = CHECKPOINTS[name]
     transformers.set_seed(0)
     model_class = getattr(vanilla_transformer, architecture)
@@ -132,7 +135,7 @@ def build(name: str) -> transformers.PreTrainedModel:
             parameter.data += 0.1 * torch.randn_like(parameter)
         elif "embed" in parameter_name:
             torch.nn.init.normal_(parameter, std=WIDTH**-0.5)
-        else:  # attention is strong, or a random decoder says the same whatever it reads
+        else:  # strong attention, or a random decoder would ignore its input
             torch.nn.init.xavier_uniform_(parameter, gain=1.7 if "attn" in parameter_name else 1)
     if model.can_generate():
         model.lm_head.bias.data[EOS] += END_BIAS[name]
@@ -145,12 +148,12 @@ def save_and_export(model: transformers.PreTrainedModel, checkpoint: Path, direc
 
 
 def copy_of(directory: Path, parent: Path) -> Path:
-    """A copy that a test may change."""
+    """Return a copy of `directory` that a test may change."""
     return Path(shutil.copytree(directory, parent / "copy"))
 
 
 def with_words(directory, folder):
-    """A copy of an export, with a tokenizer of the words w0 to w47."""
+    """Return a copy of an export, with a tokenizer of the words w0 to w47."""
     found = copy_of(directory, folder)
     words = Tokenizer(models.WordLevel({f"w{token}": token for token in range(48)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -161,7 +164,7 @@ def with_words(directory, folder):
 
 
 def seal(directory: Path) -> None:
-    """Brings the manifest in line with files that were changed on purpose."""
+    """Update the manifest for files that were changed on purpose."""
     manifest = json.loads((directory / "manifest.json").read_text())
     for name in manifest["files"]:
         data = (directory / name).read_bytes()
@@ -170,19 +173,19 @@ def seal(directory: Path) -> None:
 
 
 def list_file(directory: Path, name: str) -> None:
-    """Puts a file that was added into the manifest."""
+    """Add a new file to the manifest."""
     files = json.loads((directory / "manifest.json").read_text())["files"]
     edit_json(directory / "manifest.json", files={**files, name: {}})
     seal(directory)
 
 
 def graphs_of(manifest: dict) -> dict[str, str]:
-    """The files of the graphs that run by default, by role."""
+    """Return the files of the graphs that run by default, by role."""
     return manifest["variants"][manifest["default_dtype"]]["graphs"]
 
 
 def parity_of(manifest: dict) -> dict | None:
-    """How the graphs that run by default differ from torch."""
+    """Return the differences between torch and the graphs that run by default."""
     return manifest["variants"][manifest["default_dtype"]]["parity"]
 
 
@@ -191,8 +194,7 @@ def edit_json(path: Path, **changes) -> None:
 
 
 def add_to_output(graph, name):
-    """Adds the tensor `name` to the first output: of what nobody reads, onnxruntime opens
-    nothing."""
+    """Add the tensor `name` to the first output, because onnxruntime ignores unused tensors."""
     output = graph.output[0].name
     [node] = [node for node in graph.node if output in node.output]
     node.output[:] = ["before" if own == output else own for own in node.output]
@@ -200,7 +202,7 @@ def add_to_output(graph, name):
 
 
 def edit_graph(directory: Path, file: str, change) -> None:
-    """Applies `change` to the graph of one ONNX file and seals the export again."""
+    """Apply `change` to the graph of one ONNX file and seal the export again."""
     model = onnx.load(directory / file)
     change(model.graph)
     onnx.save(model, directory / file)
@@ -224,7 +226,7 @@ SENTIMENTS = {
     "delights": "good",
     "wins": "good",
 }
-# Lines as a classifier is trained on: a label and a text.
+# lines for training a classifier: a label and a text
 OPINIONS = [
     f"{label} the {thing} {word}"
     for thing in ("film", "plot", "cast")
@@ -233,7 +235,7 @@ OPINIONS = [
 
 
 def toy_corpus(lines: int, seed: int) -> list[tuple[str, str]]:
-    """Sentences like "the old dog sees a bird." and their translations, word by word."""
+    """Return sentences like "the old dog sees a bird." and their translations, word by word."""
     rng = random.Random(seed)
 
     def thing():
@@ -248,7 +250,7 @@ def toy_corpus(lines: int, seed: int) -> list[tuple[str, str]]:
 
 
 def write_corpus(directory: Path, name: str, lines: int, seed: int) -> tuple[Path, Path]:
-    """The corpus as two files, `<name>.en` and `<name>.de`."""
+    """Write the corpus as two files, `<name>.en` and `<name>.de`, and return their paths."""
     files = directory / f"{name}.en", directory / f"{name}.de"
     for file, side in zip(files, zip(*toy_corpus(lines, seed), strict=True), strict=True):
         file.write_text("\n".join(side) + "\n", encoding="utf-8")
@@ -256,7 +258,7 @@ def write_corpus(directory: Path, name: str, lines: int, seed: int) -> tuple[Pat
 
 
 def with_tokenizer(directory, size):
-    """An export that got a tokenizer."""
+    """Add a tokenizer with `size` entries to an export, and return it."""
     tokenizer = train_tokenizer(
         [text for pair in toy_corpus(50, seed=0) for text in pair], size, variant="decoder"
     )

@@ -20,8 +20,7 @@ def command(*arguments, **kwargs):
 
 
 def error_of(*arguments):
-    """The message the command ends with; any other exception than SystemExit would be a
-    traceback."""
+    """Run the command and return its error message; exceptions other than SystemExit are raised."""
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as caught:
         main([str(argument) for argument in arguments])

@@ -15,15 +15,17 @@ from vanilla_transformer.conversion.converter import converter_of
 # of each: theirs, with ours
 ARCHITECTURES = {family: converter_of(family).ARCHITECTURES for family in FAMILIES}
 BACK = {family: ARCHITECTURES[family] for family in FAMILIES if FAMILIES[family].converts_back}
-TWINS = ("xlm-roberta", "camembert", "mt5")  # RoBERTa and T5 by other names
-FLOAT32_NORMS = ("t5", "mt5")  # which bound what float64 can show
+TWINS = ("xlm-roberta", "camembert", "mt5")  # families that share all code with RoBERTa or T5
+FLOAT32_NORMS = ("t5", "mt5")  # norms in float32 limit the precision of float64
 LENGTHS = [7, 3, 5]
 RIGHT = torch.tensor([[1] * length + [0] * (7 - length) for length in LENGTHS])
 
 
 def cases(architectures):
-    """Of each family every name; of those that share all code with another, all but one with the
-    slow tests only."""
+    """Return the test parameters of all names of all families.
+
+    A family that shares all code with another has only one name outside the slow tests.
+    """
     slow = {family: () if family not in TWINS else pytest.mark.slow for family in architectures}
     return [
         pytest.param(
@@ -56,8 +58,10 @@ SEEDS = pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.sl
 
 
 def random_config(family, architecture, seed):
-    """A small config of `family`, by the names its config has: odd numbers of heads, the switches
-    that are representable."""
+    """Return a small config of `family`, in its own field names.
+
+    It has odd numbers of heads and random values of the switches that can be represented.
+    """
     config_class = getattr(transformers, converter_of(family).CONFIG)
     names = config_class().to_dict()
     rng = random.Random(f"{family} {seed}")
@@ -167,7 +171,8 @@ def random_config(family, architecture, seed):
 
 
 def random_model(architecture, config, dtype=torch.float32):
-    """Every parameter and buffer with a value of its own, biases and norms too."""
+    """Return a model in which every parameter and buffer has its own values, biases and norms
+    too."""
     transformers.set_seed(0)
     model = getattr(transformers, architecture)(config).to(dtype).eval()
     with torch.no_grad():
@@ -191,7 +196,7 @@ def is_sinusoidal(name, config):
 
 
 def given_to(model, position_ids=None):
-    """Random inputs, rows of several lengths padded on the right."""
+    """Return random inputs, with rows of several lengths padded on the right."""
     config = model.config
     if model.main_input_name == "pixel_values":
         size = (config.num_channels, *pair(config.image_size))
@@ -223,15 +228,14 @@ def given_to(model, position_ids=None):
 
 
 def reads_twice(model):
-    """Heads whose decoder reads the source too."""
+    """Return True for heads whose decoder reads the source too."""
     return model.config.is_encoder_decoder and type(model).__name__.endswith(
         ("ForSequenceClassification", "ForQuestionAnswering")
     )
 
 
 def outputs_of(model, given):
-    """All tensors that both families return, under one name; only of tokens that are not
-    padding."""
+    """Return all tensors that both families return, by a common name, without those of padding."""
     with torch.no_grad():
         outputs = model(**given)
     found = {}
@@ -267,7 +271,7 @@ def assert_exact(got, expected, dtype, family=None):
 
 
 def converted(model, tmp_path, dtype=torch.float32):
-    """The model that our Auto classes load from the converted checkpoint."""
+    """Return the model that our Auto classes load from the converted checkpoint."""
     model.save_pretrained(tmp_path / "theirs")
     result = convert(tmp_path / "theirs", tmp_path / "ours")
     ours, info = getattr(vanilla_transformer, result["architecture"]).from_pretrained(

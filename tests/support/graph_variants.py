@@ -49,7 +49,7 @@ COMMON = {
     "rotary window": {"sliding_window": 5, **ROTARY},
     "relative window": {"sliding_window": 5, **RELATIVE},
 }
-SHORTLIST = {"shortlist": {"shortlist": [0, 1, 2, 5, 30, 47]}}  # of models that generate
+SHORTLIST = {"shortlist": {"shortlist": [0, 1, 2, 5, 30, 47]}}  # for models that generate
 DECODER = {"several layers": {**RELATIVE, "num_hidden_layers": 3}}
 ENCODER = {
     **DECODER,

@@ -17,7 +17,7 @@ LABELS = {0: "contradiction", 1: "neutral", 2: "entailment"}
 LABELLED = {"id2label": LABELS, "label2id": {label: index for index, label in LABELS.items()}}
 TAGS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC"}
 
-# Of many lengths, with words that the tokenizers do not know.
+# texts of many lengths, with words that the tokenizers do not know
 MANY = [
     *TEXTS,
     *(
@@ -71,7 +71,7 @@ VARIANTS = {"Decoder": "decoder", "Encoder": "encoder", "Seq2Seq": "seq2seq"}
 
 
 def word_pieces(**options):
-    """[CLS] question [SEP] context [SEP], with words cut into pieces."""
+    """Return a tokenizer for [CLS] question [SEP] context [SEP] that splits words into pieces."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = [
         "the",
@@ -113,8 +113,10 @@ def tokenizer_for(kind, architecture):
 
 
 def save_head(architecture, tokenizer, directory, **fields):
-    """A checkpoint of one layer, whose weights are strong enough for answers that differ; its
-    path."""
+    """Save a checkpoint of one layer, and return its path.
+
+    Its weights are large enough for answers that differ.
+    """
     transformers.set_seed(0)
     model_class = getattr(vanilla_transformer, architecture)
     sizes = {**SIZES, "vocab_size": len(tokenizer), "num_hidden_layers": 1}
@@ -128,8 +130,10 @@ def save_head(architecture, tokenizer, directory, **fields):
 
 
 def export_for_images(folder, architecture="VanillaVisionForImageClassification", **fields):
-    """A model of images of 16 by 16 and its image processor, saved to `folder / "model"`, exported
-    to `folder / "export"`."""
+    """Save a model of 16 x 16 images and its image processor, and export them.
+
+    The checkpoint is `folder / "model"`, the export `folder / "export"`.
+    """
     model = perturbed(
         architecture, {"hidden_size": 32, "intermediate_size": 40, **PICTURES, **fields}
     )
@@ -140,7 +144,7 @@ def export_for_images(folder, architecture="VanillaVisionForImageClassification"
 
 
 def close(found, wanted, absolute=1e-6):
-    """The same structure, with numbers within float32's accuracy."""
+    """Assert that two structures are equal, with numbers within the accuracy of float32."""
     if isinstance(wanted, dict):
         assert list(found) == list(wanted)
         for name in wanted:

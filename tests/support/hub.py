@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import yaml
 
 USER, TOKEN = "someone", "hf_of_someone"
-# what .gitattributes gives to LFS
+# files that .gitattributes gives to LFS
 LARGE = {".safetensors", ".onnx", ".png", ".bin", ".model", ".spm"}
 
 Files = dict[str, bytes]
@@ -49,12 +49,12 @@ class Hub:
     def __init__(self, endpoint: str):
         self.endpoint = endpoint
         self.repositories: dict[str, Repository] = {}
-        self.large: dict[str, bytes] = {}  # by sha256
+        self.large: dict[str, bytes] = {}  # content of large files by sha256
         self.requests: list[str] = []
 
     def add(self, name: str, directory: Path, branch: str = "main") -> str:
-        """Puts the files of `directory` into the repository `name`, as one commit; returns the
-        commit's id."""
+        """Add the files of `directory` to the repository `name` as one commit, and return its
+        id."""
         files = {
             path.relative_to(directory).as_posix(): path.read_bytes()
             for path in directory.rglob("*")
@@ -67,7 +67,8 @@ class Hub:
         return repository.commits[repository.resolve(revision)]
 
     def environment(self, home: Path) -> dict[str, str]:
-        """Of a process that uses this Hub, is logged in and has its cache in `home`."""
+        """Return the environment of a process that uses this Hub, is logged in and has its cache in
+        `home`."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -89,14 +90,14 @@ class Hub:
         return {**kept, **places, **switches}
 
     def run(self, home: Path, *command: str, **settings) -> subprocess.CompletedProcess:
-        """Runs Python with the arguments `command` as a user of this Hub."""
+        """Run Python with the arguments `command` as a user of this Hub."""
         options = dict(capture_output=True, text=True, timeout=900, env=self.environment(home))
         return subprocess.run([sys.executable, *command], **{**options, **settings})
 
 
 @contextlib.contextmanager
 def running() -> Iterator[Hub]:
-    """A Hub that answers while the block runs."""
+    """Yield a Hub that answers during the block."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.hub = Hub(f"http://127.0.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -327,13 +328,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def metadata(files: Files) -> dict:
-    """What stands between the first two lines of dashes in README.md."""
+    """Return the YAML metadata at the top of README.md, or an empty dictionary."""
     parts = files.get("README.md", b"").decode().split("---\n", 2)
     return yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0] else {}
 
 
 def blob(content: bytes) -> str:
-    """Its id in git."""
+    """Return the id of `content` in git."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 

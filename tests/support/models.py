@@ -87,8 +87,8 @@ attentions = pytest.mark.parametrize("attention", ["eager", "sdpa"])
 
 
 def build(model_class, attention="sdpa", **changes):
-    """A small model with d_k != d_v whose biases and norms are not the zeros and ones they start
-    as."""
+    """Return a small model with d_k != d_v, with biases and norms away from their initial
+    values."""
     is_pair = model_class.config_class is VanillaSeq2SeqConfig
     depth = (
         dict(encoder_layers=LAYERS, decoder_layers=LAYERS)
@@ -101,9 +101,9 @@ def build(model_class, attention="sdpa", **changes):
         )
         | depth
     )
-    # which reads the state at an end token
+    # its head reads the state at an end token
     if model_class is not VanillaSeq2SeqForSequenceClassification:
-        sizes |= dict(eos_token_id=None)  # what is generated ends where a test says
+        sizes |= dict(eos_token_id=None)  # tests set the length of generated sequences
     model = model_class(model_class.config_class(**sizes | changes))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -114,7 +114,7 @@ def build(model_class, attention="sdpa", **changes):
 
 
 def decoder_half(pair, model_class, attention="sdpa"):
-    """The decoder of a pair of stacks as a model of its own, with the same weights."""
+    """Return the decoder of an encoder-decoder model as a model, with the same weights."""
     body = getattr(pair, "model", pair)
     config = VanillaDecoderConfig(**pair.config.to_dict() | dict(
         model_type="vanilla-decoder", is_encoder_decoder=False,
@@ -161,7 +161,7 @@ def tokens(rows=3, length=LENGTH):
 
 
 def inputs(model, rows=3):
-    """What `forward` needs at least."""
+    """Return the minimum inputs of `forward`."""
     if model.main_input_name == "pixel_values":
         return dict(
             pixel_values=torch.randn(
@@ -178,8 +178,10 @@ def inputs(model, rows=3):
 
 
 def result(outputs):
-    """The states of a base model, the logits of a head; where it has two kinds of them, (B, all of
-    them)."""
+    """Return the states of a base model, or the logits of a head.
+
+    If a head has two kinds of logits, the result is (B, all of them).
+    """
     if "last_hidden_state" in outputs:
         return outputs.last_hidden_state
     logits = [value for name, value in outputs.items() if name.endswith("logits")]
@@ -191,7 +193,7 @@ def assert_same(got, expected, tolerance=1e-5):
 
 
 def weights_of(model):
-    """For the functions of `reference.py`."""
+    """Return the weights as float64 arrays by name, for the functions of `reference.py`."""
     return {name: tensor.double().numpy() for name, tensor in model.state_dict().items()}
 
 
@@ -203,8 +205,10 @@ def numpy(tensor):
 
 
 def logits_after(model, prompt, target, **given):
-    """Of the next token, without a cache: `target` follows the prompt, or the start token in a pair
-    of stacks."""
+    """Return the logits of the next token after `prompt` and `target`, computed without a cache.
+
+    In an encoder-decoder model, `target` follows the start token.
+    """
     with torch.no_grad():
         if is_pair(model):
             start = torch.full((len(target), 1), START)
@@ -215,8 +219,10 @@ def logits_after(model, prompt, target, **given):
 
 
 def generated(model, prompt, **settings):
-    """Only what is new. No token comes twice, or else a random model would repeat one of them and
-    prove little."""
+    """Return only the new tokens.
+
+    No token may repeat; otherwise a random model would repeat one token and prove little.
+    """
     settings = (
         dict(pad_token_id=0, decoder_start_token_id=START, max_new_tokens=8, no_repeat_ngram_size=1)
         | settings
@@ -232,8 +238,10 @@ PADDING = 4
 
 
 def padded(rows, side):
-    """Ids, mask and positions of rows of different lengths; the padding is a token like any other,
-    so it would show."""
+    """Return ids, mask and positions of rows of different lengths.
+
+    The padding is an ordinary token, so that reading it would show.
+    """
     ids, mask = torch.full((len(rows), LENGTH), PADDING), torch.zeros(len(rows), LENGTH, dtype=int)
     for i, row in enumerate(rows):
         where = slice(0, len(row)) if side == "right" else slice(LENGTH - len(row), LENGTH)
@@ -245,8 +253,11 @@ def padded(rows, side):
 
 
 def cross_entropy(logits, labels, divisor=None):
-    """-log softmax(logits)[label], summed over the labels that are not -100, over their number or
-    another."""
+    """Return the sum of -log softmax(logits)[label] over labels that are not -100, divided by their
+    number.
+
+    `divisor` replaces this number.
+    """
     total, count = 0.0, 0
     for row, label in zip(
         numpy(logits).reshape(-1, logits.shape[-1]), labels.flatten().tolist(), strict=True

@@ -21,7 +21,7 @@ from vanilla_transformer_export.cli import main as cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-LANGUAGES = ("python", "bash", "toml", "text")  # the last is a drawing
+LANGUAGES = ("python", "bash", "toml", "text")  # "text" is a drawing
 BLOCK = re.compile(
     r"(?:^Not run by the tests: (?P<reason>[^\n]+)\n\n)?"
     r"^```(?P<language>[\w-]*)\n(?P<code>.*?)^```$"
@@ -34,8 +34,11 @@ ANY_TEXT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @dataclass(frozen=True)
 class Block:
-    """Of a page: `reason` is why it does not run, if it does not, and `output` what it prints, if
-    the page shows that."""
+    """A code block of a page.
+
+    `reason` is why it does not run, and `output` is what it prints according to the page; both may
+    be `None`.
+    """
 
     line: int
     language: str
@@ -45,7 +48,7 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """All of a page but directives, which are for Sphinx."""
+    """Return all code blocks of a page except Sphinx directives."""
     text = re.sub(
         r"^```\{.*?^```$",
         lambda found: "\n" * found[0].count("\n"),
@@ -57,8 +60,10 @@ def blocks(page: Path) -> list[Block]:
 
 
 def run(page: Path, folder: Path, printed) -> int:
-    """The blocks of `page`, one after the other, in the working directory `folder`; how many ran.
-    `printed()` is the text that was printed since it was last called."""
+    """Run the blocks of `page` in the working directory `folder`, and return how many ran.
+
+    `printed()` returns the text that was printed since its last call.
+    """
     (folder / "model_cards").symlink_to(ROOT / "model_cards")
     (folder / "examples").symlink_to(ROOT / "examples")
     if page.name == "README.md":
@@ -85,7 +90,7 @@ def run(page: Path, folder: Path, printed) -> int:
 
 
 def write_corpus(folder: Path) -> None:
-    """The parallel text that a reader of the README has."""
+    """Write the parallel text that a reader of the README has."""
     pairs = toy_corpus(60, seed=0)
     for split in ("train", "val"):
         for side, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
@@ -93,8 +98,11 @@ def write_corpus(folder: Path) -> None:
 
 
 def run_call(call: list[str], is_cut: bool) -> None:
-    """A call of ours, in this process: importing torch each time would take longer than all they
-    do. With `is_cut`, training is of a small model for a few updates."""
+    """Run one of our commands in this process, because importing torch each time would take too
+    long.
+
+    With `is_cut`, training is of a small model for a few updates.
+    """
     program, *arguments = call
     if program == "python" and arguments[:2] == ["-m", "vanilla_transformer_export"]:
         program, arguments = "vanilla-transformer", arguments[2:]
@@ -115,7 +123,7 @@ def run_script(script: str, *arguments: str) -> None:
 
 
 def cut(arguments: list[str]) -> list[str]:
-    """The arguments of `train`, with changes that cut sizes and steps."""
+    """Return the arguments of `train` with changes that reduce sizes and steps."""
     read = cli.parse(arguments)
     changes = standins.small(read_recipe(read.recipe, dict(read.set)))
     return [

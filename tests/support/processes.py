@@ -1,8 +1,8 @@
-"""What `test_distributed.py` runs in two processes: a training run, and models of which each
-process holds a shard.
+"""The script that `test_distributed.py` runs in two processes: a training run, and sharded models.
 
 `python processes.py FOLDER` trains FOLDER/recipe.json to FOLDER/model, and writes
-FOLDER/sharded.json."""
+FOLDER/sharded.json.
+"""
 
 import json
 import os
@@ -32,7 +32,7 @@ def free_port() -> str:
 
 
 def environment(rank: int, port: str) -> dict[str, str]:
-    """As torchrun has it."""
+    """Return the environment variables that torchrun sets for process `rank`."""
     place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     return place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
@@ -48,14 +48,16 @@ def work(rank: int, port: str, folder: Path):
 
 
 def compared(name: str, plan: str, folder: Path) -> dict:
-    """How far the model in shards is from the one of a single process, and for each parameter its
-    values here and in all."""
+    """Return the distance between the sharded model and the model of a single process.
+
+    `values` holds the number of values of each parameter, in this process and in all.
+    """
     single, rows = build(name), torch.arange(4)
     if distributed.get_rank() == 0:
         single.save_pretrained(folder / name)
     distributed.barrier()
     sharded = type(single).from_pretrained(folder / name, distributed_config=PLANS[plan])
-    # With FSDP2 each process has rows of its own, and gradients are their mean.
+    # With FSDP2 each process has its own rows, and gradients are averaged.
     mine = rows.chunk(2)[distributed.get_rank()] if plan == "FSDP2" else rows
     # Before a forward pass: FSDP2 keeps what it gathered for the last group until the backward
     # pass.
@@ -75,8 +77,10 @@ def compared(name: str, plan: str, folder: Path) -> dict:
 
 
 def trained(folder: Path) -> dict[str, list[float]]:
-    """The losses that `Trainer` has with a model that each process has a copy of, and a shard of;
-    both are saved."""
+    """Return the losses of `Trainer` with a model that each process copies, and with a sharded one.
+
+    Both are saved.
+    """
     losses = {}
     for name, options in {"copies": {}, "shards": {"distributed_config": PLANS["FSDP2"]}}.items():
         model = VanillaSeq2SeqForConditionalGeneration.from_pretrained(
@@ -105,7 +109,7 @@ def trained(folder: Path) -> dict[str, list[float]]:
 
 
 def inputs(model, rows):
-    """Two rows end in padding."""
+    """Return inputs in which two rows end in padding."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(4, VOCABULARY, (4, 8), generator=generator)
     mask = (torch.arange(8) < torch.tensor([[8], [5], [8], [3]])).long()
@@ -130,7 +134,7 @@ def gradients(model, rows):
 
 
 def tokens(model, rows):
-    """None of a model that generates none."""
+    """Return generated tokens; none if the model does not generate."""
     lengths = {"min_new_tokens": 4, "max_new_tokens": 4}
     return (
         model.generate(**inputs(model, rows), **lengths)
@@ -148,12 +152,12 @@ def local(tensor):
 
 
 def distance(one, other):
-    """The largest difference, relative to the largest value if that is above 1."""
+    """Return the largest difference, relative to the largest value if that is above 1."""
     return ((one - other).abs().max() / other.abs().max().clamp(min=1)).item()
 
 
 if __name__ == "__main__":
-    # Forked, as to import all this takes longer than all it does.
+    # Forked, because the imports take longer than the work.
     torch.multiprocessing.start_processes(
         work, (free_port(), Path(sys.argv[1])), nprocs=2, start_method="fork"
     )

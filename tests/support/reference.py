@@ -47,8 +47,8 @@ class Paper:
 
 
 def position_encoding(position: int, d_model: int) -> np.ndarray:
-    """Section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(pos /
-    10000^(2i / d_model))."""
+    """Return section 3.5's PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), and PE(pos, 2i + 1) with
+    cos."""
     row = np.zeros(d_model)
     for i in range(d_model // 2):
         row[2 * i] = math.sin(position / 10000 ** (2 * i / d_model))
@@ -57,8 +57,10 @@ def position_encoding(position: int, d_model: int) -> np.ndarray:
 
 
 def rotation(position: int, d: int, theta: float) -> np.ndarray:
-    """Su et al. 2021, equations 15 and 34: the matrix that turns the i-th pair of components by
-    m theta_i = m * 10000^(-2 (i - 1) / d), i = 1 ... d / 2."""
+    """Return the rotation matrix of a position (Su et al. 2021, equations 15 and 34).
+
+    It turns the i-th pair of components by m theta_i = m * 10000^(-2 (i - 1) / d), i = 1 ... d / 2.
+    """
     matrix = np.zeros((d, d))
     for i in range(1, d // 2 + 1):
         angle = position * theta ** (-2 * (i - 1) / d)
@@ -71,11 +73,13 @@ def rotation(position: int, d: int, theta: float) -> np.ndarray:
 
 
 def relative_bucket(offset: int, bidirectional: bool, buckets: int, max_distance: int) -> int:
-    """Raffel et al. 2020, section 2.1, `offset` = key - query: half of the buckets are one distance
-    each, the ranges of the others grow logarithmically up to `max_distance`, and what is beyond is
-    in the last. With keys on both sides, each side has half of all buckets. In whole numbers, so
-    nothing is rounded: the j-th of n ranges starts at the first distance d with d / exact >=
-    (max_distance / exact)^(j / n)."""
+    """Return the bucket of `offset` = key - query (Raffel et al. 2020, section 2.1).
+
+    Half of the buckets are one distance each. The ranges of the others grow logarithmically up to
+    `max_distance`, and everything beyond is in the last. With keys on both sides, each side has
+    half of all buckets. The computation is in whole numbers, so nothing is rounded: the j-th of n
+    ranges starts at the first distance d with d / exact >= (max_distance / exact)^(j / n).
+    """
     if bidirectional:
         buckets //= 2
     distance = abs(offset) if bidirectional else max(-offset, 0)
@@ -98,7 +102,10 @@ def linear(weights, name, x, bias=True):
 
 
 def layer_norm(weights, name, x, paper):
-    """Ba et al. 2016, equation 3; Zhang and Sennrich 2019, equation 4, has no mean and no bias."""
+    """Apply layer norm (Ba et al. 2016, equation 3).
+
+    Without mean and bias it is Zhang and Sennrich 2019, equation 4.
+    """
     if paper.rms_norm:
         assert name + ".bias" not in weights
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + paper.eps) * weights[name + ".weight"]
@@ -125,21 +132,26 @@ def activation(name, x):
 
 
 def attention(q, k, v, visible, bias=None):
-    """Equation 1, softmax(Q K^T / sqrt(d_k)) V, query by query; `visible[t, s]` says whether query
-    t may look at key s. `bias[t, s]`, if there is one, is added to the scores."""
+    """Apply equation 1, softmax(Q K^T / sqrt(d_k)) V, query by query.
+
+    `visible[t, s]` is True if query t may look at key s. `bias[t, s]`, if there is one, is added to
+    the scores.
+    """
     output = np.zeros((len(q), v.shape[1]))
     for t in range(len(q)):
         seen = np.flatnonzero(visible[t])
-        if len(seen):  # a padded query that sees nothing stays 0, and nobody looks at it
+        if len(seen):  # a padded query that sees nothing stays 0, and its state is never read
             scores = k[seen] @ q[t] / math.sqrt(q.shape[1])
             output[t] = softmax(scores if bias is None else scores + bias[t, seen]) @ v[seen]
     return output
 
 
 def multi_head(weights, name, paper, x, source, visible, rotations=None, biases=None):
-    """Section 3.2.2: Concat(head_1, ..., head_h) W^O, head_i = Attention(x W^Q_i, source W^K_i,
-    source W^V_i). `rotations` are one matrix for each position, which turns its query and its key;
-    `biases` are one for each head."""
+    """Apply section 3.2.2: Concat(head_1, ..., head_h) W^O.
+
+    head_i = Attention(x W^Q_i, source W^K_i, source W^V_i). `rotations` has one matrix for each
+    position, which turns its query and its key; `biases` has one for each head.
+    """
     q, k, v = (
         linear(weights, f"{name}.{p}_proj", s, paper.bias)
         for p, s in (("q", x), ("k", source), ("v", source))
@@ -163,8 +175,10 @@ def multi_head(weights, name, paper, x, source, visible, rotations=None, biases=
 
 
 def feed_forward(weights, name, paper, x):
-    """Equation 2: max(0, x W_1 + b_1) W_2 + b_2; gated, Shazeer 2020, equation 6: (act(x W) * x V)
-    W_2."""
+    """Apply equation 2: max(0, x W_1 + b_1) W_2 + b_2.
+
+    The gated form is Shazeer 2020, equation 6: (act(x W) * x V) W_2.
+    """
     inner = linear(weights, name + ".up_proj", x, paper.bias)
     if paper.gated:
         inner = (
@@ -177,11 +191,12 @@ def feed_forward(weights, name, paper, x):
 
 
 def embed(weights, name, paper, table, tokens, positions, types=None):
-    """Section 3.4: token embeddings times sqrt(d_model), plus positions (and, in BERT, the
-    embedding of the token's type).
+    """Return token embeddings times sqrt(d_model) plus positions (section 3.4); BERT adds token
+    types.
 
-    Embeddings of another width `e` pass W to the layers: W LayerNorm(tokens + positions) + b where
-    there is a norm (ELECTRA), else W tokens + positions (OPT)."""
+    Embeddings of another width `e` pass W to the layers. With a norm this is W LayerNorm(tokens +
+    positions) + b (ELECTRA), else W tokens + positions (OPT).
+    """
     assert (name + ".projection.weight" in weights) == (paper.e is not None)
     e = paper.e or paper.d_model
     x = np.zeros((len(tokens), e if paper.embedding_norm else paper.d_model))
@@ -206,14 +221,17 @@ def embed(weights, name, paper, table, tokens, positions, types=None):
 
 
 def everyone(queries, mask):
-    """Every query sees every real token."""
+    """Return a mask in which every query sees every real token."""
     return np.tile(np.asarray(mask, bool), (queries, 1))
 
 
 def visible_in(paper, mask, is_causal):
-    """Who sees whom in self-attention: query t the real tokens s <= t, in an encoder all; with a
-    window (Beltagy et al. 2020, section 3.1), only the last `window` of those, itself included, in
-    an encoder `window` on each side of t."""
+    """Return which tokens see each other in self-attention.
+
+    In a decoder, query t sees the real tokens s <= t; in an encoder, all real tokens. A window
+    (Beltagy et al. 2020, section 3.1) leaves the last `window` tokens including t in a decoder, and
+    `window` tokens on each side of t in an encoder.
+    """
     visible = everyone(len(mask), mask)
     for t in range(len(mask)):
         for s in range(len(mask)):
@@ -237,8 +255,8 @@ def stack(
     memory=None,
     memory_mask=None,
 ):
-    """One side of Figure 1 for one sentence; `memory` is the encoder's output, for the side that
-    looks at it."""
+    """Run one side of Figure 1 on one sentence; `memory` is the encoder's output for
+    cross-attention."""
     x = embed(weights, name + "embeddings", paper, table, tokens, positions, types)
     visible, rotations, biases = visible_in(paper, mask, is_causal), None, None
     seen = None if memory is None else everyone(len(tokens), memory_mask)
@@ -285,12 +303,12 @@ def stack(
 
 
 def pooled(weights, name, act, x):
-    """Devlin et al. 2019: the first token's state through a linear map and an activation."""
+    """Return the first token's state after a linear map and an activation (Devlin et al. 2019)."""
     return activation(act, linear(weights, name + ".dense", x[0]))
 
 
 def lm_transform(weights, name, paper, x):
-    """Devlin et al. 2019: what stands in front of BERT's projection to the vocabulary."""
+    """Apply the transformation before BERT's projection to the vocabulary (Devlin et al. 2019)."""
     return layer_norm(
         weights,
         name + ".norm",
@@ -300,8 +318,10 @@ def lm_transform(weights, name, paper, x):
 
 
 def project(weights, paper, table, x, narrow=None):
-    """Section 3.4: with tying, the projection to the vocabulary is the embedding matrix. `narrow`
-    is the linear map without bias from the states to the width of embeddings."""
+    """Project the states to the vocabulary; with tying, by the embedding matrix (section 3.4).
+
+    `narrow` is the linear map without bias from the states to the width of embeddings.
+    """
     if paper.e and narrow:
         x = linear(weights, narrow, x, bias=False)
     return x @ (table if paper.tied else weights["lm_head.weight"]).T + (
@@ -310,7 +330,7 @@ def project(weights, paper, table, x, narrow=None):
 
 
 def encoder_lm(weights, paper, tokens, mask, positions, types=None):
-    """Masked language model: logits (T, V) of one sentence."""
+    """Return the logits (T, V) of a masked language model for one sentence."""
     table = weights["model.embeddings.embed_tokens.weight"]
     x = stack(weights, "model.", paper, table, tokens, positions, mask, False, types)
     if paper.lm_transform:
@@ -319,15 +339,18 @@ def encoder_lm(weights, paper, tokens, mask, positions, types=None):
 
 
 def decoder_lm(weights, paper, tokens, mask, positions):
-    """Causal language model: logits (T, V) of one sentence."""
+    """Return the logits (T, V) of a causal language model for one sentence."""
     table = weights["model.embeddings.embed_tokens.weight"]
     x = stack(weights, "model.", paper, table, tokens, positions, mask, True)
     return project(weights, paper, table, x, "model.output_projection")
 
 
 def seq2seq_lm(weights, paper, source, source_mask, target, target_mask, target_positions):
-    """Figure 1: logits (T, V) of one pair of sentences; tied, one matrix serves both sides and the
-    projection, or, where the sides do not share theirs, the target's serves the projection."""
+    """Return the logits (T, V) of Figure 1 for one pair of sentences.
+
+    Tied, one matrix serves both sides and the projection. If the sides do not share it, the
+    target's serves the projection.
+    """
     source_table = weights["model.encoder.embeddings.embed_tokens.weight"]
     one_table = paper.tied and paper.shared
     target_table = (

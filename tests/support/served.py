@@ -20,7 +20,7 @@ from vanilla_transformer_export.serving.server import Server, listening
 from vanilla_transformer_export.serving.settings import Settings
 
 router = APIRouter(tags=["stub"])
-SEEN: list[str] = []  # what became of the slow ones
+SEEN: list[str] = []  # outcomes of the slow requests
 
 
 class Body(BaseModel):
@@ -36,7 +36,7 @@ async def stub(body: Body) -> JSONResponse:
 
 @router.post("/slow")
 async def slow(body: Body) -> JSONResponse:
-    """`x` seconds."""
+    """Answer after `x` seconds."""
     SEEN.append("begun")
     try:
         await asyncio.sleep(body.x)
@@ -49,7 +49,7 @@ async def slow(body: Body) -> JSONResponse:
 
 @router.post("/stream")
 async def stream(body: Body) -> StreamingResponse:
-    """Events of 10 kB without end, `x` seconds apart."""
+    """Stream events of 10 kB without end, `x` seconds apart."""
 
     async def events():
         try:
@@ -109,7 +109,7 @@ class Served:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 self.loop = runner.get_loop()
                 self.server = Server(*self._arguments)
-                if self.server.service.log.descriptor == 2:  # of the tests, who do not look at it
+                if self.server.service.log.descriptor == 2:  # tests do not read this log
                     self.server.service.log.descriptor = os.open(os.devnull, os.O_WRONLY)
                 self._made.set()
                 runner.run(self.server.run(self.listener))
@@ -119,11 +119,11 @@ class Served:
             self._made.set()
 
     def stop(self) -> None:
-        """As SIGTERM does."""
+        """Stop the server as SIGTERM does."""
         self.loop.call_soon_threadsafe(self.server.stop, 15)
 
     def send(self, content: bytes) -> socket.socket:
-        """A connection on which `content` was sent."""
+        """Open a connection, send `content` and return the connection."""
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
         connection.sendall(content)
         return connection
@@ -148,7 +148,7 @@ def served(token: bytes | None = None, protocols: tuple[Protocol, ...] = (PROTOC
 
 
 def wait_for(holds, seconds: float = 10.0):
-    """What `holds` returns, when it is true."""
+    """Wait until `holds` returns a true value, and return it."""
     limit = time.monotonic() + seconds
     while not (found := holds()):
         assert time.monotonic() < limit, "nothing happened"
@@ -157,7 +157,7 @@ def wait_for(holds, seconds: float = 10.0):
 
 
 def request(path: str, body: object = None, *headers: str) -> bytes:
-    """The bytes of a POST, or of a GET without a body."""
+    """Return the bytes of a POST, or of a GET without a body."""
     content = (
         b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     )

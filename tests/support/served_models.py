@@ -23,7 +23,7 @@ PROTOCOLS = (
 
 @contextlib.contextmanager
 def serving(runtimes, **settings):
-    """Of runtimes by name, which read through the server's queue from then on: the server."""
+    """Yield a server of `runtimes`, by name, which run through the server's queue."""
     models = {
         name: ServedModel(name, runtime, reader=batched(runtime, workers=2))
         for name, runtime in runtimes.items()

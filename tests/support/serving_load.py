@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from vanilla_transformer_export import TextRuntime
 
-SIZE = 48  # of the vocabulary
+SIZE = 48  # size of the vocabulary
 NEW_TOKENS = 20
 TEXTS = [
     " ".join(
@@ -28,7 +28,8 @@ TEXTS = [
 
 
 def with_words(directory: Path, parent: Path) -> Path:
-    """A copy of an export of the models of targets.py, with a tokenizer of the words w0 to w47."""
+    """Return a copy of an export of the models of targets.py, with a tokenizer of the words w0 to
+    w47."""
     found = copy_of(directory, parent)
     words = {f"w{number}": number for number in range(SIZE)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
@@ -46,8 +47,10 @@ def with_words(directory: Path, parent: Path) -> Path:
 
 @contextlib.contextmanager
 def serving(export: Path, log: Path, *flags: str):
-    """`server.url`, and what serving_servers.py has; one that was not stopped in the test has to
-    end well."""
+    """Yield a server of `export`, which must stop without errors if the test does not stop it.
+
+    It has `server.url` and the attributes of serving_servers.py.
+    """
     server = Server(
         Plan([*OURS, str(export), "--languages", "en-de", "--log-level", "error", *flags]), log
     )
@@ -66,7 +69,7 @@ def body(text: str) -> str:
 
 
 def translations(texts: list[str], expected: list[str]) -> dict:
-    """A load of serving_client.py, with the answers that are right."""
+    """Return a load of serving_client.py, with the expected answers."""
     answers = [
         json.dumps({"translatedText": text}, ensure_ascii=False, separators=(",", ":"))
         for text in expected
@@ -75,7 +78,7 @@ def translations(texts: list[str], expected: list[str]) -> dict:
 
 
 def load_of(export: Path) -> dict:
-    """`TEXTS`, with what each has for a translation alone."""
+    """Return a load of `TEXTS`, with the translation of each text alone."""
     runtime = TextRuntime(export, threads=1)
     expected = [runtime.translate([text])[0] for text in TEXTS]
     assert len(set(expected)) > len(TEXTS) / 2
@@ -83,14 +86,14 @@ def load_of(export: Path) -> dict:
 
 
 def assert_no_harm(found: dict, *others: str) -> None:
-    """Of an outcome of serving_client.py: right answers, refusals that say when to come again,
-    `others`, and nothing else."""
+    """Check an outcome of serving_client.py: only correct answers, rejections with Retry-After, and
+    `others`."""
     assert found["wrong"] == found["unpromised"] == 0, found
     assert set(found["statuses"]) <= {"200", "429", "503", *others}, found["statuses"]
 
 
 def metric(server: Server, name: str) -> float:
-    """The sum over its labels."""
+    """Return the sum of a metric over its labels."""
     with urllib.request.urlopen(server.url("/metrics"), timeout=10) as answer:
         lines = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", answer.read().decode(), re.MULTILINE)
     assert lines, name
@@ -120,6 +123,6 @@ def request(text: str, **more) -> bytes:
 
 
 def vanish(connection: socket.socket) -> None:
-    """Without a word to the server but a reset."""
+    """Close the connection with a reset."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()

@@ -1,4 +1,4 @@
-"""What a shell makes of commands that a text shows."""
+"""The parsing of shell commands that a text shows."""
 
 import subprocess
 from pathlib import Path
@@ -18,12 +18,14 @@ PROGRAMS = (
     "pip",
     "git",
 )
-RAYS = "serve"  # a program too, but in our pages mostly our own verb
+RAYS = "serve"  # also a program, but in our pages mostly our own verb
 
 
 def commands(script: str, folder: Path) -> list[list[str]]:
-    """The calls of `PROGRAMS` and `RAYS` that `script` makes, in `folder`: these only note their
-    arguments. The rest runs."""
+    """Return the calls of `PROGRAMS` and `RAYS` that `script` makes in `folder`.
+
+    These programs only record their arguments. Other commands run.
+    """
     shims, log = folder / "shims", folder / "calls"
     shims.mkdir(exist_ok=True)
     for program in (*PROGRAMS, RAYS):
@@ -42,8 +44,8 @@ def commands(script: str, folder: Path) -> list[list[str]]:
 
 
 def ours(call: list[str]) -> list[str]:
-    """The arguments of `vanilla-transformer` in a call, also where another program is to start it,
-    as that one reads them."""
+    """Return the arguments of `vanilla-transformer` in a call, even if another program starts
+    it."""
     program, *arguments = call
     if program == "sbatch":
         script = next(

@@ -22,7 +22,7 @@ from vanilla_transformer.training.tokenizer import train_tokenizer
 # Of all checkpoints here too, with one layer.
 SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
 LAYERS = {"translation": ("encoder_layers", "decoder_layers")}
-PIECES = {"word": 15, "bpe": 40}  # of `OPINIONS`, also without a fifth of them
+PIECES = {"word": 15, "bpe": 40}  # subwords of `OPINIONS`, even without a fifth of the lines
 STEPS = {
     "max_steps": 4,
     "num_train_epochs": 2,
@@ -37,7 +37,7 @@ TAGGED = "the O\nold B-PER\ndog I-PER\nruns O\n\nthe O\nbig B-PER\nbird I-PER\ns
 
 
 def small(recipe: Recipe) -> dict:
-    """Changes of `recipe` that cut sizes and steps, and nothing else."""
+    """Return changes of `recipe` that only reduce sizes and steps."""
     layers = LAYERS.get(recipe.task, ("num_hidden_layers",))
     found = {f"model.{name}": value for name, value in (SHAPE | dict.fromkeys(layers, 1)).items()}
     found |= {f"training.{name}": value for name, value in STEPS.items() if name in recipe.training}
@@ -51,8 +51,10 @@ def small(recipe: Recipe) -> dict:
 
 
 def lacking(recipe: Recipe, folder: Path) -> dict:
-    """Changes that name what `recipe` leaves to its user, or has from the Hub: text and
-    checkpoints, made in `folder`."""
+    """Return changes that supply what `recipe` leaves to its user or takes from the Hub.
+
+    Text and checkpoints are made in `folder`.
+    """
     if recipe.task == "question-answering":
         return {
             "data.dataset": data_set(folder / "questions", questions()),
@@ -84,7 +86,7 @@ def made_up_names(recipe):
 
 
 def write_text(recipe: Recipe, folder: Path) -> None:
-    """The files of its [data], in `folder`."""
+    """Write the files of the recipe's [data] to `folder`."""
     folder.mkdir(exist_ok=True)
     for split in ("train", "validation", "test"):
         files = recipe.data.get(split, [])
@@ -95,7 +97,7 @@ def write_text(recipe: Recipe, folder: Path) -> None:
 
 
 def texts(recipe) -> list[str]:
-    """Of each file of a split."""
+    """Return the content of each file of a split."""
     pairs = toy_corpus(60, seed=0)
     if recipe.task == "translation":
         return ["".join(line + "\n" for line in side) for side in zip(*pairs, strict=True)]
@@ -129,7 +131,7 @@ def data_set(path: Path, rows: list[dict]) -> str:
 
 
 def pictures(path: Path) -> str:
-    """Images that are dark or bright, as a directory of splits and labels."""
+    """Write dark and bright images as a directory of splits and labels, and return its path."""
     numbers = np.random.default_rng(0)
     for split, count in (("train", 24), ("validation", 8)):
         for number in range(count):
@@ -141,7 +143,7 @@ def pictures(path: Path) -> str:
 
 
 def translator(path: Path) -> str:
-    """A new model that translates."""
+    """Save a new translation model and return its path."""
     lines = [line for pair in toy_corpus(60, seed=0) for line in pair]
     config = VanillaSeq2SeqConfig(vocab_size=60, encoder_layers=1, decoder_layers=1, **SHAPE)
     return saved(VanillaSeq2SeqForConditionalGeneration(config), train_tokenizer(lines, 60), path)
@@ -154,12 +156,13 @@ def tokenizer_of(kind):
 
 
 def checkpoint(path: Path, kind: str = "word") -> str:
-    """A new model of masked words."""
+    """Save a new model of masked words and return its path."""
     return saved(VanillaEncoderForMaskedLM(config(kind)), tokenizer_of(kind), path)
 
 
 def classifier(path: Path, kind: str = "word", names=("bad", "good")) -> str:
-    """A new one of the labels of `OPINIONS`, or of other `names`."""
+    """Save a new classifier with the labels of `OPINIONS`, or other `names`, and return its
+    path."""
     labels = {
         "id2label": dict(enumerate(names)),
         "label2id": {name: index for index, name in enumerate(names)},

@@ -74,7 +74,7 @@ FILES = dict.fromkeys(SEQ2SEQ, ("onnx/encoder_model.onnx", "onnx/decoder_model_m
 
 
 def exports_for(target):
-    """A fixture: a name of `MODELS` and a dtype -> the model, and the directory of its export for
+    """Return a fixture that maps a name of `MODELS` and a dtype to a model and its export for
     `target`."""
 
     @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def build(name):
     architecture, fields = (MODELS | OTHER_VALUES)[name]
     model = perturbed(architecture, {**SIZES, **fields})
     if model.can_generate():
-        model.lm_head.bias.data[EOS] += 1.5  # so that rows end at different times
+        model.lm_head.bias.data[EOS] += 1.5  # makes rows end at different times
     return model
 
 
@@ -101,7 +101,7 @@ def ops(found):
 
 
 def prompts(name, seed=0):
-    """Rows of several lengths: right-padded sources, left-padded prompts."""
+    """Return rows of several lengths: right-padded sources or left-padded prompts."""
     rng, lengths = np.random.default_rng(seed), [7, 1, 4, 6]
     ids, mask = np.full((4, 7), PAD), np.zeros((4, 7), np.int64)
     for row, length in enumerate(lengths):

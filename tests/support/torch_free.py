@@ -1,11 +1,12 @@
-"""What exports give without torch, with any versions of what runs them; `make test-versions` calls
-this.
+"""Checks of exports without torch, with any versions of their dependencies; `make test-versions`
+runs them.
 
 `python tests/support/torch_free.py write FOLDER` exports models for every target and dtype, and
-notes what the exports give. In an environment of numpy, tokenizers and onnxruntime, `check FOLDER`
-expects the same of them; `bare FOLDER` does of the portable ones, in an InferenceSession, with
-numpy and onnxruntime only, not our package. Where the extra `export` is installed and torch is not,
-`export FOLDER` expects it of exports that it writes itself."""
+records their results. `check FOLDER` expects the same results in an environment of numpy,
+tokenizers and onnxruntime. `bare FOLDER` does so for the portable exports, with numpy and an
+InferenceSession of onnxruntime only, without our package. `export FOLDER` writes its own exports,
+in an environment with the extra `export` and without torch, and expects the same results of them.
+"""
 
 import json
 import sys
@@ -16,7 +17,7 @@ import numpy as np
 import onnxruntime
 
 CARD = Path(__file__).parents[2] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
-# those a CPU can run
+# targets that a CPU can run
 DTYPES = {"portable": ("fp32", "int8"), "cpu": ("fp32", "int8", "int4"), "cuda": ("fp32",)}
 GREEDY = {"num_beams": 1, "max_new_tokens": 12}
 OPTIONS = {
@@ -25,7 +26,7 @@ OPTIONS = {
     "sampled": GREEDY | {"do_sample": True, "seed": 7},
 }
 TEXTS = ["A dog runs across a field.", "Two men are sitting in front of a house.", "Girl."]
-TOLERANCE = 1e-4  # times max(1, |value|)
+TOLERANCE = 1e-4  # relative to max(1, |value|)
 
 
 def write(folder: Path) -> None:
@@ -47,8 +48,11 @@ def write(folder: Path) -> None:
 
 
 def results(directory: Path) -> dict[str, list]:
-    """By `Runtime` and `TextRuntime`: new tokens with each of the `OPTIONS` and from a stream, and
-    texts where there is a tokenizer; or what an encoder returns for real tokens."""
+    """Return the results of `Runtime` and `TextRuntime` for an export.
+
+    These are new tokens with each of the `OPTIONS` and from a stream, and texts if there is a
+    tokenizer. For an encoder they are the outputs of real tokens.
+    """
     from vanilla_transformer_export import Runtime, TextRuntime
 
     runtime, (ids, mask) = Runtime(directory, device="cpu"), prompts()
@@ -68,7 +72,7 @@ def results(directory: Path) -> dict[str, list]:
 
 
 def results_again(directory: Path) -> dict[str, list]:
-    """As `results`, of another export of the checkpoint that `directory` is an export of."""
+    """Return the `results` of a new export of the checkpoint that `directory` was exported from."""
     from vanilla_transformer_export import export
 
     name, target, dtype = directory.name.rsplit("-", 2)
@@ -79,8 +83,11 @@ def results_again(directory: Path) -> dict[str, list]:
 
 
 def bare_results(directory: Path) -> dict[str, list]:
-    """As `results` of a portable export, the greedy tokens of a model that generates, from a past
-    of length 0."""
+    """Return the results of a portable export without our package.
+
+    They are those of `results`, or for a model that generates, the greedy tokens from a past of
+    length 0.
+    """
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     sessions = {
         path.name.partition("_model")[0]: onnxruntime.InferenceSession(path)
@@ -113,7 +120,7 @@ def bare_results(directory: Path) -> dict[str, list]:
 
 
 def greedy(session, tokens, feeds, config) -> list[list[int]]:
-    """New tokens behind `tokens` (B, T); rows that have ended go on with the pad token."""
+    """Return the new tokens after `tokens` (B, T); finished rows continue with the pad token."""
     names, new, ended = (
         [tensor.name for tensor in session.get_outputs()],
         [],
@@ -147,18 +154,18 @@ def greedy(session, tokens, feeds, config) -> list[list[int]]:
 
 
 def prompts() -> tuple[np.ndarray, np.ndarray]:
-    """Rows of several lengths, padded on the right."""
+    """Return rows of several lengths, padded on the right."""
     mask = (np.arange(7) < [[7], [1], [4], [6]]).astype(np.int64)
     return np.random.default_rng(0).integers(4, 48, mask.shape) * mask, mask
 
 
 def real(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Of tokens (B, S, D) those that are no padding; (B, D) as it is."""
+    """Set the states of padding to 0 in tokens (B, S, D); return other values (B, D) unchanged."""
     return values * mask[:, :, None] if values.ndim == 3 else values
 
 
 def differences(found: dict[str, list], expected: dict[str, list]) -> list[str]:
-    """Tokens and texts must be the same."""
+    """Return a description of each difference; tokens and texts must be equal."""
     wrong = []
     for name, values in found.items():
         wanted = expected[name]

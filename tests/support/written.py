@@ -20,8 +20,10 @@ from vanilla_transformer_export.targets.registry import get_target
 def write(
     part, weights, inputs, target="cpu", dtype="fp32", opset=None, calibration=None, **fields
 ):
-    """The ONNX model of what `part` writes, given a `GraphContext` and the values of `inputs`, and
-    returns."""
+    """Return the ONNX model of the values that `part` writes and returns.
+
+    `part` is called with a `GraphContext` and the values of `inputs`.
+    """
     config = Config(
         VanillaEncoderConfig(tie_word_embeddings=False, **fields), "VanillaEncoderModel"
     )
@@ -59,7 +61,7 @@ def write(
 
 
 def run(model, inputs):
-    """The outputs of an ONNX model."""
+    """Return the outputs of an ONNX model."""
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )

@@ -56,9 +56,10 @@ def convert(
     leave_out: Iterable[str] = (),
     variant: str | None = None,
 ) -> dict[str, Any]:
-    """Converts the checkpoint `source`, a directory or Hub id, into the directory `out`: config,
-    weights (one tensor at a time, in the dtypes they have), generation config and tokenizer.
-    Returns what was written.
+    """Convert the checkpoint `source`, a directory or Hub id, into the directory `out`.
+
+    The result has config, weights (written one tensor at a time, in their dtypes), generation
+    config and tokenizer. Returns a summary of what was written.
 
     Args:
         to: by default another project's checkpoint becomes ours; the name of a family in `FAMILIES`
@@ -98,9 +99,10 @@ def convert_torch(
     force: bool = False,
     **fields: Any,
 ) -> dict[str, Any]:
-    """`from_torch` on the files `source` and `embeddings` (safetensors, or pickles of tensors),
-    saved as the checkpoint `out`. `fields` are those of `from_torch`, `num_attention_heads` among
-    them. Returns what was written.
+    """Convert the files `source` and `embeddings` with `from_torch`, and save the checkpoint `out`.
+
+    The files are safetensors, or pickles of tensors. `fields` are those of `from_torch`, with
+    `num_attention_heads`. Returns a summary of what was written.
 
     Raises:
         UsageError: without `num_attention_heads` or `embeddings`, and for a field that no config

@@ -1,4 +1,4 @@
-"""The model class of a source: by config.json, or by its tensors where only one class fits them."""
+"""The model class of a source: by config.json, or by its tensors if only one class fits them."""
 
 import contextlib
 from collections.abc import Callable, Iterable
@@ -53,7 +53,7 @@ def class_by_tensors(
     found = f"architectures={theirs.architectures!r}"
     classes = matching_classes(theirs, converter, files, plan_as)
     if not classes:
-        plan_as(next(iter(converter.ARCHITECTURES)))  # raises what is wrong with the base class
+        plan_as(next(iter(converter.ARCHITECTURES)))  # raises the error of the base class
     if len(classes) != 1:
         known = f"expected one of {', '.join(converter.ARCHITECTURES)}"
         raise ValueError(

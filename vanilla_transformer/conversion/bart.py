@@ -36,7 +36,7 @@ def is_decoder(architecture: str) -> bool:
 
 
 def sides(architecture: str) -> dict[str, str]:
-    """Our stacks, each with the name of theirs."""
+    """Return our stacks, each with the source's name for it."""
     return (
         {"model": "decoder"}
         if is_decoder(architecture)
@@ -45,7 +45,7 @@ def sides(architecture: str) -> dict[str, str]:
 
 
 def vanilla_fields(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
-    """The config fields that all kin of BART share, ours from theirs."""
+    """Return our config fields for those that all relatives of BART share."""
     if is_decoder(architecture):
         fields = stack_fields(theirs, "decoder_")
         return fields | {
@@ -87,7 +87,7 @@ def stack_fields(theirs: PreTrainedConfig, side: str = "") -> Fields:
 def to_source_config(
     ours: VanillaTransformerConfig, architecture: str, norm_first: bool = False
 ) -> Fields:
-    """The fields of BART, or with `norm_first` of mBART."""
+    """Return the fields of BART, or with `norm_first` those of mBART."""
     require(ours, position_embedding_type="learned", position_ids_from="place")
     require(ours, embedding_norm=True, norm_first=norm_first, final_norm=norm_first)
     return source_fields(ours, architecture, wraps=norm_first) | {
@@ -96,8 +96,10 @@ def to_source_config(
 
 
 def source_fields(ours: VanillaTransformerConfig, architecture: str, wraps: bool = False) -> Fields:
-    """The config fields that all kin of BART share, theirs from ours; `wraps` those that wrap the
-    last token."""
+    """Return the source's config fields that all relatives of BART share.
+
+    `wraps` is True for families whose decoder input starts with the last token.
+    """
     require(
         ours,
         linear_bias=True,
@@ -149,7 +151,7 @@ def tensor_maps(
 
 
 def positions(architecture: str, unread: int = 0) -> list[TensorMap]:
-    """Learned tables, without their `unread` first rows."""
+    """Return the maps of the learned position tables, without their first `unread` rows."""
     op = drop_rows(unread) if unread else SAME
     return [
         tensor_map(
@@ -170,8 +172,10 @@ def final_norms(architecture: str) -> list[TensorMap]:
 def body(
     ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
 ) -> list[TensorMap]:
-    """Tokens, layers and heads, which all kin of BART have; they differ in positions and in norms
-    around the layers."""
+    """Return the maps of tokens, layers and heads, which all relatives of BART share.
+
+    They differ in positions and in norms around the layers.
+    """
     if is_decoder(architecture):
         maps = tokens("decoder.embed_tokens.weight", "lm_head.weight", theirs.tie_word_embeddings)
     else:
@@ -196,8 +200,10 @@ def body(
 
 
 def embeddings(ours: VanillaTransformerConfig, tied: bool, shared: bool = True) -> list[TensorMap]:
-    """The matrices of tokens. Tied and shared, one matrix has up to four names. Otherwise
-    `shared.weight` is not used."""
+    """Return the maps of the token embeddings.
+
+    Tied and shared, one matrix has up to four names. Otherwise `shared.weight` is not used.
+    """
     encoder, decoder = (
         f"model.{side}.embeddings.embed_tokens.weight" for side in ("encoder", "decoder")
     )

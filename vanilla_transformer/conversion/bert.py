@@ -43,8 +43,8 @@ def to_vanilla_config(
 
 
 def require_encoder(theirs: PreTrainedConfig) -> None:
-    """What BERT, RoBERTa and ELECTRA can be configured to be besides encoders with absolute
-    positions."""
+    """Raise ValueError if the source config is a decoder, has cross-attention, or has positions
+    that are not absolute."""
     require(
         theirs,
         is_decoder=False,
@@ -54,7 +54,7 @@ def require_encoder(theirs: PreTrainedConfig) -> None:
 
 
 def encoder_fields(theirs: PreTrainedConfig) -> Fields:
-    """The config fields that BERT, RoBERTa, ELECTRA and MPNet share, ours from theirs."""
+    """Return our config fields for those that BERT, RoBERTa, ELECTRA and MPNet share."""
     return stack_fields(theirs) | {
         "type_vocab_size": getattr(theirs, "type_vocab_size", 0),
         "scale_embedding": False,
@@ -93,7 +93,7 @@ def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Field
 def source_fields(
     ours: VanillaTransformerConfig, architecture: str, lm_transform_act: str
 ) -> Fields:
-    """The config fields that BERT, RoBERTa and MPNet share, theirs from ours."""
+    """Return the source's config fields that BERT, RoBERTa and MPNet share."""
     require(
         ours,
         scale_embedding=False,
@@ -115,7 +115,8 @@ def source_fields(
 
 
 def source_sizes(ours: VanillaTransformerConfig) -> Fields:
-    """What BERT's kin and ViT have under the same names: sizes, activation, norm and dropouts."""
+    """Return the size fields that BERT, its relatives and ViT share: widths, activation, norm and
+    dropouts."""
     return {
         "hidden_size": ours.hidden_size,
         "intermediate_size": ours.intermediate_size,
@@ -158,8 +159,11 @@ def classifier_of(architecture: str) -> str:
 
 
 def vocabulary_bias(ours: VanillaTransformerConfig, tied: bool, head: str) -> list[TensorMap]:
-    """The bias is a parameter of the head and, under another name, of the projection inside it.
-    Tied, they are one; untied, the projection's is used."""
+    """Return the maps of the bias of the vocabulary projection.
+
+    It is a parameter of the head and, under another name, of the projection in the head. Tied, they
+    are one tensor; untied, that of the projection is used.
+    """
     if tied:
         return [tensor_map("lm_head.bias", f"{head}.bias", also=(f"{head}.decoder.bias",))]
     return [
@@ -169,7 +173,8 @@ def vocabulary_bias(ours: VanillaTransformerConfig, tied: bool, head: str) -> li
 
 
 def body(ours: VanillaTransformerConfig, also: tuple[str, ...] = ()) -> list[TensorMap]:
-    """Embeddings without positions, and layers, as BERT, RoBERTa and ELECTRA name them."""
+    """Return the maps of embeddings without positions, and of layers, for BERT, RoBERTa and
+    ELECTRA."""
     maps = [
         tensor_map(
             "model.embeddings.embed_tokens.weight", "embeddings.word_embeddings.weight", also=also

@@ -23,9 +23,11 @@ from .tokenizers import FoundTokenizer
 
 @dataclass(frozen=True)
 class TensorStep:
-    """Tensors of the source, by name, that become tensors of the result; the names of equal ones
-    are in `same`, and those of the result in files in `stored`, where they are others than in its
-    class."""
+    """A function from tensors of the source to tensors of the result, by name.
+
+    `same` are names of the result that hold equal tensors. `stored` are the names in the files of
+    the result, if they differ from those in its class.
+    """
 
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -37,14 +39,15 @@ class TensorStep:
 
 @dataclass
 class ConversionPlan:
-    """What `write` will write: the checkpoint of `model`, whose parameters are on the meta device,
-    without values.
+    """The plan of a conversion: the checkpoint that `write` will write.
+
+    `model` has its parameters on the meta device, without values.
 
     `left_out` are tensors of the source that belong to its family but not to its architecture,
     fields that act in training only, and files that change what a model does and are not converted.
-    `foreign` are those of its tensors that no class of the family has. `image_processor` is the
-    class of transformers that reads preprocessor_config.json where that names none. `remarks` are
-    notes for users. `temporaries` hold files that had to be made for this plan. Printed, a plan is
+    `foreign` are tensors of the source that no class of the family has. `image_processor` is the
+    class of transformers that reads a preprocessor_config.json without a class name. `remarks` are
+    notes for users. `temporaries` hold files that had to be made for this plan. A printed plan is
     the mapping of tensors.
 
     Raises:
@@ -87,7 +90,7 @@ class ConversionPlan:
         try:
             with torch.device("meta"):
                 outputs = step.function(*inputs)
-        except (IndexError, RuntimeError):  # fewer axes than it has to have, or of other lengths
+        except (IndexError, RuntimeError):  # too few axes, or axes of wrong lengths
             outputs = ()
         if len(outputs) == len(step.writes):
             return outputs
@@ -136,11 +139,11 @@ class ConversionPlan:
 
     @property
     def notes(self) -> list[str]:
-        """What users have to know of the conversion and of the tokenizer."""
+        """Notes for users about the conversion and the tokenizer."""
         return [*self.remarks, *(self.tokenizer.notes if self.tokenizer is not None else [])]
 
     def write(self, out: str | os.PathLike, force: bool = False) -> dict[str, Any]:
-        """Writes the checkpoint directory `out`, and returns its `facts`.
+        """Write the checkpoint directory `out`, and return its `facts`.
 
         Raises:
             FileExistsError: if `out` cannot be written, see `files.new_directory`.
@@ -150,8 +153,8 @@ class ConversionPlan:
         return self.facts(out)
 
     def save(self, directory: Path) -> None:
-        """Writes the checkpoint's files, tensor by tensor. Raises OSError where they have no
-        room."""
+        """Write the checkpoint's files, tensor by tensor. Raises OSError if the disk has no room
+        for them."""
         self._check_room(directory)
         shapes = {self.stored.get(name, name): shape for name, shape in self.shapes.items()}
         tensors = ((self.stored.get(name, name), tensor) for name, tensor in self.tensors())
@@ -178,7 +181,7 @@ class ConversionPlan:
             )
 
     def facts(self, out: str | os.PathLike) -> dict[str, Any]:
-        """What was written to `out`."""
+        """Return a JSON-ready summary of the checkpoint that was written to `out`."""
         return {
             "out": str(out),
             "architecture": type(self.model).__name__,
@@ -193,12 +196,13 @@ class ConversionPlan:
         }
 
     def unequal(self) -> list[tuple[str, str]]:
-        """Names of one tensor for which the source has other values, in pairs."""
+        """Return pairs of names that should hold the same tensor but have different values in the
+        source."""
         pairs = [(step.reads[0], name) for step in self.steps for name in step.same]
         return [pair for pair in pairs if not torch.equal(*map(self.files.read, pair))]
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Of the result, by name, one after the other in the order of `shapes`."""
+        """Yield the name and value of each tensor of the result, in the order of `shapes`."""
         for step in self.steps:
             sources = [self.files.read(name) for name in step.reads]
             for name, tensor in zip(step.writes, step.function(*sources), strict=True):
@@ -206,7 +210,10 @@ class ConversionPlan:
 
 
 def name_image_processor(path: Path, name: str | None) -> None:
-    """Older files name none: there the model's own type says which one it is."""
+    """Add the class `name` to preprocessor_config.json if it names none.
+
+    In older files the model type determines the class.
+    """
     if name is None or not path.is_file():
         return
     content = read_json(path)

@@ -1,4 +1,4 @@
-"""What the module of a family holds, and the modules by the families' names."""
+"""The protocol that the module of a model family implements, and the modules by family name."""
 
 import importlib
 from collections.abc import Collection
@@ -13,17 +13,9 @@ from .tensors import TensorMap
 
 
 class Converter(Protocol):
-    """All that is known of a family. `theirs` is a config of the family's own class, `ours` one of
-    this project's.
+    """The module of a family: its config, tensor maps and constants.
 
-    A module may also have:
-        `to_source_config(ours, architecture)`: the fields of their config by ours, for a family
-        that converts back.
-        `UNUSED`: a regular expression of the names of tensors that are no weights, as masks in old
-        files.
-        `IMAGE_PROCESSOR`: the class of its image processor in transformers, for a
-        preprocessor_config.json that names none. `check_tensors(files, theirs)`, which raises
-        ValueError if one of those is not what it has to be.
+    `theirs` is a config of the family's own class, `ours` one of this project's.
     """
 
     CONFIG: str
@@ -36,8 +28,9 @@ class Converter(Protocol):
     def to_vanilla_config(
         self, theirs: PreTrainedConfig, architecture: str, names: Collection[str]
     ) -> Fields:
-        """The fields of our config by theirs and by the `names` of the tensors; labels and special
-        tokens are common.
+        """Return the fields of our config, from the source's config and the `names` of its tensors.
+
+        Labels and special tokens are converted for all families alike.
 
         Raises:
             ValueError: for a field that our config cannot represent.
@@ -46,11 +39,11 @@ class Converter(Protocol):
     def tensor_maps(
         self, ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
     ) -> list[TensorMap]:
-        """Of all tensors, those of other heads too: the ones that a model does not have are passed
-        over."""
+        """Return the maps of all tensors, including those of other heads; maps whose tensors a
+        model lacks are skipped."""
 
 
 def converter_of(model_type: str) -> Converter:
-    """Raises KeyError for a `model_type` that is not registered."""
+    """Return the converter of a family. Raises KeyError for an unregistered `model_type`."""
     module = importlib.import_module(f".{FAMILIES[model_type].module}", __package__)
     return cast(Converter, module)

@@ -50,7 +50,8 @@ def tensor_maps(
 
 
 def classifier(is_mean: bool) -> list[TensorMap]:
-    """That of the class token, or the mean of both."""
+    """Return the maps of the classifier: of the class token alone, or the mean of both
+    classifiers."""
     if not is_mean:
         weight = tensor_map("classifier.weight", "classifier.weight", OF_CLASS_TOKEN)
         return [weight, tensor_map("classifier.bias", "classifier.bias")]

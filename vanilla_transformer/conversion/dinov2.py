@@ -16,7 +16,7 @@ CONFIG = "Dinov2Config"
 ARCHITECTURES = {"Dinov2Model": "VanillaVisionModel"}
 PREFIX = "dinov2."
 IMAGE_PROCESSOR = "BitImageProcessor"
-UNUSED = r"embeddings\.mask_token"  # of training
+UNUSED = r"embeddings\.mask_token"  # used in training only
 NAMES = {"layernorm_before": "norm1", "layernorm_after": "norm2"}
 IN_FILES = {
     "attention.o_proj": "attention.output.dense",
@@ -60,6 +60,7 @@ def tensor_maps(
 
 
 def scaled(entry: TensorMap, layer: str) -> TensorMap:
-    """That of a sub-layer's last map with its scale; any other as it is."""
+    """Return the map of a sub-layer's last linear map multiplied by its layer scale; return other
+    maps unchanged."""
     scale = SCALES.get(entry.ours[0].split(".")[-2])
     return replace(entry, op=SCALED, beside=(f"{layer}.{scale}.lambda1",)) if scale else entry

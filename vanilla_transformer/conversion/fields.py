@@ -1,4 +1,4 @@
-"""Config fields, theirs and ours."""
+"""Conversion of config fields that families share."""
 
 from typing import Any
 
@@ -8,11 +8,10 @@ Fields = dict[str, Any]
 
 
 def require(config: PreTrainedConfig, **expected: Any) -> None:
-    """Each field of `config` must have the value of the argument of its name, or one of a tuple of
+    """Raise ValueError unless each field of `config` has its expected value, or one of a tuple of
     values.
 
-    Raises:
-        ValueError: that names the field, its value and the values expected.
+    The error names the field, its value and the values expected.
     """
     for name, values in expected.items():
         values = values if isinstance(values, tuple) else (values,)
@@ -23,8 +22,10 @@ def require(config: PreTrainedConfig, **expected: Any) -> None:
 
 
 def require_padding(config: PreTrainedConfig) -> int:
-    """The `pad_token_id`, after which positions start that count ids. Raises ValueError without
-    one."""
+    """Return the `pad_token_id`, after which positions that count ids start.
+
+    Raises ValueError if there is none.
+    """
     if config.pad_token_id is None or config.pad_token_id < 0:
         raise ValueError(
             f"pad_token_id={config.pad_token_id} cannot be converted, expected a token: positions "

@@ -29,7 +29,7 @@ ARCHITECTURES = {
     "GPT2ForQuestionAnswering": "VanillaDecoderForQuestionAnswering",
 }
 PREFIX = "transformer."
-UNUSED = r"h\.\d+\.attn\.(bias|masked_bias)"  # causal masks
+UNUSED = r"h\.\d+\.attn\.(bias|masked_bias)"  # stored causal masks
 
 
 def to_vanilla_config(

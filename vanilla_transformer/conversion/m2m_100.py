@@ -51,7 +51,7 @@ def tensor_maps(
 ) -> list[TensorMap]:
     maps = bart.body(ours, theirs, architecture) + bart.final_norms(architecture)
     pad, rows, width = theirs.pad_token_id, theirs.max_position_embeddings, ours.hidden_size
-    # from the row of padding
+    # from the row of padding on
     table = constant("sinusoids", lambda: fairseq_table(pad + 1 + rows, width, pad)[pad:])
     for stack in bart.sides(architecture):
         maps.append(TensorMap((f"{stack}.embeddings.embed_positions.weight",), "", table))
@@ -59,8 +59,10 @@ def tensor_maps(
 
 
 def check_tensors(files: TensorFiles, theirs: PreTrainedConfig) -> None:
-    """Old files hold the tables of sinusoids, which are not converted. Raises ValueError for
-    another table."""
+    """Raise ValueError if a stored table of positions is not the expected sinusoids.
+
+    Old files hold these tables; they are not converted.
+    """
     for side in ("encoder", "decoder"):
         name = f"{side}.embed_positions.weights"
         check_table(

@@ -59,7 +59,7 @@ def to_vanilla_config(
 def sinusoidal_fields(
     theirs: PreTrainedConfig, architecture: str, names: Collection[str]
 ) -> Fields:
-    """The config fields that Marian and Pegasus share, ours from theirs."""
+    """Return our config fields for those that Marian and Pegasus share."""
     if theirs.d_model % 2:
         raise ValueError(
             f"d_model={theirs.d_model} cannot be converted: sinusoids need an even width"
@@ -127,8 +127,10 @@ def reordered(maps: list[TensorMap], ours: VanillaTransformerConfig) -> list[Ten
 
 
 def check_tensors(files: TensorFiles, theirs: PreTrainedConfig) -> None:
-    """Files may hold the tables of sinusoids, which are not converted. Raises ValueError for
-    another table."""
+    """Raise ValueError if a stored table of positions is not the expected sinusoids.
+
+    Files may hold these tables; they are not converted.
+    """
     for side in ("encoder", "decoder"):
         check_table(
             files, f"{side}.embed_positions.weight", lambda rows: marian_table(rows, theirs.d_model)

@@ -27,7 +27,7 @@ from .tensors import write_safetensors
 YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # all values are strings
 MODEL_CONFIG = "special:model.yml"
 PIECES = ("source.spm", "target.spm")
-# What a model's config has to say; what it does not say is the first of several values.
+# required values of a model's config; a missing field means the first of several values
 REQUIRED = {"type": "transformer", "tied-embeddings-all": "true"}
 EXPECTED = {
     "layer-normalization": "false",
@@ -52,7 +52,7 @@ EXPECTED = {
     "lemma-dim-emb": "0",
     "transformer-ffn-activation": ("swish", "relu"),
 }
-# In a layer, theirs and transformers'.
+# tensors of a layer: Marian's name -> transformers' name
 LAYER = {
     f"{part}_{kind}{letter}": f"{name}.{projection}.{'weight' if kind == 'W' else 'bias'}"
     for part, name in (("self", "self_attn"), ("context", "encoder_attn"))
@@ -77,7 +77,8 @@ LAYER |= {
 
 
 def write_checkpoint(source: Path, out: Path) -> None:
-    """Writes what is in `source` to `out`, an empty directory, as a checkpoint of transformers.
+    """Write the Marian model in `source` to the empty directory `out`, as a checkpoint of
+    transformers.
 
     Raises:
         FileNotFoundError: if a file is missing.
@@ -124,7 +125,7 @@ def only(source: Path, pattern: str) -> Path:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Its values are strings."""
+    """Return the mapping in a YAML file, with strings as values."""
     with readers_errors(path):
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=YAML_LOADER)
     if not isinstance(content, dict):
@@ -133,7 +134,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:
-    """Ids by token: all from 0 on, `</s>` and `<unk>` among them."""
+    """Return the id of each token; ids start at 0 without gaps, and `</s>` and `<unk>` are among
+    them."""
     content = read_yaml(path)
     with readers_errors(path):
         vocabulary = {token: int(number) for token, number in content.items()}
@@ -153,7 +155,7 @@ def read_vocabulary(path: Path) -> dict[str, int]:
 
 
 def read_model_config(arrays: Any) -> dict[str, Any]:
-    """The YAML text that Marian keeps among the arrays, as characters that end with a zero."""
+    """Return the config that Marian stores among the arrays, as zero-terminated YAML text."""
     if MODEL_CONFIG not in arrays:
         raise ValueError(f"there is no {MODEL_CONFIG}, expected a model of Marian's")
     text = arrays[MODEL_CONFIG].astype(np.uint8).tobytes().decode("utf-8").rstrip("\0")
@@ -188,7 +190,7 @@ def marian_config(fields: dict[str, Any], vocabulary: dict[str, int]) -> MarianC
         **{f"{side}_attention_heads": size("transformer-heads") for side in sides},
         **{f"{side}_ffn_dim": size("transformer-dim-ffn") for side in sides},
         activation_function=fields.get("transformer-ffn-activation", "swish"),
-        max_position_embeddings=size("dim-emb"),  # as transformers has it; sinusoids have no end
+        max_position_embeddings=size("dim-emb"),  # transformers' value; sinusoids have no limit
         scale_embedding=True,
         pad_token_id=padding,
         bos_token_id=0,
@@ -219,7 +221,7 @@ def generation_config(
 
 
 def tensors(arrays: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """By transformers' names, each read when it is asked for."""
+    """Yield (name, tensor) with transformers' names, reading each tensor when it is asked for."""
     for name in arrays:
         if name != MODEL_CONFIG:
             array = torch.from_numpy(np.atleast_2d(arrays[name]))
@@ -232,7 +234,10 @@ def tensors(arrays: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def renamed(name: str, array: torch.Tensor) -> tuple[str, torch.Tensor]:
-    """Vectors are rows, matrices are multiplied from the left."""
+    """Return transformers' name and layout of a tensor.
+
+    Marian stores vectors as rows, and matrices that are multiplied from the left.
+    """
     if name == "Wemb":
         return "model.shared.weight", torch.cat([array, torch.zeros_like(array[:1])])
     if name == "decoder_ff_logit_out_b":

@@ -1,4 +1,4 @@
-"""What the caller says of a source that its files do not say, or say wrongly."""
+"""Facts about a source that the caller states because its files lack them or have them wrong."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from .tensors import TensorFiles
 
 @dataclass(frozen=True)
 class Overrides:
-    """Fields that replace those of config.json, patterns of the names of tensors to leave out, as
-    in a shell, and the variant of the weights."""
+    """Changes to a source: config fields, shell patterns of tensors to leave out, and the
+    variant."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     leave_out: tuple[str, ...] = ()

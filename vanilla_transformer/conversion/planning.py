@@ -1,4 +1,5 @@
-"""How a checkpoint converts, decided by its config and by the names and shapes of its tensors."""
+"""The choice of a conversion, from a checkpoint's config and the names and shapes of its
+tensors."""
 
 import copy
 import json
@@ -49,7 +50,7 @@ from .unknown_tensors import check_foreign_prefix, further_heads
 
 logger = logging.get_logger(__name__)
 
-# The fields about labels and tokens, which mean the same in all configs.
+# fields about labels and tokens, which mean the same in all configs
 SPECIAL_TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 TOKEN_FIELDS = (
     *SPECIAL_TOKEN_IDS,
@@ -59,9 +60,9 @@ TOKEN_FIELDS = (
     "use_cache",
 )
 COMMON_FIELDS = ("id2label", "label2id", "problem_type", "task_specific_params")
-# of a cross-encoder: what its score passes
+# the activation on the score of a cross-encoder
 COMMON_FIELDS += ("sentence_transformers", "sbert_ce_default_activation_function")
-# Those that act in training only and have no counterpart (Fan et al. 2020, LayerDrop).
+# fields that act in training only and have no counterpart (Fan et al. 2020, LayerDrop)
 TRAINING_FIELDS = ("encoder_layerdrop", "decoder_layerdrop", "layerdrop")
 
 COMPUTED_TOLERANCE = 2e-4  # machines differ by 6e-5 at position 1024 in float32
@@ -74,8 +75,10 @@ def plan_conversion(
     leave_out: Iterable[str] = (),
     variant: str | None = None,
 ) -> ConversionPlan:
-    """What `convert` would do, checked, with nothing written. Raises: as `convert`, but for
-    `out`."""
+    """Return the checked plan of what `convert` would do, without writing anything.
+
+    Raises: the errors of `convert`, except those about `out`.
+    """
     overrides = Overrides(config or {}, tuple(leave_out), variant)
     if to is None:
         return plan_to_vanilla(source, overrides)
@@ -97,7 +100,7 @@ def plan_to_vanilla(
     source: str | PathLike,
     overrides: Overrides = Overrides(),  # noqa: B008, it is frozen
 ) -> ConversionPlan:
-    """Another project's checkpoint -> ours."""
+    """Plan the conversion of another project's checkpoint into ours."""
     if os.path.isdir(source) and is_marian(Path(source)):
         return plan_marian(Path(source), overrides)
     return plan_variant(
@@ -185,7 +188,7 @@ def plan_by_values(
     differ."""
     plan = plan_by_config(theirs, converter, architecture, files)
     unequal = plan.unequal()
-    # transformers ties no such, whatever the config says
+    # transformers does not tie unequal tensors, whatever the config says
     if unequal and getattr(theirs, "tie_word_embeddings", False):
         theirs.tie_word_embeddings = False
         plan = plan_by_config(theirs, converter, architecture, files)
@@ -254,8 +257,10 @@ def fits_family(directory: Path, content: dict, overrides: Overrides) -> bool:
 
 
 def plan_marian(source: Path, overrides: Overrides) -> ConversionPlan:
-    """A model as Marian itself writes it, by way of a checkpoint of transformers that is there as
-    long as the plan."""
+    """Plan the conversion of a model in Marian's own format.
+
+    It goes through a temporary checkpoint of transformers that lives as long as the plan.
+    """
     if overrides.variant is not None:
         found = (
             f"variant is {overrides.variant!r}, and {source} has the .npz file of a model of "
@@ -303,8 +308,8 @@ def steps_to_vanilla(
     architecture: str,
     files: TensorFiles,
 ) -> tuple[list[TensorStep], list[str], list[str]]:
-    """The steps, the names of tensors that are left out, and of these the names that no
-    architecture of the family has."""
+    """Return the steps, the names of tensors left out, and those of them unknown to the whole
+    family."""
     is_base = not hasattr(model, "model")
     wanted = model.state_dict().keys()
     steps = []
@@ -352,8 +357,7 @@ def steps_to_vanilla(
 
 
 def modern_name(name: str) -> str:
-    """Checkpoints that were converted from TensorFlow have other names for LayerNorm's
-    parameters."""
+    """Return the present name of a LayerNorm parameter that was converted from TensorFlow."""
     return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
 
 
@@ -383,7 +387,7 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
     if hasattr(ours, "embedding_size") and not hasattr(config_class, "word_embed_proj_dim"):
         require(ours, embedding_size=ours.hidden_size)
     require(ours, value_head_dim=ours.head_dim)
-    mark = {VERSION_KEY: vanilla_transformer.__version__}  # that we wrote it, and may replace it
+    mark = {VERSION_KEY: vanilla_transformer.__version__}  # this package may replace it
     config = config_class(
         **common_fields(ours), **converter.to_source_config(ours, architecture), **mark
     )
@@ -402,7 +406,7 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
     steps, unused = steps_to_source(model, converter, ours, architecture, files)
     plan = attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
     if is_untied:
-        config.tie_word_embeddings = False  # which T5's class makes true whatever it is given
+        config.tie_word_embeddings = False  # T5's class always sets this to true
     return plan
 
 
@@ -413,8 +417,7 @@ def steps_to_source(
     architecture: str,
     files: TensorFiles,
 ) -> tuple[list[TensorStep], list[str]]:
-    """The steps, and the names of tensors that the architecture has no place for although the
-    family has."""
+    """Return the steps, and the names of tensors that the family has but the architecture lacks."""
     wanted = model.state_dict().keys()
     maps = converter.tensor_maps(ours, model.config, architecture)
     steps = []
@@ -460,7 +463,7 @@ def download(source: str | PathLike, variant: str | None = None) -> Path:
     """Return the directory of `source`, downloaded if `source` is a Hub id."""
     path = checkpoint_directory(source)
     if not Path(source).is_dir() and not has_weights(path, variant):
-        # pickles only if there is nothing else
+        # pickles only if there are no safetensors
         path = checkpoint_directory(source, ("pytorch_model*.bin",))
     return path
 
@@ -523,7 +526,8 @@ def empty_model(
     files: TensorFiles,
     source_config: PreTrainedConfig,
 ) -> PreTrainedModel:
-    """On the meta device. Its dtype is that of the source's config, or of its tensors."""
+    """Return a model on the meta device, with the dtype of the source's config or of its
+    tensors."""
     floats = [dtype for _, dtype in files.shapes.values() if dtype.is_floating_point]
     if not floats:
         raise ValueError(
@@ -543,8 +547,11 @@ def check_missing(names: list[str], architecture: str, files: TensorFiles) -> No
 
 
 def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path) -> ConversionPlan:
-    """The generation config, the tokenizer, and the files of image processors and
-    sentence-transformers of the source."""
+    """Add the other files of the source to the plan, and return it.
+
+    These are the generation config, the tokenizer, and the files of image processors and
+    sentence-transformers.
+    """
     plan.companions = companions(source)
     content, _ = read_raw_config(path)
     if content["model_type"] not in CONFIGS:  # the code beside our own weights is what is converted
@@ -560,7 +567,7 @@ def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path)
 
 
 def read_generation_config(path: Path) -> GenerationConfig:
-    """Old checkpoints have it inside config.json."""
+    """Read the generation config of a checkpoint; old checkpoints have it in config.json."""
     has_file = (path / GENERATION_CONFIG).is_file()
     file = path / (GENERATION_CONFIG if has_file else CONFIG)
     read_json(file)

@@ -1,9 +1,4 @@
-"""The families of checkpoints that convert: a line here, and a module beside this one that is a
-`converter.Converter`.
-
-This file imports nothing but the standard library, so that the command line can run it by its path
-for its help: importing the package imports torch.
-"""
+"""The families of checkpoints that convert: a line here, and a `converter.Converter` module."""
 
 from typing import NamedTuple
 
@@ -54,8 +49,7 @@ REGISTERED = (
     Family("dinov2", "DINOv2", "vision"),
 )
 FAMILIES = {family.model_type: family for family in REGISTERED}
-# By their model_type, families that are often asked for, and why their checkpoints cannot be
-# converted.
+# model types that are often asked for, and why their checkpoints cannot be converted
 REFUSED = {
     "albert": (
         "ALBERT repeats the weights of one layer, and its embeddings are narrower than its layers"
@@ -78,7 +72,7 @@ REFUSED = {
 
 
 def table_rows() -> list[str]:
-    """The rows of names by variant in the tables of README.md and docs/."""
+    """Return the rows of family names by variant for the tables of README.md and docs/."""
     variants = [
         [family for family in REGISTERED if family.variant == variant] for variant in VARIANTS
     ]

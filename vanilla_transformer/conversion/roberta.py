@@ -64,7 +64,7 @@ def tensor_maps(
 
 
 def positions(pad_token_id: int) -> list[TensorMap]:
-    """From the row of padding on."""
+    """Return the map of learned positions, which starts at the row of the padding token."""
     used = drop_rows(pad_token_id)
     return [
         tensor_map(

@@ -9,14 +9,17 @@ from .tensors import TensorFiles
 
 
 def marian_table(rows: int, width: int) -> torch.Tensor:
-    """The paper's angles, pos / 10000^(2i / width) (section 3.5), in float64: (rows, width)."""
+    """Return the paper's sinusoids, of pos / 10000^(2i / width) (section 3.5): (rows, width),
+    float64."""
     frequencies = 10000.0 ** (-torch.arange(width // 2, dtype=torch.double) * 2 / width)
     return sines_then_cosines(rows, frequencies)
 
 
 def fairseq_table(rows: int, width: int, pad_token_id: int | None) -> torch.Tensor:
-    """pos / 10000^(i / (width / 2 - 1)), as tensor2tensor has it: (rows, width). The row of padding
-    is 0. In float32, as the models compute it whatever they are in."""
+    """Return tensor2tensor's sinusoids, of pos / 10000^(i / (width / 2 - 1)): (rows, width).
+
+    The row of padding is 0. The table is float32, as models of any dtype compute it.
+    """
     half = width // 2
     frequencies = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))
     table = sines_then_cosines(rows, frequencies)
@@ -34,11 +37,10 @@ def sines_then_cosines(rows: int, frequencies: torch.Tensor) -> torch.Tensor:
 def check_table(
     files: TensorFiles, name: str, table: Callable[[int], torch.Tensor], tolerance: float = 2e-3
 ) -> None:
-    """A file's tensor `name`, if there is one, has to be `table` of its number of rows: the reader
-    computes it. The default `tolerance` is that of half precision, and is the least for such.
+    """Raise ValueError if the tensor `name`, if present, is not `table` of its number of rows.
 
-    Raises:
-        ValueError: for another table, which would be lost.
+    The table is computed when the model runs, so another one would be lost. The tolerance is at
+    least a quarter of the epsilon of the tensor's dtype.
     """
     if name not in files.shapes:
         return

@@ -26,7 +26,7 @@ PREFIX = "transformer."
 # in old files, of no effect
 UNUSED = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 ENCODERS = ("EncoderModel", "ForTokenClassification")
-# What all models of the family are.
+# fields that all models of the family share
 FIXED = {
     "position_embedding_type": "relative",
     "norm_type": "rms_norm",
@@ -99,7 +99,7 @@ def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Field
 
 
 def feed_forward_proj(ours: VanillaTransformerConfig) -> str:
-    """In this field `gelu` means `gelu_new` where there is a gate."""
+    """Return T5's `feed_forward_proj`, where a gated `gelu` means `gelu_new`."""
     if not ours.gated:
         return ours.hidden_act
     if ours.hidden_act == "gelu":
@@ -141,8 +141,10 @@ def tensor_maps(
 
 
 def embeddings(is_tied: bool) -> list[TensorMap]:
-    """One matrix for both stacks. A head that is not tied has its own, and then ours has one for
-    each stack."""
+    """Return the maps of the one matrix of token embeddings.
+
+    An untied head has its own matrix; our model then has one copy of the embeddings for each stack.
+    """
     encoder, decoder = (
         f"model.{side}.embeddings.embed_tokens.weight" for side in ("encoder", "decoder")
     )
@@ -158,7 +160,8 @@ def embeddings(is_tied: bool) -> list[TensorMap]:
 def stack(
     ours: str, side: str, count: int, theirs: PreTrainedConfig, last: Op = SAME
 ) -> list[TensorMap]:
-    """The layers of a stack, the table of positions that is in the first, and the last norm."""
+    """Return the maps of a stack's layers, its last norm, and the position table in its first
+    layer."""
     table = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     maps = [tensor_map(f"{ours}.relative_positions.bias.weight", table)]
     attentions = {"self_attn": "SelfAttention"} | (

@@ -30,8 +30,10 @@ logger = logging.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Op:
-    """How one of their tensors becomes one or several of ours, and back: `None` where no family
-    converts it back."""
+    """An operation that makes one or several of our tensors from the source's, and its inverse.
+
+    `to_theirs` is `None` if no family needs the inverse.
+    """
 
     name: str
     to_ours: Callable[..., tuple[torch.Tensor, ...]]
@@ -50,7 +52,8 @@ THIRDS_TRANSPOSED = Op(
 
 
 def drop_rows(count: int) -> Op:
-    """Their position tables start with `count` rows that no token reads."""
+    """Return an operation that drops the first `count` rows of a position table, which no token
+    reads."""
     return Op(
         f"from row {count}",
         lambda t: (t[count:],),
@@ -63,12 +66,15 @@ def scaled(factor: float) -> Op:
 
 
 def constant(name: str, value: Callable[[], torch.Tensor]) -> Op:
-    """A tensor that one side needs and the other does not have."""
+    """Return an operation for a tensor that one side needs and the other lacks."""
     return Op(name, lambda: (value(),), value)
 
 
 def equal(count: int) -> Op:
-    """One of theirs that ours has `count` times. Backwards raises ValueError if these differ."""
+    """Return an operation that copies a tensor `count` times.
+
+    Its inverse raises ValueError if the copies differ.
+    """
 
     def one(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         if not first.is_meta and not all(torch.equal(first, other) for other in others):
@@ -83,7 +89,8 @@ def zeros(*shape: int) -> Op:
 
 
 def then(first: Op, second: Op) -> Op:
-    """`first` on their tensor, then `second` on each of ours."""
+    """Return an operation that applies `first` to the source's tensor, then `second` to each
+    result."""
     return Op(
         ", ".join(filter(None, [first.name, second.name])),
         lambda t: tuple(second.to_ours(part)[0] for part in first.to_ours(t)),
@@ -131,14 +138,15 @@ def tensor_map(
 
 
 def linear(ours: str, theirs: str, bias: bool = True) -> list[TensorMap]:
-    """The weight and the bias of a linear map or a LayerNorm."""
+    """Return the maps of the weight and the bias of a linear map or a LayerNorm."""
     return [
         tensor_map(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")[: 1 + bias]
     ]
 
 
 def tokens(theirs: str, head: str, tied: bool) -> list[TensorMap]:
-    """The embeddings of a model of one stack, and `head`, the projection to the vocabulary."""
+    """Return the maps of the embeddings of a single-stack model and of its vocabulary projection
+    `head`."""
     maps = [
         tensor_map("model.embeddings.embed_tokens.weight", theirs, also=(head,) if tied else ())
     ]
@@ -182,7 +190,7 @@ class TensorFiles:
         is_mapped = zipfile.is_zipfile(file)
         try:
             tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
-        except Exception as error:  # torch raises its own, zipfile's and pickle's errors
+        except Exception as error:  # torch raises errors of its own, of zipfile and of pickle
             raise ValueError(
                 f"{file} does not load with weights_only=True: {unpickling_fault(error)}"
             ) from None
@@ -260,8 +268,10 @@ def unpickling_fault(error: Exception) -> str:
 def write_safetensors(
     path: Path, shapes: Shapes, tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> None:
-    """Writes `tensors`, names and tensors in the order of `shapes`, one after the other: the
-    header, which comes first, needs their shapes and types only."""
+    """Write (name, tensor) pairs in the order of `shapes`, one at a time.
+
+    The header comes first and needs only their shapes and types.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name, (shape, dtype) in shapes.items():

@@ -1,5 +1,8 @@
-"""torch.nn.TransformerEncoder, TransformerDecoder and Transformer: queries, keys and values are one
-matrix; what a state dict does not hold (heads, order of norms, activation, embeddings) is given."""
+"""Conversion of torch.nn.TransformerEncoder, TransformerDecoder and Transformer.
+
+Their queries, keys and values are one matrix. The caller states what a state dict lacks: heads,
+order of norms, activation, embeddings.
+"""
 
 import dataclasses
 import difflib
@@ -40,8 +43,10 @@ OTHER_PARTS = re.compile(r"(layers\.\d+)\.(\w+)\.(weight|bias)")
 def from_torch(
     state_dict: Tensors, num_attention_heads: int, embeddings: Tensors, **fields: Any
 ) -> PreTrainedModel:
-    """A `VanillaEncoderModel`, a `VanillaDecoderModel` (with cross-attention) or a
-    `VanillaSeq2SeqModel` with the weights of a torch module, in evaluation mode.
+    """Return a model with the weights of a torch module, in evaluation mode.
+
+    It is a `VanillaEncoderModel`, a `VanillaDecoderModel` (with cross-attention) or a
+    `VanillaSeq2SeqModel`.
 
     Args:
         state_dict: of `torch.nn.TransformerEncoder`, `TransformerDecoder` or `Transformer`.
@@ -112,8 +117,8 @@ def check_matrices(state_dict: Tensors, embeddings: Tensors) -> None:
 
 
 def split_stacks(state_dict: Tensors) -> dict[str, Tensors]:
-    """The tensors of each stack, by what its names begin with: "encoder." and "decoder.", or "" for
-    a stack alone."""
+    """Return the tensors of each stack by prefix: "encoder." and "decoder.", or "" for a single
+    stack."""
     is_encoder_decoder = any(name.startswith("encoder.") for name in state_dict)
     sides = ("encoder.", "decoder.") if is_encoder_decoder else ("",)
     stray = [name for name in state_dict if not name.startswith(sides)]
@@ -159,7 +164,8 @@ def embedding_fields(embeddings: Tensors, given: Fields) -> Fields:
 
 
 def embedding_weights(embeddings: Tensors, side: str) -> Tensors:
-    """Of one stack. The decoder's are the encoder's where it has none of its own."""
+    """Return the embedding weights of one stack; a decoder without its own table gets the
+    encoder's."""
     weights = {}
     for name in ("embed_tokens", "embed_positions"):
         own = embeddings.get(f"decoder_{name}") if side == "decoder." else None
@@ -170,7 +176,7 @@ def embedding_weights(embeddings: Tensors, side: str) -> Tensors:
 
 
 def stack_weights(tensors: Tensors) -> Tensors:
-    """Of one stack, under our names."""
+    """Return the weights of one stack under our names. Raises ValueError for unknown names."""
     names = DECODER_NAMES if any(".multihead_attn." in name for name in tensors) else ENCODER_NAMES
     weights = {}
     for name, tensor in tensors.items():
@@ -202,8 +208,11 @@ def attention_weights(match: re.Match[str], tensor: torch.Tensor) -> Tensors:
 
 
 def check_fields(fields: Iterable[str], *config_classes: type[PreTrainedConfig]) -> None:
-    """Raises a UsageError for names that none of `config_classes`, by default all of ours, adds to
-    those of every config."""
+    """Raise UsageError for names that are not fields of one of `config_classes`, by default all of
+    ours.
+
+    Fields that every config of transformers has are not accepted either.
+    """
     common = {field.name for field in dataclasses.fields(PreTrainedConfig)}
     known = {
         name for config in config_classes or CONFIGS.values() for name in config.field_names()
@@ -217,7 +226,7 @@ def check_fields(fields: Iterable[str], *config_classes: type[PreTrainedConfig])
 
 
 def build(fields: Fields, weights: Tensors) -> PreTrainedModel:
-    """The model that has `weights`; its variant is that of their names."""
+    """Return the model that has `weights`; their names determine its variant."""
     if any(name.startswith("encoder.") for name in weights):
         variant = "Seq2Seq"
     elif any(".cross_attn." in name for name in weights):
@@ -246,7 +255,7 @@ def build(fields: Fields, weights: Tensors) -> PreTrainedModel:
 
 
 def check_weights(model: PreTrainedModel, weights: Tensors) -> None:
-    """They must be those of the model, in their shapes."""
+    """Raise ValueError unless the weights have the names and shapes of the model's parameters."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for what, names in (
         ("missing", expected.keys() - weights.keys()),

@@ -1,12 +1,11 @@
-"""Tensors of a source that no class of its family has: further heads beside the model, or parts of
-it that differ."""
+"""Tensors of a source that no class of its family has: further heads, or parts that differ."""
 
 import os
 from collections.abc import Collection
 
 from .tensors import TensorFiles
 
-HEADS = "cls"  # the module in which BERT has all its heads
+HEADS = "cls"  # the module that holds all heads of BERT
 
 
 def check_foreign_prefix(files: TensorFiles, known: Collection[str]) -> None:

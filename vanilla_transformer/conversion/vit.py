@@ -21,7 +21,7 @@ ARCHITECTURES = {
 PREFIX = "vit."
 IMAGE_PROCESSOR = "ViTImageProcessor"
 
-# Of a layer: ours, the name in the class, and the name in files.
+# modules of a layer: our name, the name in the class, the name in files
 LAYER = (
     ("self_attn.q_proj", "attention.q_proj", "attention.attention.query"),
     ("self_attn.k_proj", "attention.k_proj", "attention.attention.key"),
@@ -40,7 +40,7 @@ ZERO_BIAS = Op(
 def to_vanilla_config(
     theirs: PreTrainedConfig, architecture: str, names: Collection[str]
 ) -> Fields:
-    """The config fields that ViT and DeiT share, ours from theirs."""
+    """Return our config fields for those that ViT and DeiT share."""
     require(theirs, pooler_output_size=theirs.hidden_size)
     return encoder_fields(theirs) | {
         "intermediate_size": theirs.intermediate_size,
@@ -49,7 +49,7 @@ def to_vanilla_config(
 
 
 def encoder_fields(theirs: PreTrainedConfig) -> Fields:
-    """Those that they share with DINOv2."""
+    """Return the config fields that ViT and DINOv2 share."""
     dropout = theirs.hidden_dropout_prob
     return {
         "hidden_size": theirs.hidden_size,
@@ -99,7 +99,7 @@ def tensor_maps(
 
 
 def body(ours: VanillaVisionConfig, has_qkv_bias: bool) -> list[TensorMap]:
-    """All but first tokens and classifiers, as ViT and DeiT name them."""
+    """Return the maps of all tensors of ViT and DeiT except first tokens and classifiers."""
     maps = patches(ours)
     for i in range(ours.num_hidden_layers):
         maps += layer(f"model.layers.{i}", f"layers.{i}", f"encoder.layer.{i}", LAYER, has_qkv_bias)
@@ -120,8 +120,11 @@ def patches(ours: VanillaVisionConfig) -> list[TensorMap]:
 def layer(
     ours: str, theirs: str, stored: str, names: tuple[tuple[str, ...], ...], has_qkv_bias: bool
 ) -> list[TensorMap]:
-    """Of the layer that is called `ours`, `theirs` in the class and `stored` in files; `names` are
-    as `LAYER`."""
+    """Return the tensor maps of one layer.
+
+    The layer is called `ours` here, `theirs` in the source's class and `stored` in its files.
+    `names` has the form of `LAYER`.
+    """
     maps = []
     for name, in_class, in_files in names:
         weight, bias = (

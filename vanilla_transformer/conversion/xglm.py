@@ -42,8 +42,10 @@ def tensor_maps(
 
 
 def check_tensors(files: TensorFiles, theirs: PreTrainedConfig) -> None:
-    """Old files hold the table of sinusoids, which is not converted. Raises ValueError for another
-    table."""
+    """Raise ValueError if a stored table of positions is not the expected sinusoids.
+
+    Old files hold the table; it is not converted.
+    """
     check_table(
         files,
         "embed_positions.weights",

@@ -1,5 +1,7 @@
-"""Augmentation of training rows, another one each time a row is seen: words that are masked, left
-out or replaced, and other subwords of the same words."""
+"""Random augmentation of training rows: masked, dropped or replaced words, and other subwords.
+
+Each time a row is seen, its augmentation is another one.
+"""
 
 import json
 from collections.abc import Callable, Iterable
@@ -14,18 +16,20 @@ from .recipe import TEXT_AUGMENTATION, Recipe
 from .tasks import TASKS
 
 Row = dict[str, list | str]
-# a row -> what the model sees of it: one row or, for R-Drop, two
+# a row -> the augmented rows: one or, for R-Drop, two
 Augmentation = Callable[[Row, Random], tuple[Row, ...]]
 
 
 class AugmentedDataset:
-    """Rows with another augmentation in each epoch. It depends on the seed, the epoch and the row's
-    number alone, so that a run that is resumed from a checkpoint sees what it would have seen.
+    """Rows with another augmentation in each epoch.
+
+    It depends only on the seed, the epoch and the row's number. A run that resumes from a
+    checkpoint sees the same rows as an uninterrupted one.
 
     Args:
-        rows: the rows as they are.
-        augmentation: what the model sees of each.
-        seed: of the run.
+        rows: the rows without augmentation.
+        augmentation: the function from a row to its augmented rows.
+        seed: the seed of the run.
     """
 
     def __init__(self, rows: Dataset, augmentation: Augmentation, seed: int):
@@ -41,14 +45,16 @@ class AugmentedDataset:
         return len(self.rows)
 
     def __getitems__(self, indices: list[int]) -> list[Row]:
-        """As a `DataLoader` asks for the rows of a batch."""
+        """Return the augmented rows of a batch; a `DataLoader` calls this."""
         seeds = [f"{self.seed} {self.epoch} {index}" for index in indices]
         return augment(self.rows.__getitems__(indices), self.augmentation, seeds)
 
 
 def augment(rows: list[Row], augmentation: Augmentation, seeds: list[str]) -> list[Row]:
-    """The first view of each row, with a seed for each, then the second view of each, if there are
-    two."""
+    """Return the first view of each row, then the second view of each, if there are two.
+
+    Each row has its own seed.
+    """
     views = [augmentation(row, Random(seed)) for row, seed in zip(rows, seeds, strict=True)]
     return [row for view in zip(*views, strict=True) for row in view]
 
@@ -56,14 +62,18 @@ def augment(rows: list[Row], augmentation: Augmentation, seeds: list[str]) -> li
 def augmentation_of(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, rows: Dataset
 ) -> Augmentation | None:
-    """That of the training rows `rows`; `None` where the model sees them as they are, once."""
+    """Return the augmentation of the training rows `rows`, or `None` if the model sees them
+    unchanged.
+
+    With R-Drop each row becomes two.
+    """
     augment_row = row_augmentation(recipe, tokenizer, rows)
     r_drop = recipe.training.get("r_drop")
     if augment_row is None:
         return (lambda row, random: (row, row)) if r_drop else None
     if not r_drop:
         return lambda row, random: (augment_row(row, random),)
-    # Wang et al. 2021: one pass of R-Drop over whole words, one over subwords, where a row has one
+    # Wang et al. 2021: one pass of R-Drop over whole words, one over subwords, if a row has one
     # label, whatever its tokens.
     if TASKS[recipe.task].ABILITIES.row_labels:
         return lambda row, random: (row, augment_row(row, random))
@@ -73,7 +83,7 @@ def augmentation_of(
 def row_augmentation(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, rows: Dataset
 ) -> Callable[[Row, Random], Row] | None:
-    """(row, random) -> another row; `None` where nothing is random."""
+    """Return the random augmentation of a row, or `None` if nothing is random."""
     task = TASKS[recipe.task]
     dropout = recipe.tokenizer.get("bpe_dropout")
     shares = {name: recipe.training.get(name, 0) for name in TEXT_AUGMENTATION}
@@ -94,7 +104,7 @@ def encode_again(
     task: ModuleType,
     data: dict,
 ) -> Row:
-    """`row` with its text augmented, and its tokens anew."""
+    """Augment the text of `row` and encode it again."""
     if augment_text:
         row = row | {"text": augment_text(row["text"], random)}
     columns = {name: [value] for name, value in row.items()}
@@ -103,10 +113,12 @@ def encode_again(
 
 
 class BpeDropout:
-    """A tokenizer of kind "bpe" with BPE-dropout, for training text (Provilkov et al. 2020,
-    algorithm 1): the merges of a word are done in their order as ever, but at each step every one
-    that could be done is left out with probability `dropout`. The `tokenizers` library has that
-    too, but its random numbers take no seed. Names of special tokens are text here.
+    """A tokenizer of kind "bpe" with BPE-dropout for training text (Provilkov et al. 2020,
+    algorithm 1).
+
+    Merges of a word keep their order, but at each step every possible merge is skipped with
+    probability `dropout`. The `tokenizers` library has BPE-dropout too, but without a seed. Names
+    of special tokens are ordinary text here.
 
     Raises:
         ValueError: for a tokenizer of another kind, and a `dropout` that is no probability.
@@ -158,11 +170,12 @@ class BpeDropout:
 
 
 class TextAugmentation:
-    """Another text than that of a row, which only teachers can label (after Tang et al. 2019, "data
-    augmentation for distillation"): with probability `span_crop` a span of it, all lengths and then
-    all its places alike likely; then each word, as white space separates them, is replaced with
-    probability `word_replacement`, by one of all words of `texts`, so that frequent words come
-    often.
+    """Random changes of a text, whose label then comes from teachers only.
+
+    It follows "data augmentation for distillation" (Tang et al. 2019). With probability `span_crop`
+    a random span replaces the text, with all lengths and then all positions equally likely. Then
+    each word (by white space) is replaced with probability `word_replacement`. Replacements are
+    drawn from all words of `texts`, so that frequent words come often.
 
     Raises:
         ValueError: for a share that is no probability.

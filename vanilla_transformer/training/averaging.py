@@ -14,7 +14,7 @@ from ..checkpoint_files import checkpoint_directory, for_every_version, read_jso
 from ..companions import companions
 from ..files import MODULES, new_directory
 
-# Of a config, what has no effect on the model; of tokenizer.json, what the last call left.
+# config fields without effect on the model; fields of tokenizer.json that the last call left
 NEUTRAL = {
     "_name_or_path",
     "transformers_version",
@@ -34,9 +34,9 @@ def average(
     force: bool = False,
     variant: str | None = None,
 ) -> None:
-    """Writes `averaged(checkpoints)` to the directory `out`, with the tokenizer of the first, and
-    its modules of sentence-transformers, whose weights are averaged too. `variant` is as in
-    `averaged`.
+    """Write `averaged(checkpoints)` to the directory `out`, with the tokenizer of the first.
+
+    Modules of sentence-transformers are averaged and written too. `variant` is as in `averaged`.
 
     Raises:
         FileExistsError: if `out` cannot be written, see `files.new_directory`.
@@ -56,8 +56,9 @@ def average(
 
 
 def averaged(checkpoints: list[str | os.PathLike], variant: str | None = None) -> PreTrainedModel:
-    """The model of the first checkpoint with the mean, in float64, of the weights of all, which are
-    those of `variant` as in `checkpoint.load_checkpoint`.
+    """Return the model of the first checkpoint with the mean of all weights, computed in float64.
+
+    The weights are those of `variant`, as in `checkpoint.load_checkpoint`.
 
     Raises:
         FileNotFoundError, ValueError: as `checkpoint.load_checkpoint`; ValueError if their
@@ -87,7 +88,10 @@ def averaged(checkpoints: list[str | os.PathLike], variant: str | None = None) -
 
 
 def check_tokenizers(checkpoints: list[str | os.PathLike]) -> None:
-    """All that have a tokenizer.json must have the same: the average has that of the first."""
+    """Raise ValueError if two checkpoints have different tokenizer.json files.
+
+    The average has the tokenizer of the first.
+    """
     files = [checkpoint_directory(checkpoint) / "tokenizer.json" for checkpoint in checkpoints]
     first, *others = [file for file in files if file.is_file()] or [None]
     for file in others:
@@ -95,8 +99,10 @@ def check_tokenizers(checkpoints: list[str | os.PathLike]) -> None:
 
 
 def average_modules(checkpoints: list[str | os.PathLike], directory: Path) -> None:
-    """Their weights become the mean, in float64, of those of all checkpoints; their configs must be
-    the same."""
+    """Write the modules with the mean of their weights, computed in float64.
+
+    Raises ValueError if their configs differ.
+    """
     of_each = [companions(checkpoint) for checkpoint in checkpoints]
     first, *others = of_each
     for checkpoint, other in zip(checkpoints[1:], others):
@@ -125,8 +131,10 @@ def average_modules(checkpoints: list[str | os.PathLike], directory: Path) -> No
 
 
 def mean(files: list[Path]) -> dict[str, torch.Tensor]:
-    """Raises ValueError naming the first file that is no safetensors, or has other tensors than the
-    first."""
+    """Return the mean of the tensors of several safetensors files.
+
+    Raises ValueError naming the first file that is damaged or differs in names or shapes.
+    """
     shapes = [{name: shape for name, (shape, _) in stored_shapes(file).items()} for file in files]
     for file, file_shapes in zip(files, shapes):
         check_equal(file_shapes, shapes[0], (file, files[0]), set())
@@ -138,7 +146,7 @@ def mean(files: list[Path]) -> dict[str, torch.Tensor]:
 
 
 def check_equal(found: dict, expected: dict, places: tuple, neutral: set[str]) -> None:
-    """Raises ValueError naming what differs first, but for the `neutral` keys."""
+    """Raise ValueError naming the first difference in keys that are not `neutral`."""
     for key in sorted((found.keys() | expected.keys()) - neutral):
         if found.get(key) != expected.get(key):
             name, one, other = difference(key, found.get(key), expected.get(key))
@@ -148,7 +156,7 @@ def check_equal(found: dict, expected: dict, places: tuple, neutral: set[str]) -
 
 
 def difference(name: str, one: object, other: object) -> tuple[str, object, object]:
-    """The first place, and both values, in which two values of JSON differ that are not equal."""
+    """Return the first place at which two unequal JSON values differ, and both values there."""
     if isinstance(one, list) and isinstance(other, list):
         one, other = dict(enumerate(one)), dict(enumerate(other))
     if not (isinstance(one, dict) and isinstance(other, dict)):

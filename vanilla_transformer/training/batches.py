@@ -1,4 +1,4 @@
-"""Rows of like length in batches of so many tokens."""
+"""Batches of rows of similar length, limited by their number of tokens."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -9,21 +9,23 @@ from datasets import Dataset, IterableDataset
 
 from .augment import Augmentation, AugmentedDataset, Row, augment
 
-SIDES = ("labels", "input_ids")  # of a row
-BUFFER = 10_000  # rows of a stream that are shuffled, and sorted by length, together
+SIDES = ("labels", "input_ids")  # the columns of a row that have tokens
+BUFFER = 10_000  # rows of a stream that are shuffled and sorted together
 
 
 class TokenBatches:
-    """Batches as the items of a data set: item i is a list of rows of like length, so that little
-    of a batch is padding and all batches cost about the same (section 5.1 of the paper). They are
-    made once; `Trainer` shuffles their order.
+    """A data set whose items are batches: lists of rows of similar length.
+
+    Little of a batch is padding, and all batches cost about the same (section 5.1 of the paper).
+    They are made once; `Trainer` shuffles their order.
 
     Args:
-        rows: what the batches are made of.
+        rows: the rows of the batches.
         lengths: the numbers of tokens of each row, one for each of its sides; sorted by the first.
         limit: tokens of the longest side of a batch, padding included, by these `lengths`.
-        each: the number of batches is a multiple of this, those of an update over all processes, so
-            that none of these has fewer: as many of the largest as it takes are cut in two.
+        each: the number of batches is a multiple of this, the batches of an update over all
+            processes, so that no process has fewer. As many of the largest batches as needed are
+            cut in two.
 
     Raises:
         ValueError: for a row that is longer than `limit`.
@@ -56,9 +58,11 @@ class TokenBatches:
 
 
 class TokenStream(torch.utils.data.IterableDataset):
-    """The same of rows that are read as they are needed, again and again without an end: `BUFFER`
-    rows are shuffled and cut into batches, then the next ones. `augmentation` and `seed` as in
-    `AugmentedDataset`."""
+    """An endless stream of batches, of rows that are read as they are needed, again and again.
+
+    `BUFFER` rows at a time are shuffled and cut into batches. `augmentation` and `seed` are as in
+    `AugmentedDataset`.
+    """
 
     def __init__(
         self, rows: IterableDataset, limit: int, seed: int, augmentation: Augmentation | None = None
@@ -76,13 +80,13 @@ class TokenStream(torch.utils.data.IterableDataset):
                 yield from self.batches(columns, f"{self.seed} {epoch} {part}")
 
     def batches(self, columns: dict[str, list], seed: str) -> Iterator[list[Row]]:
-        """Those of a part of the stream, in any order."""
+        """Yield the batches of one part of the stream in random order."""
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         batches = cut(
             [tuple(len(row[name]) for name in SIDES if name in row) for row in rows], self.limit
         )
         Random(seed).shuffle(batches)
-        # augmented when it is asked for: all at once would stop the training for seconds
+        # augmented one batch at a time: all at once would stop the training for seconds
         for places in batches:
             batch = [rows[place] for place in places]
             seeds = [f"{seed} {place}" for place in places]
@@ -90,7 +94,7 @@ class TokenStream(torch.utils.data.IterableDataset):
 
 
 def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
-    """The places of rows in batches, as `TokenBatches` has them."""
+    """Return the positions of rows by batch, as described in `TokenBatches`."""
     longest = max(map(max, lengths))
     if longest > limit:
         raise ValueError(
@@ -108,7 +112,7 @@ def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
 
 
 def collate_batches(collator: Callable[[list[Row]], dict]) -> Callable[[list], dict]:
-    """`collator` for items that are rows, or lists of them."""
+    """Return a `collator` that also accepts lists of rows as items."""
 
     def collate(items: list) -> dict:
         return collator(

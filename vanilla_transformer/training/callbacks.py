@@ -1,4 +1,4 @@
-"""What `Trainer` calls while it runs: checks of the loss, how fast it goes, which epoch it is."""
+"""Callbacks of `Trainer`: they check the loss, measure the speed and keep track of the epoch."""
 
 import time
 from typing import Any
@@ -20,14 +20,14 @@ from ..info import flops
 from .checkpoints import WholeCheckpoints
 from .recipe import Recipe
 
-# dense bfloat16, a second
+# dense bfloat16 operations per second
 PEAK = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}
 TOKEN_INPUTS = {
     "source token": "input_ids",
     "target token": "decoder_input_ids",
     "patch": "pixel_values",
 }
-SHOWN = 60  # characters of each row of a batch that is named in an error
+SHOWN = 60  # characters of each row shown in an error
 
 
 def callbacks(recipe: Recipe) -> list[TrainerCallback]:
@@ -42,7 +42,10 @@ def callbacks(recipe: Recipe) -> list[TrainerCallback]:
 
 
 class Epochs(TrainerCallback):
-    """Sets the epoch of the training rows, which a `DataLoader` of several processes does not."""
+    """A callback that sets the epoch of the training rows.
+
+    A `DataLoader` of several processes does not set it.
+    """
 
     def on_epoch_begin(
         self,
@@ -57,8 +60,10 @@ class Epochs(TrainerCallback):
 
 
 class MaxLength(TrainerCallback):
-    """`Seq2SeqTrainer` fills in a `max_length` after each batch it has generated, and `generate`
-    warns of it at the next."""
+    """A callback that restores `max_length`, which `Seq2SeqTrainer` sets after each batch.
+
+    `generate` would warn of it at the next batch.
+    """
 
     def __init__(self, max_length: int | None):
         self.max_length = max_length
@@ -76,13 +81,13 @@ class MaxLength(TrainerCallback):
 
 
 class Watch(TrainerCallback):
-    """Counts the tokens that go through a model, for the log, and stops the run if a loss is not
+    """A callback that counts the tokens of a model for the log, and stops the run if a loss is not
     finite.
 
-    The log gets `tokens`, those of source and target that are not padding, or first tokens and
-    patches, `tokens_per_second`, both of all processes, and on GPUs of `PEAK` also `mfu`: model
-    FLOPs utilisation, three times the forward pass' matrix products (attention's own left out) over
-    their peak.
+    The log gets `tokens`: those of source and target that are not padding, or first tokens and
+    patches. It also gets `tokens_per_second`; both are sums over all processes. On GPUs of `PEAK`
+    it gets `mfu`, the model FLOPs utilisation. This is three times the forward pass's matrix
+    multiplications, without those of attention, over the peak.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast):
@@ -94,7 +99,7 @@ class Watch(TrainerCallback):
         self.start()
 
     def start(self) -> None:
-        """Counts from now on."""
+        """Reset the counts and the clock."""
         self.counts = dict.fromkeys(TOKEN_INPUTS.values(), 0)
         self.since = time.monotonic()
 
@@ -102,7 +107,7 @@ class Watch(TrainerCallback):
     def forward_hook(
         self, model: PreTrainedModel, args: tuple, inputs: dict, outputs: dict
     ) -> None:
-        self.input_ids = inputs.get("input_ids")  # `generate` gives the decoder alone its own
+        self.input_ids = inputs.get("input_ids")  # missing in seq2seq calls of `generate`
         if model.training:
             for side in self.counts:
                 if side in inputs:
@@ -119,7 +124,7 @@ class Watch(TrainerCallback):
         return len(values) * (self.config.num_first_tokens + rows * columns)
 
     def check(self, loss: torch.Tensor) -> None:
-        """Raises FloatingPointError with the text of the batch."""
+        """Raise FloatingPointError with the text of the batch if the loss is not finite."""
         if not loss.isfinite():
             if self.input_ids is None:
                 raise FloatingPointError(f"the loss is {loss.item()} for a batch of images")

@@ -20,7 +20,7 @@ vanilla-transformer is not installed. Where it is, `import vanilla_transformer` 
 
 
 def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool) -> ModelCard:
-    """Of the `record` of a run, and nothing else."""
+    """Return the model card of a run; its text comes from the `record` of the run only."""
     config = model.config
     recipe = record["recipe"]
     task = TASKS[recipe["task"]]
@@ -68,15 +68,15 @@ def start(recipe: dict) -> str:
 
 
 def scores(metrics: dict) -> list[tuple[str, str, float]]:
-    """(split, metric, value), those that are numbers; how long it took is no score."""
-    # "epoch" is of no split
+    """Return (split, metric, value) for all numeric metrics except times."""
+    # "epoch" belongs to no split
     named = ((*name.split("_", 1), value) for name, value in metrics.items() if "_" in name)
     return [score for score in named if isinstance(score[2], int | float) and score[1] not in TIMES]
 
 
 def eval_result(recipe: dict, split: str, metric: str, value: float) -> EvalResult:
     data = recipe["data"]
-    files = data.get(split, data.get("train"))  # a split may be a part of the training text
+    files = data.get(split, data.get("train"))  # a split may be part of the training text
     names = [Path(file).name for file in ([files] if isinstance(files, str) else files or [])]
     return EvalResult(
         task_type=TASKS[recipe["task"]].PIPELINE,
@@ -100,13 +100,13 @@ def scores_table(named_scores: list[tuple[str, str, float]], metrics: dict) -> s
 
 
 def command_line() -> str | None:
-    """What this process was called with, if it is the command."""
+    """Return the command line of this process, or `None` if another program calls this package."""
     program = Path(sys.argv[0]).name
     return shlex.join([program, *sys.argv[1:]]) if program == "vanilla-transformer" else None
 
 
 def toml(recipe: dict) -> str:
-    """The recipe as its file would be. What is `None` is left out: TOML has no word for it."""
+    """Return the recipe as TOML. Values that are `None`, which TOML lacks, are left out."""
     tables = {key: value for key, value in recipe.items() if isinstance(value, dict)}
     blocks = [
         "\n".join(
@@ -121,7 +121,7 @@ def toml(recipe: dict) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """Strings, numbers, booleans and lists of them are written as in JSON."""
+    """Return a value as TOML; strings, numbers, booleans and lists are written as in JSON."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + " }"
     return json.dumps(value, ensure_ascii=False)

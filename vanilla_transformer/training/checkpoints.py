@@ -1,4 +1,4 @@
-"""The state of a run: whose it is, and which checkpoint of it is whole and can be gone on from."""
+"""The state of a run: which run it belongs to, and which of its checkpoints can be resumed from."""
 
 import contextlib
 import hashlib
@@ -26,34 +26,37 @@ from .values import SPLITS
 
 logger = logging.get_logger(__name__)
 
-RUN = "run.json"  # in the state directory: the recipe of the run, and the hashes of its text
-FILES = "files.json"  # in each checkpoint, written last: the hashes of its files
-# What of a recipe changes nothing of the weights that come out.
+RUN = "run.json"  # in the state directory: recipe and text hashes of the run
+FILES = "files.json"  # in each checkpoint, written last: hashes of its files
+# keys of a recipe that do not change the resulting weights
 NEUTRAL = re.compile(
     r"save_dtype|(generation|evaluation)\..*|data\.directory"
     r"|training\.(log\w*|report_to|run_name|disable_tqdm)"
 )
-# Schedules that do not look at where the training ends.
+# schedules that do not depend on the number of updates
 ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt")
 
 
 class WholeCheckpoints(TrainerCallback):
-    """Notes the hashes of a checkpoint's files once they are written, so that one that was cut
-    short or damaged is known, and keeps `save_total_limit` of them. (`Trainer` itself would remove
-    whatever else is called checkpoint-something.)"""
+    """A callback that records the hashes of each checkpoint's files and keeps `save_total_limit` of
+    them.
+
+    The hashes show if a checkpoint was cut short or damaged. (`Trainer` itself would remove
+    everything else that is called checkpoint-something.)
+    """
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.limit = args.save_total_limit
         args.save_total_limit = None
-        if state.best_model_checkpoint:  # where the state was when it was noted
+        if state.best_model_checkpoint:  # the state directory may have moved since
             state.best_model_checkpoint = str(best_checkpoint(Path(args.output_dir), state))
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Marks the checkpoint that is about to be written as one of the run."""
+        """Mark the checkpoint that is about to be written as one of the run."""
         if control.should_save and args.should_save:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             checkpoint.mkdir(parents=True, exist_ok=True)
@@ -64,7 +67,7 @@ class WholeCheckpoints(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        PartialState().wait_for_everyone()  # each process writes a file of its own
+        PartialState().wait_for_everyone()  # each process writes its own file
         if args.should_save:
             run = Path(args.output_dir)
             checkpoint = run / f"checkpoint-{state.global_step}"
@@ -82,7 +85,7 @@ class WholeCheckpoints(TrainerCallback):
 
 
 def remove(checkpoint: Path) -> None:
-    """The files that the run wrote; what a user put beside them stays."""
+    """Remove the files that the run wrote; the user's files in the same directory stay."""
     for name in (*noted_hashes(checkpoint), FILES):
         (checkpoint / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
@@ -90,8 +93,11 @@ def remove(checkpoint: Path) -> None:
 
 
 def best_checkpoint(run: Path, state: TrainerState) -> Path:
-    """That of the trainer's `state`, in the directory `run`. Raises ValueError if it is damaged or
-    not there."""
+    """Return the path of the best checkpoint so far, by the trainer's `state`, in the directory
+    `run`.
+
+    Raises ValueError if it is damaged or missing.
+    """
     best = run / Path(state.best_model_checkpoint).name
     if not is_whole(best):
         raise ValueError(
@@ -114,8 +120,10 @@ def sha256(path: Path) -> str:
 
 
 def marked_checkpoints(state: Path) -> list[Path]:
-    """Those that a run wrote or began to, oldest first. Averages and whatever else a user puts
-    there are none."""
+    """Return the checkpoints that a run finished or began to write, oldest first.
+
+    Averages and other directories of the user are not among them.
+    """
     named = [
         path for path in state.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)
     ]
@@ -124,8 +132,8 @@ def marked_checkpoints(state: Path) -> list[Path]:
 
 
 def noted_hashes(checkpoint: Path) -> dict[str, str]:
-    """By the name of the file; empty if the checkpoint was cut short, or they are not as a run
-    writes them."""
+    """Return the recorded hashes by file name; empty if the checkpoint was cut short or its record
+    damaged."""
     try:
         noted = json.loads((checkpoint / FILES).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, RecursionError):
@@ -141,7 +149,8 @@ def is_whole(checkpoint: Path) -> bool:
 
 
 def last_checkpoints(state: Path, count: int) -> list[Path]:
-    """The last `count` of a run, oldest first, with a warning if there are fewer.
+    """Return the last `count` checkpoints of a run, oldest first, with a warning if there are
+    fewer.
 
     Raises:
         ValueError: if one of them is damaged: the mean would be of others.
@@ -162,7 +171,7 @@ def last_checkpoints(state: Path, count: int) -> list[Path]:
 
 
 def whole_checkpoints(state: Path) -> Iterator[Path]:
-    """Newest first, with a warning for each that is not."""
+    """Yield the undamaged checkpoints, newest first, and warn of each damaged one."""
     for checkpoint in reversed(marked_checkpoints(state)):
         if is_whole(checkpoint):
             yield checkpoint
@@ -174,12 +183,11 @@ def whole_checkpoints(state: Path) -> Iterator[Path]:
 
 
 def check_state(state: Path, facts: dict, restart: bool) -> None:
-    """Whether `state` may hold the state of a run with these `facts`.
+    """Check that `state` may hold the state of a run with these `facts`.
 
     Args:
         facts: `run_facts` of its recipe.
-        restart: whether that of another recipe, or one that is damaged, will do too: it is moved
-            aside.
+        restart: accept the state of another recipe, or a damaged one, which is then moved aside.
 
     Raises:
         FileExistsError: if `state` holds something that no run wrote in a place that a run needs.
@@ -220,8 +228,10 @@ def check_state(state: Path, facts: dict, restart: bool) -> None:
 
 
 def noted_facts(state: Path, restart: bool) -> dict:
-    """What `run_facts` were when the run was last called; what can be gone without, if it is to
-    `restart`."""
+    """Return the `run_facts` of the last call of the run.
+
+    With `restart`, a damaged record is replaced by empty facts. Otherwise it raises ValueError.
+    """
     try:
         noted = json.loads((state / RUN).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -234,8 +244,10 @@ def noted_facts(state: Path, restart: bool) -> dict:
 
 
 def open_state(state: Path, facts: dict, restart: bool) -> None:
-    """Makes the directory `state`, or notes that what is there goes on as a run with these
-    `facts`."""
+    """Create the directory `state`, or record that it continues as a run with these `facts`.
+
+    With `restart` an existing state is first moved aside.
+    """
     if restart and state.is_dir() and any(state.iterdir()):
         moved = keep(state, state)
         PartialState().print(f"{state} is now {moved}")
@@ -246,7 +258,7 @@ def open_state(state: Path, facts: dict, restart: bool) -> None:
 
 
 def run_facts(recipe: Recipe) -> dict:
-    """The recipe, and the hashes of what each update reads, as they are in JSON."""
+    """Return the recipe, and the hashes of the files that updates read, as JSON values."""
     files = {
         "teachers": [
             file for path in recipe.training.get("teachers", []) for file in files_in(path)
@@ -265,12 +277,12 @@ def run_facts(recipe: Recipe) -> dict:
 
 
 def files_in(path: str) -> list[Path]:
-    """All files of a directory; none for what is on the Hub."""
+    """Return all files of a directory; none for a Hub id."""
     return sorted(file for file in Path(path).rglob("*") if file.is_file())
 
 
 def check_same(state: Path, before: dict, facts: dict) -> None:
-    """Raises UsageError for facts that differ from those `before`, where that changes the
+    """Raise UsageError for facts that differ from those `before` in a way that changes the
     weights."""
     one = flat(before)
     other = flat(facts)
@@ -291,10 +303,11 @@ def check_same(state: Path, before: dict, facts: dict) -> None:
 
 
 def is_longer(key: str, before: dict, now: dict) -> bool:
-    """Whether `key` is of more updates by a schedule that is the same for any number of them."""
+    """Return True if `key` only adds updates, under a schedule that does not depend on their
+    number."""
     schedule = now.get("training.lr_scheduler_type")
     steps = [facts.get("training.max_steps") for facts in (before, now)]
-    # a share of the updates
+    # a value below 1 is a share of the updates
     is_endless = schedule in ENDLESS and not 0 < now.get("training.warmup_steps", 0) < 1
     return (
         key == "training.max_steps" and is_endless and None not in steps and 0 < steps[0] < steps[1]
@@ -302,8 +315,10 @@ def is_longer(key: str, before: dict, now: dict) -> bool:
 
 
 def final_state(checkpoint: Path, max_steps: int) -> TrainerState | None:
-    """The state of the run in `checkpoint`, if that is the last one: its updates are all done, or
-    were stopped early."""
+    """Return the state in `checkpoint` if the run is finished, else `None`.
+
+    A run is finished if all its updates are done or it was stopped early.
+    """
     state = TrainerState.load_from_json(checkpoint / TRAINER_STATE_NAME)
     is_last = state.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"]
     return state if is_last and not (state.global_step == state.max_steps < max_steps) else None

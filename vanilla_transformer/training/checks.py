@@ -1,5 +1,5 @@
-"""What has to go together in a recipe, whose values are each of their type and range: before
-anything is read or built."""
+"""Checks of a recipe as a whole, whose values have the right types, before anything is read or
+built."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -25,8 +25,10 @@ BATCH_KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 def check_together(recipe: "Recipe", task: "Task") -> None:
-    """Raises UsageError, with the message of the library that takes the values where it knows
-    better."""
+    """Raise UsageError for keys of a recipe that do not fit each other.
+
+    Values that a library takes are checked by that library, whose message is shown.
+    """
     check_data(recipe.data, task)
     if columns := task.ABILITIES.parallel_files:
         for split in [name for name in SPLITS if name in recipe.data]:
@@ -40,8 +42,8 @@ def check_together(recipe: "Recipe", task: "Task") -> None:
 
 
 def attempt(table: str, make: Callable, *args: Any, **settings: Any) -> Any:
-    """What `make` gives; what it does not accept is a UsageError of `table`, in one line, whatever
-    a library raises for it."""
+    """Call `make` and return its result, with any exception as a one-line UsageError about
+    `table`."""
     try:
         return make(*args, **settings)
     except Exception as error:
@@ -49,8 +51,10 @@ def attempt(table: str, make: Callable, *args: Any, **settings: Any) -> Any:
 
 
 def check_generation(settings: dict) -> None:
-    """As it is done when a result is read back, and when it is saved: what would have no effect is
-    an error too."""
+    """Raise UsageError for generation settings that are wrong or would have no effect.
+
+    transformers applies the same checks when a result is read back or saved.
+    """
     for name, value in settings.items():
         if fault := generation_fault(name, value):
             raise UsageError(f"generation.{name} is {value}, {fault}")
@@ -195,7 +199,8 @@ def check_checkpoints(training: dict) -> None:
 
 
 def check_best(training: dict, metrics: set[str]) -> None:
-    """Which checkpoint is the best is only asked after the first evaluation."""
+    """Raise UsageError for settings of the best checkpoint that would fail only after an
+    evaluation."""
     name = training.get("metric_for_best_model")
     patience = training.get("early_stopping_patience")
     if name is not None:
@@ -227,7 +232,10 @@ def check_schedule(name: str, settings: dict | None) -> None:
 
 
 def check_model(recipe: "Recipe", task: "Task") -> None:
-    """Where the shape is that of a checkpoint, `prepare.check_complete` does it."""
+    """Raise UsageError for a wrong key or shape in [model].
+
+    If the shape comes from a checkpoint, `prepare.check_complete` checks it.
+    """
     settings = dict(recipe.model)
     if settings.get("return_dict", True) is not True:
         raise UsageError(f"model.return_dict is {settings['return_dict']}, expected true")

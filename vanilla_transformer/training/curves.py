@@ -1,18 +1,20 @@
-"""How a run went, as a figure."""
+"""The curves of a run (loss, learning rate, metrics) as a figure."""
 
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 CURVES = "curves.png"
-# what an evaluation logs beside its scores
+# values that an evaluation logs besides its scores
 TIMES = ("runtime", "samples_per_second", "steps_per_second")
 WIDTH, HEIGHT, DPI = 5, 3, 100  # inches of a panel; pixels of an inch
 
 
 def panels(history: list[dict]) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """`Trainer`'s log as panel -> curve -> (update, value): the losses, the learning rate, and each
-    of the task's metrics."""
+    """Return `Trainer`'s log as panel -> curve -> (update, value).
+
+    Panels are the losses, the learning rate, and each of the task's metrics.
+    """
     curves = {}
     for record in history:
         for name, value in record.items():
@@ -33,11 +35,11 @@ def panels(history: list[dict]) -> dict[str, dict[str, list[tuple[int, float]]]]
 
 
 def draw_curves(history: list[dict], path: Path) -> bool:
-    """Writes `panels(history)` to `path`, and returns whether there are any."""
+    """Draw `panels(history)` to the file `path`, and return whether there are any."""
     drawn = panels(history)
     if not drawn:
         return False
-    # no pyplot: nothing outlives the call
+    # no pyplot, which would keep the figure alive
     figure = Figure(figsize=(WIDTH * len(drawn), HEIGHT), layout="constrained")
     for axes, (name, curves) in zip(
         figure.subplots(1, len(drawn), squeeze=False).flat, drawn.items(), strict=True

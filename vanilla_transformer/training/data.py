@@ -1,7 +1,7 @@
 """Text from files, plain or compressed (.gz, .bz2, .xz), one example a line, and from `datasets`.
 
-A file is UTF-8 unless another encoding is given. What is read of it has neither a byte order mark
-at its start nor the ends of its lines, LF or CRLF, and all else as it stands.
+A file is UTF-8 unless another encoding is given. A byte order mark at its start and line ends (LF
+or CRLF) are removed; everything else is unchanged.
 """
 
 import bz2
@@ -24,18 +24,20 @@ if TYPE_CHECKING:
 COMPRESSIONS = {".gz": ("gzip", gzip.open), ".bz2": ("bzip2", bz2.open), ".xz": ("xz", lzma.open)}
 UNREADABLE = (".zst", ".lz4", ".zip", ".7z", ".br", ".lzma", ".lzo", ".Z", ".rar", ".tar", ".tgz")
 DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
-LONGEST = 1_000_000  # bytes of a line, in UTF-8
-PART = LONGEST + 3  # characters that are read at once: such a line, its end, and a byte order mark
-# what is read of a compressed file may be so many times its size; that of text is 3 to 10 times
+LONGEST = 1_000_000  # maximum bytes of a line in UTF-8
+PART = LONGEST + 3  # characters per read: the longest line, its end, and a byte order mark
+# maximum ratio of unpacked to compressed size; text has 3 to 10
 MAX_EXPANSION = 100
-ALWAYS_READ = 1 << 24  # or so many bytes
-NO_TEXT = re.compile("[\udc80-\udcff]")  # what stands for a byte that is none
-REPORTED = 3  # bad rows of which a report has what is wrong
+ALWAYS_READ = 1 << 24  # unpacked bytes that are always accepted
+NO_TEXT = re.compile("[\udc80-\udcff]")  # surrogates stand for bytes that are not text
+REPORTED = 3  # bad rows that a report describes
 
 
 def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
-    """The file as it stands, part by part, as its `how`, "read" or "readline", gives at most `PART`
-    characters. Bytes that are no text are lone surrogates.
+    """Yield the text of a file in parts of at most `PART` characters.
+
+    `how` is the method that reads a part, "read" or "readline". Bytes that are not text become lone
+    surrogates.
 
     Raises:
         FileNotFoundError: if it is missing.
@@ -76,7 +78,7 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
 
 
 def read_text(path: str | Path, encoding: str = "UTF-8") -> str:
-    """The whole text, its lines ended by LF; they may be of any length.
+    """Return the whole text of a file, with LF line ends; lines may have any length.
 
     Raises:
         FileNotFoundError, ValueError: as `parts`; ValueError if it is not text of that `encoding`.
@@ -94,10 +96,10 @@ def no_text(byte: re.Match, encoding: str) -> str:
 
 
 class Fault(str):
-    """What is wrong with a line, in its place."""
+    """A description of what is wrong with a line; it takes the place of the line."""
 
 
-Check = Callable[[str], str | None]  # a line -> what is wrong with it, `None` for nothing
+Check = Callable[[str], str | None]  # a line -> what is wrong with it, or `None`
 
 
 def empty(line: str) -> str | None:
@@ -107,15 +109,17 @@ def empty(line: str) -> str | None:
 def lines(
     path: str | Path, encoding: str = "UTF-8", fault: Check | None = None
 ) -> Iterator[str | Fault]:
-    """Those of a file, with a `Fault` for each that is no text of that `encoding`, has more than
-    `LONGEST` bytes, or a `fault`. An empty file is one empty line.
+    """Yield the lines of a file, with a `Fault` in place of each bad line.
+
+    A line is bad if it is not text in `encoding`, has more than `LONGEST` bytes, or has a `fault`.
+    An empty file is one empty line.
 
     Raises:
         FileNotFoundError, ValueError: as `parts`.
     """
     mark, is_open = "\ufeff", False
     for part in parts(path, encoding, "readline"):
-        if not is_open:  # else the rest of a line that is too long
+        if not is_open:  # otherwise the rest of a line that is too long
             yield checked(part.removeprefix(mark), encoding, fault)
         mark, is_open = "", not part.endswith("\n")
     if mark:
@@ -133,14 +137,16 @@ def checked(line: str, encoding: str, fault: Check | None) -> str | Fault:
 
 
 def shown(line: str) -> str:
-    """For an error of one line."""
+    """Return `line`, shortened to 80 characters, as part of an error message."""
     return f"is {line!r}" if len(line) <= 80 else f"begins with {line[:80]!r}"
 
 
 class BadRows:
-    """Rows that cannot be used. The first is an error; with `skip_bad_rows = true` in `data`, those
-    of its training text are left out, counted and reported. Text for validation and test is never
-    changed."""
+    """A counter of rows that cannot be used.
+
+    The first bad row is an error. With `skip_bad_rows = true` in `data`, bad rows of the training
+    text are left out, counted and reported. Text for validation and test is never changed.
+    """
 
     def __init__(self, data: dict | None = None, split: str = "train"):
         skips = (data or {}).get("skip_bad_rows", False)
@@ -151,7 +157,7 @@ class BadRows:
         self.first = []
 
     def add(self, what: str) -> None:
-        """Raises ValueError, saying `what`, unless they are skipped."""
+        """Count a bad row; raise ValueError with the message `what` unless bad rows are skipped."""
         if not self.are_skipped:
             raise ValueError(what)
         self.count += 1
@@ -159,22 +165,25 @@ class BadRows:
             self.first.append(what)
 
     def report(self, kept: int) -> None:
-        """Raises ValueError if none are `kept`."""
+        """Print how many rows were skipped. Raises ValueError if none are `kept`."""
         if not self.count:
             return
         seen = f"{self.count:,} of {kept + self.count:,} rows of the training text are bad"
         seen += f" ({'; '.join(self.first)}{'; ...' if self.count > REPORTED else ''})"
         if not kept:
             raise ValueError(f"{seen}, expected some that are not")
-        from accelerate import PartialState  # what only reads lines has no need of it
+        from accelerate import PartialState  # imported here, because reading lines does not need it
 
         if PartialState().is_main_process:
             print(f"{seen}: they are left out, because data.skip_bad_rows is true")
 
 
 def read_lines(path: str | Path, encoding: str = "UTF-8") -> list[str]:
-    """Raises FileNotFoundError and ValueError as `lines`; ValueError also for a `Fault` and an
-    empty line or file."""
+    """Return the lines of a file.
+
+    Raises FileNotFoundError and ValueError as `lines`; ValueError also for a `Fault` and an empty
+    line or file.
+    """
     return lines_of([path], encoding)
 
 
@@ -184,12 +193,12 @@ def lines_of(
     bad: BadRows | None = None,
     fault: Check | None = empty,
 ) -> list[str]:
-    """Those of all files, one after the other, without `bad` ones."""
+    """Return the lines of all files, one after the other, without `bad` ones."""
     return [line for path in paths for line in read_files([path], encoding, bad, fault)[0]]
 
 
 def read_parallel(source: str | Path, target: str | Path) -> list[tuple[str, str]]:
-    """Line i of `source` and of `target` are translations of each other.
+    """Return the pairs of lines of `source` and `target`, which are translations of each other.
 
     Raises:
         ValueError: if the files have different numbers of lines, and as `read_lines` does.
@@ -203,8 +212,10 @@ def read_files(
     bad: BadRows | None = None,
     fault: Check | None = empty,
 ) -> list[list[str]]:
-    """The lines of each, of which all must have the same number, without the `bad` rows, in which
-    one has a `fault`."""
+    """Return the lines of each file, without `bad` rows, in which one of the lines has a `fault`.
+
+    All files must have the same number of lines.
+    """
     bad = bad or BadRows()
     columns = [[] for _ in paths]
     files = [lines(path, encoding, fault) for path in paths]
@@ -225,26 +236,29 @@ def read_files(
     return columns
 
 
-# keys of a recipe's [data] beside the splits
+# keys of a recipe's [data] besides the splits
 SOURCES = ("directory", "dataset", "config", "columns", "skip_bad_rows")
 
 
 def read_columns(
     data: dict, split: str, names: tuple[str, ...]
 ) -> "Dataset | IterableDataset | None":
-    """The `split` ("train", "validation" or "test") of a recipe's `data` as a `datasets.Dataset`
-    with text columns `names`; `None` if it has none. `data[split]` is a file for each column,
-    relative to `data["directory"]`. Instead of files there may be `data["dataset"]`, a name on the
-    Hub (with `data["config"]`) or a directory that `save_to_disk` wrote, and `data["columns"]`,
-    what the columns are called there; "a.b" is field b of column a. With `data["streaming"]` its
-    training split is a `datasets.IterableDataset`, read as it is needed.
+    """Return a split of a recipe's `data` as a `datasets.Dataset` with text columns `names`.
+
+    `split` is "train", "validation" or "test"; the result is `None` if the recipe has none.
+    `data[split]` is a file for each column, relative to `data["directory"]`.
+
+    Instead of files there may be `data["dataset"]`, a name on the Hub (with `data["config"]`) or a
+    directory that `save_to_disk` wrote. `data["columns"]` are the names of its columns; "a.b" is
+    field b of column a. With `data["streaming"]` the training split is a
+    `datasets.IterableDataset`, read as it is needed.
 
     Raises:
         FileNotFoundError, ValueError: as `read_parallel`; ValueError for files that are to be
             streamed, and for bad rows that are to be skipped in a stream, where they cannot be
             counted beforehand.
     """
-    from datasets import Dataset  # what only reads lines has no need of it
+    from datasets import Dataset  # imported here, because reading lines does not need it
 
     bad = BadRows(data, split)
     if "dataset" in data:
@@ -267,7 +281,7 @@ def read_columns(
 
 
 def check_files(data: dict, split: str, names: tuple[str, ...]) -> None:
-    """Raises UsageError for another number of files than that of the columns `names`."""
+    """Raise UsageError unless there is one file for each of the columns `names`."""
     if len(paths_of(data, split)) != len(names):
         raise UsageError(
             f"data.{split} is {data[split]!r}, expected a file for each of {', '.join(names)}"
@@ -275,7 +289,7 @@ def check_files(data: dict, split: str, names: tuple[str, ...]) -> None:
 
 
 def places_of(rows: Iterable[dict], fault: Callable[[dict], str | None], bad: BadRows) -> list[int]:
-    """Where the rows are that have no `fault`."""
+    """Return the positions of the rows without a `fault`; count the others in `bad`."""
     kept = []
     for place, row in enumerate(rows):
         if what := fault(row):
@@ -287,7 +301,8 @@ def places_of(rows: Iterable[dict], fault: Callable[[dict], str | None], bad: Ba
 
 
 def lacking(row: dict) -> str | None:
-    """A value may be missing, or a text empty."""
+    """Return what a row lacks, as "no NAME", if a value is missing or a text is empty; else
+    `None`."""
     names = [
         name
         for name, value in row.items()
@@ -297,7 +312,7 @@ def lacking(row: dict) -> str | None:
 
 
 def data_set(data: dict, streams: bool = False) -> dict:
-    """Its splits, as `datasets.IterableDataset` if it `streams`."""
+    """Return the splits of a data set, as `datasets.IterableDataset` if it `streams`."""
     from datasets import load_dataset, load_from_disk
 
     path = Path(data["dataset"])
@@ -337,7 +352,7 @@ def values(rows: dict, column: str) -> list:
 
 
 def paths_of(data: dict, split: str) -> list[Path]:
-    """The files of a recipe's `data[split]`, one or a list."""
+    """Return the files of a recipe's `data[split]`, which is one file or a list."""
     files = [data[split]] if isinstance(data[split], str) else data[split]
     if not files or not isinstance(files, list) or not all(isinstance(file, str) for file in files):
         raise UsageError(f"data.{split} is {data[split]!r}, expected a file or a list of files")

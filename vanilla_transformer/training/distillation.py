@@ -1,5 +1,4 @@
-"""Distillation (Hinton et al. 2015): a model learns what several others, together better than each,
-predict for its rows."""
+"""Distillation (Hinton et al. 2015): a model learns the mean prediction of several teachers."""
 
 from collections.abc import Callable
 
@@ -10,14 +9,15 @@ from ..checkpoint import load_checkpoint, load_tokenizer
 
 
 class Teachers:
-    """Checkpoints whose mean prediction, the geometric one, takes the place of the labels while
-    `model` is trained. Each reads the text of the rows in its own tokens, so that one may see what
-    another cannot; without dropout.
+    """Checkpoints whose mean prediction replaces the labels while `model` is trained.
+
+    The mean is geometric. Each teacher encodes the text with its own tokenizer, so that one may see
+    what another cannot. Teachers run without dropout.
 
     Args:
-        paths: the checkpoints.
-        model: what is trained. They are of its class.
-        device: where it is trained.
+        paths: the checkpoints, of the class of `model`.
+        model: the model that is trained.
+        device: the device of the training.
 
     Raises:
         FileNotFoundError, ValueError: as `load_checkpoint` and `load_tokenizer`; ValueError for one
@@ -38,7 +38,8 @@ class Teachers:
     def forward_pre_hook(
         self, model: PreTrainedModel, args: tuple, inputs: dict
     ) -> tuple[tuple, dict]:
-        """Takes the text out of what `model` sees: `probabilities` are then those of its rows."""
+        """Remove the text from the model's inputs; in training, set `probabilities` to those of its
+        rows."""
         texts = inputs.pop("text")
         if model.training:
             self.probabilities = self.predict(texts)
@@ -46,7 +47,7 @@ class Teachers:
 
     @torch.no_grad()
     def predict(self, texts: list[str]) -> torch.Tensor:
-        """Their mean prediction for each of `texts` (B), probabilities (B, C)."""
+        """Return the teachers' mean prediction for `texts` (B) as probabilities (B, C)."""
         logits = [
             self.logits(tokenizer, model, texts)
             for tokenizer, model in zip(self.tokenizers, self.models, strict=True)
@@ -56,12 +57,12 @@ class Teachers:
     def logits(
         self, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, texts: list[str]
     ) -> torch.Tensor:
-        """Of one teacher (B, C)."""
+        """Return the logits (B, C) of one teacher."""
         return model(
             **tokenizer(texts, padding=True, return_tensors="pt").to(model.device)
         ).logits.float()
 
 
 def with_text(collator: Callable[[list[dict]], dict]) -> Callable[[list[dict]], dict]:
-    """`collator` whose batches also have the text of the rows."""
+    """Return a `collator` whose batches also have the text of the rows."""
     return lambda rows: {**collator(rows), "text": [row["text"] for row in rows]}

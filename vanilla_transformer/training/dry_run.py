@@ -1,4 +1,4 @@
-"""What a recipe would do, and how long it would take, from its first updates."""
+"""A dry run: what a recipe would do and how long it would take, measured on its first updates."""
 
 import math
 import sys
@@ -22,13 +22,16 @@ from .prepare import prepare
 from .recipe import Recipe
 from .trainer import make_trainer, training_arguments
 
-TRIED = 3  # updates, the first of which is not counted
+TRIED = 3  # updates to time; the first is not counted
 QUIET = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
 
 
 def dry_run(recipe: Recipe) -> str:
-    """Sizes of the text, the model and an update, and the time and memory of the whole run, as the
-    first updates had them; in lines. Nothing stays on disk."""
+    """Return a report on a recipe: sizes of data, model and updates, and time and memory of the
+    run.
+
+    Time and memory are extrapolated from the first updates. Nothing stays on disk.
+    """
     with tempfile.TemporaryDirectory() as state:
         whole = training_arguments(recipe, Path(state))
         set_seed(whole.seed)
@@ -78,16 +81,17 @@ def quiet_trainer(
     rows: dict[str, Any],
     **changes: Any,
 ) -> Seq2SeqTrainer:
-    """The recipe's, with `changes` of its training arguments, which neither evaluates nor saves."""
+    """Return the recipe's trainer, with `changes` of its arguments, that neither evaluates nor
+    saves."""
     trainer = make_trainer(
         recipe, training_arguments(recipe, state, **QUIET, **changes), tokenizer, model, rows
     )
-    trainer.remove_callback(EarlyStoppingCallback)  # which raises where nothing is evaluated
+    trainer.remove_callback(EarlyStoppingCallback)  # it raises without an evaluation
     return trainer
 
 
 def peak_memory() -> int:
-    """Bytes: of the GPU where there is one, else of this process."""
+    """Return the peak memory in bytes, of the GPU if there is one, else of this process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     try:

@@ -1,5 +1,7 @@
-"""The loss of an update: cross-entropy with label smoothing (section 5.4 of the paper), R-Drop
-(Liang et al. 2021), or what teachers predict (Hinton et al. 2015)."""
+"""The loss of an update: cross-entropy with label smoothing (section 5.4), R-Drop, or teachers.
+
+R-Drop is that of Liang et al. 2021, distillation from teachers that of Hinton et al. 2015.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +11,7 @@ from torch.nn import functional as F
 
 from .distillation import Teachers
 
-CACHED_ROWS = 128  # whose logits stay in a CPU's cache; a GPU takes all at once
+CACHED_ROWS = 128  # rows whose logits fit in a CPU's cache; a GPU takes all at once
 
 
 def loss_function(
@@ -18,10 +20,13 @@ def loss_function(
     r_drop: float = 0.0,
     teachers: Teachers | None = None,
 ) -> Callable | None:
-    """The mean over all labels of an update, as `Trainer` takes it; `check` is given the sum over
-    those of a batch. `None` without smoothing, R-Drop and teachers, for which the model's own loss
-    is taken. With R-Drop a batch of training has each row twice, the second halves in the order of
-    the first. With `teachers` their `probabilities` take the place of the labels in training."""
+    """Return the loss function for `Trainer`: the mean over all labels of an update.
+
+    It is `None` without smoothing, R-Drop and teachers; the model's own loss is then used. `check`
+    is called with the sum of the losses of each batch. With R-Drop a training batch has each row
+    twice, the second copies in the order of the first. With `teachers` their `probabilities`
+    replace the labels in training.
+    """
     if not smoothing and not r_drop and teachers is None:
         return None
 
@@ -43,11 +48,13 @@ def loss_function(
 
 
 class UpdateLoss(torch.autograd.Function):
-    """As `F.cross_entropy` with `label_smoothing` and `reduction="sum"`, for logits (N, V) and
-    labels (N,), -100 where nothing is to be predicted; with `r_drop`, that many times half the
-    divergences between the halves of the rows are added. The gradient takes the place of the
-    logits, a few rows at a time, while they are in the cache. That takes about half the time on a
-    CPU."""
+    """A cross-entropy whose gradient overwrites the logits, a few rows at a time while they are
+    cached.
+
+    It equals `F.cross_entropy` with `label_smoothing` and `reduction="sum"`, for logits (N, V) and
+    labels (N,), -100 where nothing is to be predicted. `r_drop` adds that many times half the
+    divergences between the two halves of the rows. On a CPU it takes about half the time.
+    """
 
     @staticmethod
     def forward(
@@ -93,8 +100,11 @@ class UpdateLoss(torch.autograd.Function):
 def add_divergence_(
     first: torch.Tensor, second: torch.Tensor, log_ratio: torch.Tensor, weight: float
 ) -> torch.Tensor:
-    """`weight` times KL(first || second) + KL(second || first) of distributions (N, V), summed; the
-    gradient of that by their logits is added to each. `log_ratio` is log(first / second)."""
+    """Return `weight` times KL(first || second) + KL(second || first), summed over the rows (N, V).
+
+    The gradients by the logits are added to `first` and `second` in place. `log_ratio` is log(first
+    / second).
+    """
     forward, backward = (
         (first * log_ratio).sum(-1, keepdim=True),
         -(second * log_ratio).sum(-1, keepdim=True),

@@ -1,5 +1,4 @@
-"""Metrics of generated text, of models while they are trained and of what is exported: sacreBLEU's,
-cased, in percent."""
+"""sacreBLEU's metrics of generated text, cased, in percent, for training and for exports."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -8,14 +7,13 @@ from ..errors import UsageError
 from .names import check_name
 
 if TYPE_CHECKING:
-    from sacrebleu.metrics import BLEU  # of the extra "train", and imported when it is needed
+    from sacrebleu.metrics import BLEU  # in the extra "train", imported when needed
 
 
 def bleu(
     outputs: Sequence[str], references: Sequence[str], tokenize: str = "13a"
 ) -> tuple[float, str]:
-    """BLEU of all `outputs`, with one reference for each, and sacreBLEU's signature of how it is
-    computed.
+    """Return the BLEU of all `outputs`, with one reference each, and sacreBLEU's signature.
 
     Args:
         tokenize: sacreBLEU's name of a tokenization; "none" for text that is in tokens already.
@@ -31,7 +29,7 @@ def bleu(
 
 
 def chrf(outputs: Sequence[str], references: Sequence[str]) -> float:
-    """chrF of all `outputs`, with one reference for each.
+    """Return the chrF of all `outputs`, with one reference for each.
 
     Raises:
         ValueError: for another number of references than of outputs.
@@ -43,10 +41,10 @@ def chrf(outputs: Sequence[str], references: Sequence[str]) -> float:
 
 
 def bleu_metric(tokenize: str = "13a", key: str = "bleu_tokenize") -> "BLEU":
-    """sacreBLEU's BLEU with a tokenization.
+    """Return sacreBLEU's BLEU metric with a tokenization.
 
     Args:
-        key: what the tokenization is called in errors.
+        key: the name of the tokenization in errors.
 
     Raises:
         UsageError: for a tokenization that sacreBLEU does not have, or that needs a package that is
@@ -56,14 +54,14 @@ def bleu_metric(tokenize: str = "13a", key: str = "bleu_tokenize") -> "BLEU":
 
     check_tokenize(tokenize, key)
     try:
-        # without `force` it warns of text in tokens
+        # without `force` it warns of tokenized text
         return BLEU(tokenize=tokenize, force=tokenize == "none")
     except (ImportError, RuntimeError) as error:  # Japanese and Korean need packages of their own
         raise UsageError(f"{key} is {tokenize!r}, which cannot be had here: {error}") from None
 
 
 def check_tokenize(tokenize: str, key: str = "bleu_tokenize") -> None:
-    """Raises UsageError for a tokenization that sacreBLEU does not have, with the nearest one."""
+    """Raise UsageError for an unknown tokenization of sacreBLEU, with the nearest known one."""
     from sacrebleu.metrics import BLEU
 
     check_name(key, tokenize, BLEU.TOKENIZERS)

@@ -1,4 +1,4 @@
-"""Names of a recipe's keys: those that there are, and the nearest of them."""
+"""Names of a recipe's keys: checks, and the nearest known name for an unknown one."""
 
 import difflib
 import reprlib
@@ -9,7 +9,7 @@ from ..errors import UsageError
 
 
 def flat(tables: dict[str, Any]) -> dict[str, Any]:
-    """`table.key` -> value; what is no table keeps its key."""
+    """Return the values of all tables by `table.key`; values outside tables keep their key."""
     single = {key: value for key, value in tables.items() if not isinstance(value, dict)}
     return single | {
         f"{table}.{key}": value
@@ -20,18 +20,20 @@ def flat(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_name(what: str, name: Any, known: Iterable[str], elsewhere: Iterable[str] = ()) -> None:
-    """Raises UsageError for a `name` that is none of those `known`, with the nearest of them; if
-    none is near, with the same name `elsewhere`, or with all that are known."""
+    """Raise UsageError if `name` is not `known`, with the nearest known name.
+
+    If none is near, the error has the same name `elsewhere`, or all known names.
+    """
     if not isinstance(name, str) or name not in known:
         raise UsageError(f"no {what} {reprlib.repr(name)}{nearest(str(name), known, elsewhere)}")
 
 
 def did_you_mean(name: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
-    """As `nearest`; empty if there is none."""
+    """Return a hint at the nearest known name, or an empty string if none is near."""
     near = [*difflib.get_close_matches(name, known, n=1), *elsewhere]
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def nearest(name: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
-    """The end of such an error."""
+    """Return the end of an error about `name`: the nearest known name, or all known names."""
     return did_you_mean(name, known, elsewhere) or f", expected one of {', '.join(sorted(known))}"

@@ -1,5 +1,5 @@
-"""The checkpoints a recipe starts from or learns from: whether they are there, and what text they
-have seen."""
+"""Checks of the checkpoints that a recipe starts from or learns from, and of their training
+text."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ logger = logging.get_logger(__name__)
 
 
 def naming(key: str, load: Callable[[str], Any], path: str) -> Any:
-    """What `load` makes of the checkpoint of a recipe's `key`; its errors name the key.
+    """Return what `load` returns for the checkpoint of a recipe's `key`; errors name the key.
 
     Raises:
         FileNotFoundError, ValueError: as `load`, one of `checkpoint`.
@@ -34,7 +34,8 @@ def naming(key: str, load: Callable[[str], Any], path: str) -> Any:
 
 
 def check_teachers(recipe: Recipe) -> None:
-    """Warns of a teacher without a record of what it has seen.
+    """Check that the teachers fit the task, and warn of teachers without a record of their training
+    text.
 
     Raises:
         ValueError: for one that is no model of the recipe's task, and as `check_held_out` does.
@@ -52,11 +53,12 @@ def check_teachers(recipe: Recipe) -> None:
 
 
 def check_held_out(key: str, path: str, data: dict) -> bool:
-    """Whether the checkpoint has a record of its training text. With `folds` it must not have seen
-    the part that is held out.
+    """Return True if the checkpoint has a record of its training text.
+
+    With `folds`, it must not have been trained on the part that is held out.
 
     Raises:
-        ValueError: with both folds, if it may have.
+        ValueError: if there are folds and it may have been.
     """
     recorded = recorded_data(path)
     if recorded is None:
@@ -77,21 +79,21 @@ def check_held_out(key: str, path: str, data: dict) -> bool:
 
 
 def recorded_data(path: str) -> tuple[dict, list[Path]] | None:
-    """The [data] of the recipe that a checkpoint is of, and its training files; `None` if it has no
+    """Return the [data] of a checkpoint's recipe and its training files, or `None` without a
     record."""
     file = checkpoint_directory(path) / RECORD
     if not file.is_file():
         return None
     try:
         data = json.loads(file.read_bytes())["recipe"]["data"]
-        return data, paths_of(data, "train") if "train" in data else []  # none of a data set
+        return data, paths_of(data, "train") if "train" in data else []  # a data set has no files
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is not the record of a run: {error!r}") from None
 
 
 def are_same(one: Path, other: Path, encoding: str, other_encoding: str) -> bool:
-    """By what is read of them, whether they are packed or not, or by their names where one is no
-    longer there."""
+    """Return True if two text files have the same lines, packed or not; compare names if one is
+    missing."""
     if one.is_file() and other.is_file():
         return all(
             line == its

@@ -1,4 +1,4 @@
-"""From a recipe to what is trained: the tokenizer, the model, and the examples of each split."""
+"""The preparation of a run: tokenizer, model and the examples of each split, from a recipe."""
 
 from pathlib import Path
 from random import Random
@@ -37,12 +37,11 @@ TOKEN_KEYS = (
 
 
 def check_complete(recipe: Recipe) -> None:
-    """What a run needs that a recipe may leave open, and the checkpoints it starts from, before any
-    text is read.
+    """Check that a recipe has all that a run needs, and its checkpoints, before any text is read.
 
     Raises:
-        UsageError: for a key that is missing, or one that is not that of the checkpoints.
-        FileNotFoundError, ValueError: for checkpoints that are not there, or that the recipe cannot
+        UsageError: for a missing key, or one that contradicts the checkpoints.
+        FileNotFoundError, ValueError: for checkpoints that are missing, or that the recipe cannot
             start from.
     """
     data = recipe.data
@@ -76,7 +75,7 @@ def check_complete(recipe: Recipe) -> None:
 
 
 def check_evaluated(recipe: Recipe) -> None:
-    """Of what else only the first evaluation would find."""
+    """Raise UsageError for settings that would otherwise fail at the first evaluation."""
     strategy = recipe.training.get("eval_strategy", "no")
     if strategy != "no" and not recipe.data.keys() & {
         "validation",
@@ -92,7 +91,8 @@ def check_evaluated(recipe: Recipe) -> None:
 
 
 def check_start(recipe: Recipe, path: str) -> None:
-    """A checkpoint to go on from has a config that can have the fields of [model]."""
+    """Raise ValueError or UsageError if the checkpoint to start from does not fit the fields of
+    [model]."""
     task = TASKS[recipe.task]
     config, _ = naming("model.path", config_and_class, path)
     if not isinstance(config, task.CONFIG):
@@ -116,12 +116,14 @@ def check_start(recipe: Recipe, path: str) -> None:
 def prepare(
     recipe: Recipe, checkpoint: Path | None = None
 ) -> tuple[PreTrainedTokenizerFast, PreTrainedModel, dict[str, Any]]:
-    """The tokenizer, or of a task of images the image processor, that of `checkpoint` if there is
-    one, a new model, and the examples of each split.
+    """Return the tokenizer (or image processor), a new model, and the examples of each split.
+
+    The tokenizer is that of `checkpoint` if there is one. A task of images has an image processor
+    in its place.
 
     Raises:
-        UsageError, FileNotFoundError, ValueError: as `check_complete`; ValueError for text that is
-            not as it should be.
+        UsageError, FileNotFoundError, ValueError: as `check_complete`; ValueError for text in
+            another form than the task expects.
     """
     check_complete(recipe)
     task = TASKS[recipe.task]
@@ -145,7 +147,8 @@ def prepare(
 
 
 def new_tokenizer(recipe: Recipe, task: Task, text: dict[str, Rows]) -> PreTrainedTokenizerFast:
-    """For the model of the recipe: of its variant, with token types if it has several."""
+    """Train a tokenizer for the recipe's model: for its variant, with token types if it has
+    several."""
     settings = {name: value for name, value in recipe.tokenizer.items() if name != "bpe_dropout"}
     types = {**task.config_fields(text, recipe.data), **recipe.model}.get("type_vocab_size", 0)
     variant = task.CONFIG.model_type.removeprefix("vanilla-")
@@ -155,7 +158,8 @@ def new_tokenizer(recipe: Recipe, task: Task, text: dict[str, Rows]) -> PreTrain
 
 
 def given_tokenizer(recipe: Recipe, checkpoint: Path | None) -> PreTrainedTokenizerFast | None:
-    """`None` where a new one is to be trained."""
+    """Load the tokenizer that the checkpoint or the recipe names, or return `None` to train a new
+    one."""
     if checkpoint:
         return load_tokenizer(checkpoint)
     for table in ("tokenizer", "model"):
@@ -167,7 +171,7 @@ def given_tokenizer(recipe: Recipe, checkpoint: Path | None) -> PreTrainedTokeni
 def image_processor(
     recipe: Recipe, task: Task, model: PreTrainedModel, checkpoint: Path | None
 ) -> BaseImageProcessor:
-    """That of `checkpoint`, of the recipe's `model.path`, or a new one."""
+    """Return the image processor of `checkpoint`, of the recipe's `model.path`, or a new one."""
     if checkpoint:
         return load_image_processor(checkpoint)
     path = recipe.model.get("path")
@@ -179,8 +183,10 @@ def image_processor(
 def make_model(
     recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerFast | None, text: dict[str, Rows]
 ) -> PreTrainedModel:
-    """A new model by the recipe, or one that starts from the checkpoint `path`, with the vocabulary
-    of `tokenizer`, if it reads text."""
+    """Return a new model by the recipe, or one that starts from the checkpoint `path`.
+
+    A model of text has the vocabulary size of `tokenizer`.
+    """
     settings = {**task.config_fields(text, recipe.data), **recipe.model}
     path = settings.pop("path", None)
     preset = settings.pop("preset", None)
@@ -207,13 +213,15 @@ def pretrained(model_class: type[PreTrainedModel], path: str, settings: dict) ->
         raise ValueError(
             f"model.path is {path!r}, expected a checkpoint of the shape in [model]: {error}"
         ) from None
-    model.config.auto_map = dict(model.config.default_auto_map)  # a file may name another's code
+    model.config.auto_map = dict(model.config.default_auto_map)  # a file may name other code
     return model
 
 
 def set_generation(model: PreTrainedModel, recipe: Recipe) -> None:
-    """As the result is to have it: training switches the cache off, and `generate` fills every
-    field with a default."""
+    """Set the generation config that the result shall have, and turn on the cache.
+
+    Training turns the cache off, and `generate` fills every field with a default.
+    """
     model.config.use_cache = True
     if model.can_generate():
         model.generation_config = generation_config(recipe, model.config)
@@ -236,7 +244,7 @@ def generation_config(recipe: Recipe, config: PreTrainedConfig) -> GenerationCon
 
 
 def tokens_in(value: int | list) -> list[int]:
-    """Those of a token, a list, or a list of lists."""
+    """Return all tokens in a token, a list, or nested lists."""
     return (
         [token for item in value for token in tokens_in(item)]
         if isinstance(value, list)
@@ -252,8 +260,9 @@ def examples(
     config: PreTrainedConfig,
     recipe: Recipe,
 ) -> Any:
-    """What the model sees of one split's text, without what is longer than a table of learned
-    positions, which is counted.
+    """Encode the rows of one split and return the examples that the model sees.
+
+    With learned positions, examples that are longer than their table are left out and counted.
 
     Raises:
         ValueError: if none is left, and for learned positions and a stream, whose rows cannot be
@@ -262,13 +271,13 @@ def examples(
     if task.ABILITIES.images:
         return task.examples(text, recipe.data, split)
     settings = {"tokenizer": tokenizer, "data": recipe.data}
-    # it is encoded each time it is seen
+    # with BPE dropout, text is encoded each time it is seen
     needs_text = split == "train" and recipe.tokenizer.get("bpe_dropout")
     unused = [] if needs_text else text.column_names
     rows = text.map(task.encode, batched=True, remove_columns=unused, fn_kwargs=settings)
     rows = task.examples(rows, recipe.data, split)
     if task.augment and split != "train":
-        # once and for all
+        # evaluation text is augmented once
         rows = rows.map(
             lambda row, place: task.augment(row, Random(place), tokenizer), with_indices=True
         )
@@ -297,6 +306,6 @@ def examples(
 
 
 def lengths(rows: Dataset) -> list[tuple[int, ...]]:
-    """Tokens of each side of each row."""
+    """Return the number of tokens of each side of each row."""
     sides = [rows[name] for name in SIDES if name in rows.column_names]
     return [tuple(map(len, row)) for row in zip(*sides, strict=True)]

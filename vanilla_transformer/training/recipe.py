@@ -1,4 +1,4 @@
-"""Recipes: what a training run is made of, as a TOML file with a table for each part."""
+"""Recipes: the settings of a training run, as a TOML file with several tables."""
 
 import tomllib
 from dataclasses import dataclass, field, fields
@@ -75,8 +75,9 @@ class Recipe:
 
 
 def read_recipe(name: str, changes: dict[str, Any] | None = None) -> Recipe:
-    """The recipe of the file `name`, or of that name in `recipes/`, with `changes` over it: values
-    of `table.key`.
+    """Read the recipe in the file `name`, or of that name in `recipes/`.
+
+    `changes` are values by `table.key` that replace those of the recipe.
 
     Raises:
         FileNotFoundError: for a name that is neither, with the nearest recipe.
@@ -98,7 +99,8 @@ def read_recipe(name: str, changes: dict[str, Any] | None = None) -> Recipe:
 
 
 def recipe_path(name: str) -> Path:
-    """Raises FileNotFoundError for what is neither a file nor the name of one in `recipes/`."""
+    """Return the path of a recipe. Raises FileNotFoundError if `name` is no file and not in
+    `recipes/`."""
     path = Path(name) if Path(name).is_file() else FOLDER / f"{name}.toml"
     if not path.is_file():
         known = sorted(file.stem for file in FOLDER.glob("*.toml"))
@@ -108,8 +110,7 @@ def recipe_path(name: str) -> Path:
 
 
 def check_tables(tables: dict[str, Any]) -> None:
-    """Raises UsageError for the name of a table that there is not, with the nearest one, or with
-    the key of that name."""
+    """Raise UsageError for an unknown table, with the nearest table or the key of that name."""
     known = [item.name for item in fields(Recipe)]
     types = key_types(TASKS[tables["task"]]) if tables.get("task") in [*TASKS] else {}
     for name in tables:
@@ -122,11 +123,11 @@ def check_tables(tables: dict[str, Any]) -> None:
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    """What the file holds. Raises ValueError for one that is not TOML."""
+    """Return the tables of the TOML file at `path`. Raises ValueError if it is not TOML."""
     size = path.stat().st_size
     if size > LARGEST_FILE:
         raise ValueError(f"{path} has {size} bytes, expected a recipe of at most {LARGEST_FILE}")
     try:
         return tomllib.loads(path.read_bytes().decode())
-    except (ValueError, RecursionError) as error:  # TOML's and UTF-8's, and what is nested too deep
+    except (ValueError, RecursionError) as error:  # errors of TOML and UTF-8, and too deep nesting
         raise ValueError(f"{path} is not a recipe: {error}") from None

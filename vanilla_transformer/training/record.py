@@ -1,5 +1,4 @@
-"""training.json, the record of a finished run: its recipe, what it gave, and how it went. It lies
-beside the weights."""
+"""training.json, the record of a finished run beside its weights: recipe, metrics and history."""
 
 from dataclasses import asdict
 from importlib.metadata import version
@@ -15,8 +14,8 @@ PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datas
 
 
 def record_of(recipe: Recipe, trainer: Seq2SeqTrainer, metrics: dict[str, Any]) -> dict[str, Any]:
-    """The record of a run that ended with these `metrics`."""
-    history = trainer.state.log_history  # of all calls that went on with this run
+    """Return the record of a run that ended with these `metrics`."""
+    history = trainer.state.log_history  # the history of all calls that continued this run
     return {
         "recipe": asdict(recipe),
         "metrics": metrics,
@@ -31,7 +30,7 @@ def record_of(recipe: Recipe, trainer: Seq2SeqTrainer, metrics: dict[str, Any]) 
 
 
 def hardware(arguments: TrainingArguments) -> str:
-    """What a run was on, in words."""
+    """Return a description of the processes and devices of a run."""
     processes = f"{arguments.world_size} processes" if arguments.world_size > 1 else "1 process"
     if torch.cuda.is_available():
         return f"{processes}, each on {torch.cuda.get_device_name()}"

@@ -44,24 +44,22 @@ from .values import SPLITS
 def train(
     recipe: Recipe, output: Path, force: bool = False, restart: bool = False
 ) -> dict[str, float]:
-    """Writes a checkpoint to `output` and returns its metrics on the recipe's validation and test
-    text.
+    """Train a checkpoint, write it to `output`, and return its metrics on validation and test text.
 
-    The state of the training is kept in `<output>-run`: the same call again goes on from its newest
-    whole checkpoint, to the same weights as if it had not been stopped. What changes no weights may
-    be another then: how they are evaluated, saved and logged, where the text lies, and the number
-    of updates, if the schedule does not depend on it.
+    The state of the training is kept in `<output>-run`. The same call resumes from its newest
+    undamaged checkpoint, and ends with the same weights as an uninterrupted run. Settings that do
+    not change the weights may differ: evaluation, saving, logging, and where the text is stored. So
+    may the number of updates, if the schedule does not depend on it.
 
     Args:
-        force: whether a checkpoint of ours at `output` may be replaced.
-        restart: whether the state of a run that cannot be gone on with, or should not, is moved
-            aside.
+        force: replace `output` if it is a checkpoint of ours.
+        restart: move the state of an earlier run aside and begin anew.
 
     Raises:
         FileExistsError: if `output` cannot be written, see `files.new_directory`, or `<output>-run`
             is no state of a run.
-        FloatingPointError: if the loss is not finite, naming the rows it is of; the checkpoints
-            until then stay.
+        FloatingPointError: if the loss is not finite, with the text of the batch; earlier
+            checkpoints stay.
         UsageError: for a recipe that is not complete; if `<output>-run` is the state of a run of
             another recipe or text, and `restart` is not given.
         ValueError: for text and settings that do not fit each other.
@@ -88,7 +86,7 @@ def train(
 
 
 def inputs_of(recipe: Recipe) -> list[str | Path]:
-    """What a run reads that may be a path."""
+    """Return the inputs of a run that may be paths."""
     files = [
         path for split in SPLITS if split in recipe.data for path in paths_of(recipe.data, split)
     ]
@@ -99,14 +97,16 @@ def inputs_of(recipe: Recipe) -> list[str | Path]:
 def run_to_its_end(
     recipe: Recipe, facts: dict, arguments: Seq2SeqTrainingArguments, restart: bool
 ) -> tuple:
-    """The trainer, whose model is what the result is to be, the tokenizer, and the examples of each
-    split."""
+    """Run the training to its end, and return the trainer, the tokenizer and the examples by split.
+
+    The trainer's model has the weights of the result.
+    """
     state = Path(arguments.output_dir)
     checkpoint = None if restart else next(whole_checkpoints(state), None)
     set_seed(arguments.seed)
     tokenizer, model, rows = prepare(recipe, checkpoint)
     trainer = make_trainer(recipe, arguments, tokenizer, model, rows)
-    PartialState().wait_for_everyone()  # all have looked for a checkpoint
+    PartialState().wait_for_everyone()  # all processes have looked for a checkpoint
     if arguments.should_save:
         open_state(state, facts, restart)
     PartialState().wait_for_everyone()
@@ -119,14 +119,16 @@ def run_to_its_end(
         # who has noted that the last checkpoint is whole
         with arguments.main_process_first(local=False):
             model.load_state_dict(averaged(last_checkpoints(state, count)).state_dict())
-    if recipe.save_dtype == "float16":  # what is measured is what is saved
+    if recipe.save_dtype == "float16":  # metrics belong to the weights that are saved
         model.half().float()
     return trainer, tokenizer, rows
 
 
 def load_final(trainer: Seq2SeqTrainer, checkpoint: Path, state: TrainerState) -> None:
-    """As `trainer.train` left it, which itself would do an update before it sees that all are
-    done."""
+    """Restore the state and weights of a finished run into `trainer`.
+
+    `trainer.train` would do one more update before it notices that all are done.
+    """
     state.init_training_references(trainer, state.max_steps, state.num_train_epochs, trial=None)
     trainer.state = state
     best = (
@@ -143,7 +145,8 @@ def evaluate(
     tokenizer: PreTrainedTokenizerFast,
     rows: dict[str, Any],
 ) -> dict[str, Any]:
-    """The metrics of the validation and the test text, generated as the result does by default."""
+    """Return the metrics of the validation and the test text, with the result's generation
+    settings."""
     metrics = {}
     model = trainer.model
     for split in SPLITS[1:]:
@@ -174,8 +177,11 @@ def write_result(
 def save_checkpoint(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, directory: Path, dtype: str
 ) -> None:
-    """With `"float16"` the tensors are stored as that and `model` becomes that; they load as
-    float32, as in its config."""
+    """Save model and tokenizer to `directory`.
+
+    With dtype `"float16"`, `model` becomes float16 and is stored so. Its config says float32, which
+    the tensors load as.
+    """
     if dtype == "float16":
         model.half()
     model.save_pretrained(directory)
@@ -183,7 +189,7 @@ def save_checkpoint(
         tokenizer.save_pretrained(directory)
     else:
         save_tokenizer(tokenizer, directory, learned_positions(model.config))
-    # without the spaces that are half of it
+    # without spaces, which are half of the file
     vocabulary = directory / "tokenizer.json"
     if vocabulary.is_file():
         text = json.dumps(

@@ -35,7 +35,7 @@ def train_tokenizer(
     token_types: bool = False,
     lowercase: bool = False,
 ) -> PreTrainedTokenizerFast:
-    """One vocabulary for all `lines`, source and target together.
+    """Train a tokenizer with one vocabulary for all `lines`, source and target together.
 
     Args:
         lines: the text.
@@ -98,7 +98,7 @@ def train_tokenizer(
             f"the text gives a vocabulary of {size} entries, expected {vocab_size}: {remedy}"
         )
     added = template(tokenizer, variant, token_types)
-    # A word of bytes has its space within it; the offsets then are those of the word alone.
+    # A word of bytes includes its space; the offsets are those of the word alone.
     tokenizer.post_processor = (
         processors.Sequence([processors.ByteLevel(), added]) if kind == "byte-bpe" else added
     )
@@ -109,7 +109,7 @@ def train_tokenizer(
 def template(
     tokenizer: Tokenizer, variant: str, token_types: bool
 ) -> processors.TemplateProcessing:
-    """What is put around a sequence, and around each of two."""
+    """Return the template of special tokens around one sequence and around a pair."""
     bos, eos = SPECIAL_TOKENS["bos_token"], SPECIAL_TOKENS["eos_token"]
     first = {"encoder": f"{bos} $A {eos}", "decoder": "$A", "seq2seq": f"$A {eos}"}[variant]
     type_id = int(token_types)
@@ -119,11 +119,11 @@ def template(
 
 
 def untrained(kind: str, lowercase: bool) -> Tokenizer:
-    """Splits text and joins its tokens again, with an empty vocabulary."""
+    """Return a tokenizer with an empty vocabulary, which splits text and joins its tokens again."""
     unk = SPECIAL_TOKENS["unk_token"]
     if kind == "character":
         tokenizer = Tokenizer(models.WordLevel(unk_token=unk))
-        # "." would leave out line breaks
+        # "." would not match line breaks
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         tokenizer.decoder = decoders.Fuse()
         return tokenizer

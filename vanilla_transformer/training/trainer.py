@@ -1,4 +1,4 @@
-"""`Seq2SeqTrainer` as a recipe wants it."""
+"""The `Seq2SeqTrainer` of a recipe."""
 
 import os
 from collections.abc import Callable
@@ -28,10 +28,13 @@ from .values import TRAINING
 
 
 def training_arguments(recipe: Recipe, state: Path, **changes: Any) -> Seq2SeqTrainingArguments:
-    """What the recipe's `Trainer` takes, with `changes` over it; its checkpoints go to `state`.
+    """Return the arguments of the recipe's `Trainer`; `changes` override them.
+
+    Checkpoints go to `state`.
 
     Raises:
-        UsageError: for what the arguments, this machine, or the number of processes do not allow.
+        UsageError: for settings that the arguments, this machine, or the number of processes do not
+            allow.
     """
     settings = {name: value for name, value in recipe.training.items() if name not in TRAINING}
     if total := recipe.training.get("tokens_per_update"):
@@ -47,14 +50,14 @@ def training_arguments(recipe: Recipe, state: Path, **changes: Any) -> Seq2SeqTr
         "logging_steps": 100,
         "logging_nan_inf_filter": False,
         "dataloader_pin_memory": torch.cuda.is_available(),
-        # or several processes would not know of each other
+        # otherwise several processes would not form a group
         "use_cpu": not torch.accelerator.is_available(),
         "ddp_find_unused_parameters": False,
         "data_seed": settings.get("seed", 42),
-        "remove_unused_columns": False,  # what losses take is no argument of a model
-        "restore_callback_states_from_checkpoint": True,  # how long early stopping has waited
+        "remove_unused_columns": False,  # losses need columns that are not arguments of the model
+        "restore_callback_states_from_checkpoint": True,  # keeps the patience of early stopping
         "predict_with_generate": TASKS[recipe.task].reduce is None,
-        "generation_num_beams": 1,  # while training
+        "generation_num_beams": 1,  # for evaluations during training
         "report_to": "none",
     }
     return attempt(
@@ -66,8 +69,7 @@ def training_arguments(recipe: Recipe, state: Path, **changes: Any) -> Seq2SeqTr
 
 
 def keep_labelled(model: PreTrainedModel, args: tuple, inputs: dict) -> tuple[tuple, dict]:
-    """A forward pre-hook: in training only what has a label goes through the projection to the
-    vocabulary."""
+    """Keep only the logits of labelled tokens in training; this is a forward pre-hook."""
     if model.training and "labels" in inputs:
         inputs["logits_to_keep"] = inputs["labels"].ne(-100)
     return args, inputs
@@ -80,7 +82,7 @@ def make_trainer(
     model: PreTrainedModel,
     rows: dict[str, Any],
 ) -> Seq2SeqTrainer:
-    """The trainer of what `prepare.prepare` made.
+    """Return the trainer for the results of `prepare.prepare`.
 
     Raises:
         ValueError: for rows that do not fit the batches, for teachers as `Teachers`, and as
@@ -127,8 +129,8 @@ def make_trainer(
 
 
 def check_processes(trainer: Seq2SeqTrainer) -> None:
-    """Raises ValueError for what would train, but on other batches than those of the recipe, or not
-    end with a result."""
+    """Raise ValueError for processes that would train on other batches, or not end with a
+    result."""
     count = trainer.args.n_gpu
     if count > 1:
         raise ValueError(
@@ -144,14 +146,16 @@ def check_processes(trainer: Seq2SeqTrainer) -> None:
 def metrics_of(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, rows: Any
 ) -> Callable[[Any], dict[str, Any]]:
-    """The task's metrics of `rows`, each once: where the last batches of several processes are not
-    full, `Seq2SeqTrainer` fills them with rows from the beginning."""
+    """Return the function that computes the task's metrics of `rows`, each counted once.
+
+    With several processes, `Seq2SeqTrainer` fills the last batches with rows from the beginning.
+    """
     metrics = TASKS[recipe.task].metrics(tokenizer, model.config, recipe.evaluation, rows)
     return lambda prediction: metrics(first_of(tuple(prediction), len(rows)))
 
 
 def first_of(values: Any, count: int) -> Any:
-    """Of arrays, or tuples of them."""
+    """Return the first `count` items of an array, or of each array in nested tuples."""
     return (
         tuple(first_of(value, count) for value in values)
         if isinstance(values, tuple)
@@ -160,8 +164,10 @@ def first_of(values: Any, count: int) -> Any:
 
 
 def training_dataset(rows: Any, recipe: Recipe, augmentation: Augmentation | None) -> Any:
-    """What `Trainer` takes as its training rows: augmented ones, if there is an `augmentation`;
-    batches by token count, if the recipe has such.
+    """Return the training rows for `Trainer`.
+
+    They are augmented if there is an `augmentation`, and in batches by token count if the recipe
+    sets one.
 
     Raises:
         ValueError: for a stream without a token count, and for a token count where all examples

@@ -1,5 +1,5 @@
-"""What the keys of a recipe may be: their types, as the libraries state them that take the values,
-and their ranges."""
+"""Types and ranges of the values in a recipe; the types come from the libraries that take the
+values."""
 
 import codecs
 import json
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class Range(NamedTuple):
-    """What a value has to be beside its type.
+    """A condition on a value besides its type.
 
     Attributes:
-        words: the same in words, as they follow those of the type.
-        holds: whether a value is in it.
+        words: the condition in words, to follow those of the type.
+        holds: a function that returns True if a value fulfils the condition.
     """
 
     words: str
@@ -56,11 +56,11 @@ def at_least(smallest: int) -> Range:
 
 
 class KeyType(NamedTuple):
-    """What the value of a key may be.
+    """The type and range of a key's value.
 
     Attributes:
         type: its type, as an annotation.
-        range: of the values of this type; by default a number is at least 0.
+        range: its range; by default a number is at least 0.
     """
 
     type: Any
@@ -70,7 +70,7 @@ class KeyType(NamedTuple):
 SPLITS = ("train", "validation", "test")
 TEXT = KeyType(str, NOT_EMPTY)
 COUNTED = KeyType(int, COUNT)
-# Keys of [training] beside the fields of `Trainer`'s.
+# keys of [training] besides the fields of `Trainer`'s arguments
 TRAINING = {
     "tokens_per_update": COUNTED,
     "tokens_per_batch": COUNTED,
@@ -94,7 +94,7 @@ DATA = {
     "block_size": COUNTED,
     "max_length": COUNTED,
 }
-# of 5, four are special tokens
+# at least 5: four are special tokens
 NEW_TOKENIZER = {"kind": None, "vocab_size": at_least(5), "lowercase": None}
 # What an export of the result applies too (see its runtime); the special tokens are those of the
 # model.
@@ -119,7 +119,7 @@ NOT_TAKEN = {
     "local_rank", "deepspeed", "fsdp", "fsdp_config",
 }  # fmt: skip
 REPORT_TO = Literal["none", "all", *INTEGRATION_TO_CALLBACK]
-# Types of fields of `Trainer`'s where its own are wider.
+# types of `Trainer`'s fields that are narrower than its own
 TRAINER_TYPES = {
     "report_to": REPORT_TO | list[REPORT_TO] | None,
     **{
@@ -128,10 +128,10 @@ TRAINER_TYPES = {
         if "choices" in field.metadata
     },
 }
-# Ranges of fields of `Trainer`'s.
+# ranges of `Trainer`'s fields
 TRAINER_RANGES = {
     **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps"), COUNT),
-    # it has a loss for each
+    # `Trainer` has a loss for each of them
     "per_device_eval_batch_size": Range(" from 1 to 2**24", lambda value: 1 <= value <= 2**24),
     **dict.fromkeys(
         ("save_total_limit", "eval_accumulation_steps", "torch_empty_cache_steps"), COUNT
@@ -153,12 +153,13 @@ LARGEST = 2**63 - 1
 
 
 def data_keys(*shared: str, **own: KeyType) -> dict[str, KeyType]:
-    """The keys of a task's [data]: names of `DATA`, and those that the task alone has."""
+    """Return the keys of a task's [data]: names of `DATA`, and keys that only this task has."""
     return {name: DATA[name] for name in shared} | own
 
 
 def key_types(task: "Task") -> dict[str, dict[str, KeyType]]:
-    """The keys that each table of a recipe may have with `task`, and what their values may be."""
+    """Return the keys that each table of a recipe may have with `task`, and the types of their
+    values."""
     types = typing.get_type_hints(train_tokenizer)
     tokenizer = {name: KeyType(types[name], range) for name, range in NEW_TOKENIZER.items()}
     tokenizer |= {"path": TEXT, "bpe_dropout": KeyType(float, BELOW_1)}
@@ -173,8 +174,10 @@ def key_types(task: "Task") -> dict[str, dict[str, KeyType]]:
 
 
 def model_keys(config: type) -> dict[str, KeyType]:
-    """The fields of a config, which checks their ranges itself, and what a new model may be made of
-    instead."""
+    """Return the fields of a config, and the keys that a new model may be made of instead.
+
+    The config checks the ranges of its fields itself.
+    """
     types = typing.get_type_hints(config, localns={"torch": torch})
     names = {name: config.attribute_map.get(name, name) for name in config.field_names()}
     others = {
@@ -185,7 +188,7 @@ def model_keys(config: type) -> dict[str, KeyType]:
 
 
 def trainer_keys() -> dict[str, KeyType]:
-    """The fields of `Trainer`'s arguments that a recipe may set."""
+    """Return the fields of `Trainer`'s arguments that a recipe may set."""
     types = typing.get_type_hints(Seq2SeqTrainingArguments) | TRAINER_TYPES
     names = {field.name for field in fields(Seq2SeqTrainingArguments)} - NOT_TAKEN
     return {
@@ -196,22 +199,25 @@ def trainer_keys() -> dict[str, KeyType]:
 
 
 def in_table(hint: Any) -> Any:
-    """A field that is a dictionary, or text or a file that has it, is a table in a recipe."""
+    """Return `dict` for a field that is a dictionary or its text or file: it is a table in a
+    recipe."""
     return dict if {dict, str} <= {*map(origin, alternatives(hint))} else hint
 
 
 def is_secret(name: str) -> bool:
-    """Whether a field of [training] is a secret, by the rule of transformers."""
+    """Return True if a field of [training] is a secret, by the rule of transformers."""
     return name.endswith("token")
 
 
 def check_table(table: str, values: Any, types: dict[str, dict[str, KeyType]]) -> None:
-    """Raises UsageError for what is no table, for a key that the `table` of `types` has not, with
-    the nearest one, and for a value that is not of its key's type and range."""
+    """Raise UsageError if `values` is no table, or has an unknown key or a wrong value.
+
+    The error for an unknown key has the nearest key of the `table` of `types`.
+    """
     if not isinstance(values, dict):
         raise UsageError(f"{table} is {reprlib.repr(values)}, expected a table")
     for name, value in values.items():
-        if table == "training" and is_secret(name):  # whose value is not shown
+        if table == "training" and is_secret(name):  # the value of a secret is not shown
             remedy = "expected the environment variable HF_TOKEN, or a login with `hf auth login`"
             raise UsageError(
                 f"training.{name} is a secret, which files of a run would show: {remedy}"
@@ -226,7 +232,7 @@ def check_table(table: str, values: Any, types: dict[str, dict[str, KeyType]]) -
 
 
 def check_value(key: str, value: Any, expected: KeyType) -> None:
-    """Raises UsageError for a `value` of another type or range than is `expected` of `key`."""
+    """Raise UsageError if `value` does not have the type and range `expected` of `key`."""
     is_amount = {*alternatives(expected.type)} - {NoneType} <= {int, float}
     in_range = expected.range or (NOT_NEGATIVE if is_amount else ANY)
     if value is None and fits(None, expected.type):
@@ -244,8 +250,10 @@ def check_value(key: str, value: Any, expected: KeyType) -> None:
 
 
 def check_text(key: str, value: Any) -> None:
-    """What is no text, half of a surrogate pair, would be found only when the run is written
-    down."""
+    """Raise UsageError for text that is not valid UTF-8, such as half of a surrogate pair.
+
+    Otherwise it would fail only when the run is written.
+    """
     try:
         json.dumps(value, ensure_ascii=False, default=str, skipkeys=True).encode()
     except UnicodeEncodeError:
@@ -264,8 +272,11 @@ def check_encoding(key: str, value: str) -> None:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether `value` is of the type `hint`. A whole number is a number too, but true and false are
-    none; text is one of the names of an `Enum`, if the type has one."""
+    """Return True if `value` is of the type `hint`.
+
+    A whole number is a number too, but true and false are not. Text must be a name of an `Enum`, if
+    the type has one.
+    """
     names = [item.value for kind in alternatives(hint) if is_enum(kind) for item in kind]
     if names and isinstance(value, str):
         return value in names
@@ -273,11 +284,11 @@ def fits(value: Any, hint: Any) -> bool:
         type_validator("", value, hint)
     except TypeError:
         return type(value) is int and fits(0.0, hint)
-    return value == value  # nan is no number
+    return value == value  # nan is not a number
 
 
 def in_words(hint: Any) -> str:
-    """What a value of the type `hint` is."""
+    """Return a description of the values of the type `hint`."""
     kinds = [kind for kind in alternatives(hint) if kind is not NoneType]
     enums = [kind for kind in kinds if is_enum(kind)]
     if enums:

@@ -1,10 +1,5 @@
-"""The tokenizer of a checkpoint of another family, with a tokenizer.json, which is all that an
-export's runtime reads.
-
-Most families have one, or transformers makes it from a SentencePiece model. Those that transformers
-runs in Python get one
-here: Marian, M2M100 and ByT5; and NLLB's gets its languages where nothing but the model is there.
-"""
+"""The tokenizers of other families' checkpoints, as the tokenizer.json that an export's runtime
+reads."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,20 +16,21 @@ from .sentencepiece_model import parse
 logger = logging.get_logger(__name__)
 
 TOKENIZER = "tokenizer.json"
-MODELS = ("spiece.model", "sentencepiece.bpe.model")  # of SentencePiece
+MODELS = ("spiece.model", "sentencepiece.bpe.model")  # SentencePiece models
 
 
 @dataclass(frozen=True)
 class FoundTokenizer:
-    """A checkpoint's tokenizer; what is saved beside its own files, by name; and what is to be
-    known of it, in words."""
+    """A checkpoint's tokenizer, backends that are saved beside its files (by name), and notes for
+    users."""
 
     tokenizer: PreTrainedTokenizerBase
     backends: dict[str, Tokenizer] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def save(self, directory: Path, positions: int | None = None) -> None:
-        """Writes its files; texts are at most as long as a table of `positions` if there is one."""
+        """Write the tokenizer's files; texts are at most as long as a table of `positions`, if
+        there is one."""
         save_tokenizer(
             self.tokenizer, directory, positions and min(positions, self.tokenizer.model_max_length)
         )
@@ -43,8 +39,9 @@ class FoundTokenizer:
 
 
 def find_tokenizer(directory: Path) -> FoundTokenizer | None:
-    """That of the checkpoint in `directory`; `None` without files of one. Its notes are logged as
-    warnings.
+    """Return the tokenizer of the checkpoint in `directory`, or `None` without tokenizer files.
+
+    The notes of the tokenizer are logged as warnings.
 
     Raises:
         FileNotFoundError: for a file that is missing.
@@ -79,8 +76,8 @@ def made_tokenizer(directory: Path) -> FoundTokenizer:
 
 
 def load(directory: Path) -> PreTrainedTokenizerBase:
-    """As `AutoTokenizer`; with errors that say which file is wrong, where transformers makes a
-    tokenizer of a model."""
+    """Load a tokenizer like `AutoTokenizer`; errors name the file of a damaged SentencePiece
+    model."""
     models = [directory / name for name in MODELS if (directory / name).is_file()]
     if not models or (directory / TOKENIZER).is_file():
         return load_tokenizer(directory)

@@ -8,8 +8,10 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 
 def make_backend(theirs: PreTrainedTokenizerBase) -> Tokenizer:
-    """That of `theirs`, a `ByT5Tokenizer`. Its tokens have the letters of GPT-2 for bytes (Radford
-    et al. 2019)."""
+    """Return the backend tokenizer for `theirs`, a `ByT5Tokenizer`.
+
+    Its tokens are GPT-2's letters for bytes (Radford et al. 2019).
+    """
     added = sorted(theirs.added_tokens_decoder.items())
     letters = {letter: byte + theirs.offset for byte, letter in bytes_to_unicode().items()}
     specials = {str(token): id for id, token in added if id < theirs.offset}
@@ -26,6 +28,6 @@ def make_backend(theirs: PreTrainedTokenizerBase) -> Tokenizer:
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, theirs.eos_token_id)]
     )
-    # Bytes that are no text are left out, as by `ByT5Tokenizer`.
+    # Bytes that are not text are dropped, as in `ByT5Tokenizer`.
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("\ufffd", "")])
     return tokenizer

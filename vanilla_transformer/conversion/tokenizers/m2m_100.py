@@ -1,5 +1,7 @@
-"""The tokenizer of M2M100: a SentencePiece model cuts the text, vocab.json has the ids, and
-languages come after those."""
+"""The tokenizer of M2M100: a SentencePiece model splits text, vocab.json has the ids.
+
+The ids of languages follow those of the pieces.
+"""
 
 from pathlib import Path
 
@@ -10,8 +12,9 @@ from .sentencepiece_model import make_tokenizer, read_sentencepiece, read_vocabu
 
 
 def make_backend(theirs: PreTrainedTokenizerBase, directory: Path) -> tuple[Tokenizer, list[str]]:
-    """That of `theirs`, an `M2M100Tokenizer`, for text in its source language; and what differs, in
-    words.
+    """Return the backend tokenizer for `theirs`, an `M2M100Tokenizer`, and notes on differences.
+
+    The source language of `theirs` is that of the text.
 
     Raises:
         FileNotFoundError, ImportError, ValueError: as `read_sentencepiece` and `read_vocabulary`.

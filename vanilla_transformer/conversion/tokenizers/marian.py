@@ -1,5 +1,7 @@
-"""The tokenizer of a Marian checkpoint (OPUS-MT): source.spm or target.spm cuts the text, one
-vocab.json has the ids."""
+"""The tokenizer of a Marian checkpoint (OPUS-MT).
+
+source.spm or target.spm splits the text, one vocab.json has the ids.
+"""
 
 from pathlib import Path
 
@@ -11,13 +13,14 @@ from ...checkpoint_files import read_json
 from . import sentencepiece_model
 from .sentencepiece_model import read_sentencepiece, read_vocabulary
 
-MAX_LENGTH = 512  # of `MarianTokenizer`, where tokenizer_config.json has no model_max_length
+MAX_LENGTH = 512  # default of `MarianTokenizer` without model_max_length
 SPECIAL_TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
 def make_tokenizer(directory: Path) -> tuple[PreTrainedTokenizerFast, list[str]]:
-    """That with the ids of `MarianTokenizer`, its decoding and its `text_target`; and what differs,
-    in words.
+    """Return a fast tokenizer with the ids of `MarianTokenizer`, and notes on differences.
+
+    It decodes as `MarianTokenizer` does, and encodes targets by `text_target`.
 
     Raises:
         FileNotFoundError, ImportError, ValueError: as `read_sentencepiece` and `read_vocabulary`;

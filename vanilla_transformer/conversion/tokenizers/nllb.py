@@ -1,5 +1,7 @@
-"""The tokenizer of NLLB where there is nothing but its SentencePiece model: transformers 5.23 then
-gives it no languages."""
+"""The tokenizer of an NLLB checkpoint with nothing but a SentencePiece model.
+
+transformers 5.23 gives such a tokenizer no languages.
+"""
 
 from pathlib import Path
 
@@ -13,9 +15,11 @@ MASK = AddedToken("<mask>", lstrip=True, special=True)
 
 
 def is_bare(directory: Path) -> bool:
-    """Whether `directory`, which has a SentencePiece model and no tokenizer.json, is of NLLB and
-    lists no added tokens."""
-    if (directory / "vocab.json").is_file():  # of M2M100, whose model type NLLB has
+    """Return True if `directory` has an NLLB tokenizer that lists no added tokens.
+
+    The directory has a SentencePiece model and no tokenizer.json.
+    """
+    if (directory / "vocab.json").is_file():  # an M2M100 tokenizer; NLLB has the same model type
         return False
     path = directory / "tokenizer_config.json"
     settings = read_json(path) if path.is_file() else {}
@@ -30,7 +34,7 @@ def is_bare(directory: Path) -> bool:
 
 
 def make_tokenizer(directory: Path) -> NllbTokenizer:
-    """The languages follow the pieces, and the mask follows the languages."""
+    """Load the tokenizer with the languages after the pieces, and the mask after the languages."""
     with readers_errors(directory):
         tokenizer = NllbTokenizer.from_pretrained(
             directory, extra_special_tokens=[*FAIRSEQ_LANGUAGE_CODES, MASK], mask_token=None

@@ -1,19 +1,4 @@
-"""SentencePiece models (Kudo and Richardson 2018), read and made into tokenizers of `tokenizers`
-whose ids a vocab.json has.
-
-SentencePiece cuts the text, and the string of each piece is looked up in vocab.json. In
-`tokenizers` one model does both:
-
-- Unigram: the id of a piece is its row. A piece of vocab.json that the SentencePiece model lacks
-  must not take part in the cutting, and no low score keeps it out. Its row is put between two
-  control characters, which the decoder takes away.
-- What the SentencePiece model does not know, a run of characters that no piece has, is one piece,
-  and is looked up as well. The normalizer puts the same two characters around each such run, so
-  that it is one of those rows, or one unknown token.
-- A piece of the model that vocab.json lacks is the unknown token, which no row can say: it is left
-  out, and counted.
-- BPE: a merge for each way to join two pieces to a third, in the order of the third ones' scores.
-"""
+"""SentencePiece models (Kudo and Richardson 2018) as `tokenizers` with the ids of a vocab.json."""
 
 import json
 import unicodedata
@@ -35,14 +20,13 @@ OPEN, CLOSE = "\x01", "\x02"
 
 
 def read_sentencepiece(path: Path, model_types: Collection[str] = ("unigram", "BPE")) -> Any:
-    """The `ModelProto` of a .spm or .model file.
+    """Return the `ModelProto` of a .spm or .model file.
 
     Raises:
         FileNotFoundError: if there is none.
         ImportError: without the packages that read it, with the name of the extra that has them.
-        ValueError: for a file that is damaged or holds something else, a model of another type, one
-            with bytes for unknown characters, and one that treats spaces otherwise than
-            SentencePiece by default.
+        ValueError: for a damaged or foreign file, and a model of another type. Also for one with
+            bytes for unknown characters, or without SentencePiece's default rules for spaces.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected a SentencePiece model")
@@ -64,7 +48,8 @@ def read_sentencepiece(path: Path, model_types: Collection[str] = ("unigram", "B
 
 
 def parse(path: Path) -> Any:
-    """Of the file at `path`, whatever its model. Raises as `read_sentencepiece`."""
+    """Return the SentencePiece model in the file at `path`, of any type. Raises as
+    `read_sentencepiece`."""
     try:
         from google.protobuf.message import DecodeError
         from sentencepiece import sentencepiece_model_pb2
@@ -93,8 +78,8 @@ def parse(path: Path) -> Any:
 
 
 def read_vocabulary(path: Path, tokens: Iterable[str]) -> dict[str, int]:
-    """The ids by piece of vocab.json, each from 0 on once; the special `tokens` are among the
-    pieces.
+    """Return the ids by piece of vocab.json, each from 0 on once, with the special `tokens` among
+    them.
 
     Raises:
         FileNotFoundError: if there is none.
@@ -133,9 +118,11 @@ def read_vocabulary(path: Path, tokens: Iterable[str]) -> dict[str, int]:
 def make_tokenizer(
     model: Any, vocabulary: dict[str, int], unknown: str, others: Collection[str]
 ) -> tuple[Tokenizer, list[str]]:
-    """Text -> the ids that `vocabulary` has for the pieces of `model`, without special tokens
-    around them, and back; and the pieces that are left out. `others` are tokens of `vocabulary`
-    that are no pieces."""
+    """Return a tokenizer for `model` with the ids of `vocabulary`, and the pieces that have no id.
+
+    It adds no special tokens around the text. `others` are tokens of `vocabulary` that are not
+    pieces.
+    """
     scores = piece_scores(model)
     if model.trainer_spec.model_type == 1:
         backend = unigram(scores, vocabulary, unknown, others)
@@ -150,14 +137,16 @@ def make_tokenizer(
         decoders.Replace("▁", " "),
         decoders.Fuse(),
     ]
-    # `Strip` panics on no text
+    # `Strip` panics on an empty text
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Replace(Regex(r"^\s+|\s+$"), "")])
     return tokenizer, sorted(scores.keys() - vocabulary.keys())
 
 
 def piece_scores(model: Any) -> dict[str, float]:
-    """Of the pieces that text is cut into. A user-defined one is always chosen where it stands, by
-    the score that SentencePiece gives it for its length."""
+    """Return the score of each piece that text is split into.
+
+    User-defined pieces get SentencePiece's score for their length, so that they always win.
+    """
     normal = {piece.piece: piece.score for piece in model.pieces if piece.type == NORMAL}
     best = max(normal.values(), default=0.0)
     own = {
@@ -194,8 +183,10 @@ def bpe(scores: dict[str, float], vocabulary: dict[str, int], unknown: str) -> B
 
 
 def normalization(spec: Any, pieces: Iterable[str]) -> Iterator[normalizers.Normalizer]:
-    """The model's own, which strips and joins spaces too, and then the marks around each run of
-    characters not in `pieces`."""
+    """Yield the model's normalizers, which also strip and join spaces.
+
+    The last ones put marks around each run of characters that are not in `pieces`.
+    """
     alphabet = {character for piece in pieces for character in piece} | {" ", "▁"}
     if spec.precompiled_charsmap:
         if "nfkc" in spec.name:
@@ -212,9 +203,11 @@ def normalization(spec: Any, pieces: Iterable[str]) -> Iterator[normalizers.Norm
 
 
 def compositions(alphabet: Iterable[str]) -> Iterator[normalizers.Normalizer]:
-    """Vowel signs of two characters, as in Telugu and Tamil, become one. `Precompiled` applies the
-    model's table to characters one by one where there are many bytes between two borders of
-    graphemes, and misses them."""
+    """Yield normalizers that compose vowel signs of two characters, as in Telugu and Tamil.
+
+    `Precompiled` applies the model's table to single characters if a grapheme has many bytes, and
+    then misses them.
+    """
     for character in sorted(alphabet):
         parts = unicodedata.decomposition(character).split()
         if len(parts) == 2 and not parts[0].startswith("<"):

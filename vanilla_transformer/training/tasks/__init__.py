@@ -1,5 +1,4 @@
-"""What a model is trained to do: one module for each task, which has what `task.Task` lists, and
-its name here."""
+"""Training tasks by name: one module per task, each with the attributes of `task.Task`."""
 
 from importlib import import_module
 

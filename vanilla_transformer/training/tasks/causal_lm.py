@@ -1,4 +1,4 @@
-"""The next token of any text."""
+"""Causal language modelling: prediction of the next token of any text."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -49,7 +49,7 @@ def read(data: dict, split: str) -> Rows | None:
 
 
 def text_of(data: dict, split: str, reports: bool) -> str:
-    """That of all files, read by lines where these may be bad."""
+    """Return the text of all files, read by lines if bad lines may be skipped."""
     bad = BadRows(data, split)
     if data.get("documents") != "line" and not bad.are_skipped:
         return "".join(read_text(path) for path in paths_of(data, split))
@@ -60,7 +60,7 @@ def text_of(data: dict, split: str, reports: bool) -> str:
 
 
 def training_length(text: str, data: dict) -> int:
-    """Characters of the training part of `text`."""
+    """Return the number of characters of the training part of `text`."""
     return int(len(text) * (1 - data.get("validation_fraction", 0)))
 
 
@@ -73,7 +73,7 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-    """A line ends with the end token; a whole file has no end."""
+    """Encode documents; one that is a line ends with the end token, a whole file does not."""
     if data.get("documents") != "line":
         return {"input_ids": tokenizer(columns["text"], add_special_tokens=False)["input_ids"]}
     end = tokenizer.eos_token_id
@@ -101,7 +101,7 @@ def examples(rows: Rows, data: dict, split: str) -> Any:
 
 
 class Windows:
-    """Every stretch of `size` tokens, with the ones that follow each, as an example."""
+    """A data set of every stretch of `size` tokens, with the tokens that follow each."""
 
     def __init__(self, ids: list[int], size: int):
         self.ids = np.array(ids)
@@ -120,8 +120,8 @@ class Windows:
 
 
 def packed(documents: list[list[int]], size: int) -> list[dict]:
-    """Whole documents, one after the other, as long as `size` tokens hold them. What is longer goes
-    on in another example."""
+    """Pack documents into examples of `size` tokens; longer ones are continued in another
+    example."""
     blocks = []
     room = 0
     for ids in documents:
@@ -136,8 +136,12 @@ def packed(documents: list[list[int]], size: int) -> list[dict]:
 
 
 def example(stretches: list[list[int]], size: int) -> dict[str, list[int]]:
-    """Each stretch without its last token, and without its first, and their positions from 0 on, by
-    which attention knows where another begins; then padding, from which nothing is predicted."""
+    """Return one example of `size` tokens from several stretches of text.
+
+    The inputs are each stretch without its last token, the labels each stretch without its first.
+    Positions restart at 0 in each stretch, so that attention stays within it. Padding at the end
+    predicts nothing.
+    """
     ids = [token for stretch in stretches for token in stretch[:-1]]
     following = [token for stretch in stretches for token in stretch[1:]]
     positions = [position for stretch in stretches for position in range(len(stretch) - 1)]
@@ -159,7 +163,7 @@ def collator(
 
 
 def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """-log p of each token, 0 where nothing is predicted."""
+    """Return -log p of each token, 0 where nothing is predicted."""
     return F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
 
 
@@ -167,7 +171,8 @@ def metrics(
     tokenizer: PreTrainedTokenizerFast, config: VanillaDecoderConfig, evaluation: dict, rows: Rows
 ) -> Metrics:
     def mean(prediction: tuple) -> dict[str, Any]:
-        """Of all predicted tokens, in nats, and its exponential."""
+        """Return the mean negative log-likelihood per predicted token, in nats, and its
+        exponential."""
         losses, labels = prediction
         nll = losses.sum(dtype=np.float64) / (labels != -100).sum()
         return {"nll": nll, "perplexity": np.exp(nll)}

@@ -1,6 +1,8 @@
-"""Which of some labels an image has. `data.dataset` is a directory DIR with images as
-DIR/SPLIT/LABEL/*.png (and other formats that Pillow reads), or a data set with a column of images
-and one of labels."""
+"""Image classification: one label for each image.
+
+`data.dataset` is a directory DIR with images as DIR/SPLIT/LABEL/*.png (and other formats that
+Pillow reads), or a data set with a column of images and one of labels.
+"""
 
 import io
 from collections.abc import Callable
@@ -26,9 +28,9 @@ PIPELINE = "image-classification"
 DATA = data_keys("dataset", "config", "columns")  # `columns` are those of images and labels
 EVALUATION = {}
 METRICS = ("accuracy",)
-# what `datasets` calls those of a directory, and most data sets of the Hub do
+# names that `datasets` uses for a directory, as do most data sets on the Hub
 COLUMNS = ("image", "label")
-# images are decoded when they are seen
+# images are decoded when they are read
 FEATURES = Features(image=Image(decode=False), label=Value("string"))
 
 augment = None
@@ -61,7 +63,7 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def processor(config: PreTrainedConfig) -> BaseImageProcessor:
-    """Of a new model: images are resized to its size."""
+    """Return an image processor that resizes images to the size of a new model."""
     height, width = pair(config.image_size)
     return ViTImageProcessorPil(size={"height": height, "width": width})
 
@@ -80,7 +82,7 @@ def collator(processor: BaseImageProcessor, model: PreTrainedModel) -> Callable[
 
 
 def opened(image: dict) -> Pillow.Image:
-    """Raises ValueError for what is no whole image."""
+    """Open an image as RGB. Raises ValueError if it is damaged."""
     file = image["path"] if image["bytes"] is None else io.BytesIO(image["bytes"])
     try:
         with Pillow.open(file) as found:

@@ -1,4 +1,4 @@
-"""Words that were masked, from those around them (Devlin et al. 2019), one text a line."""
+"""Masked language modelling: prediction of masked words (Devlin et al. 2019), one text a line."""
 
 from collections.abc import Callable, Iterable
 from random import Random
@@ -33,9 +33,9 @@ DATA = sequence_classification.DATA | data_keys(
 )
 EVALUATION = {}
 METRICS = ("nll",)
-MASKED_SHARE = 0.15  # of all words
-RANDOM_SHARE = 0.1  # of the tokens of masked words: another token, at random
-UNCHANGED_SHARE = 0.1  # of the tokens of masked words
+MASKED_SHARE = 0.15  # share of all words
+RANDOM_SHARE = 0.1  # share of the tokens of masked words that become a random token
+UNCHANGED_SHARE = 0.1  # share of the tokens of masked words
 
 reduce = causal_lm.reduce
 
@@ -61,8 +61,10 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
 
 
 def word_numbers(encoded: BatchEncoding) -> list[list[int]]:
-    """The number of the word each token is of, -1 for special tokens; the words of a second
-    sequence are counted on."""
+    """Return the word number of each token, -1 for special tokens.
+
+    The numbers of a second sequence continue those of the first.
+    """
     numbers = []
     for row in range(len(encoded["input_ids"])):
         words = encoded.word_ids(row)
@@ -86,8 +88,9 @@ def examples(rows: Rows, data: dict, split: str) -> Any:
 
 
 def packed(rows: Dataset, size: int, bad: BadRows) -> list[dict]:
-    """Rows one after the other, as long as `size` tokens hold them, with the number of its row for
-    each token; the words of a row are counted on from those of the row before.
+    """Pack rows into blocks of at most `size` tokens.
+
+    Each token gets the number of its row in the block. Word numbers continue from row to row.
 
     Raises:
         ValueError: for a row that is longer, unless such `bad` rows are skipped.
@@ -112,8 +115,11 @@ def packed(rows: Dataset, size: int, bad: BadRows) -> list[dict]:
 
 
 def augment(row: dict, random: Random, tokenizer: PreTrainedTokenizerFast) -> dict:
-    """Whole words, each with probability `MASKED_SHARE`, at least one: 80% of their tokens become
-    the mask token, 10% a random one. Labels are the tokens of these words, -100 elsewhere."""
+    """Mask whole words, each with probability `MASKED_SHARE`, at least one.
+
+    80% of their tokens become the mask token, 10% a random one. Labels are the tokens of these
+    words, -100 elsewhere.
+    """
     values = {word: random.random() for word in dict.fromkeys(row["labels"]) if word >= 0}
     masked = {
         word for word, value in values.items() if value <= max(MASKED_SHARE, min(values.values()))
@@ -130,7 +136,8 @@ def augment(row: dict, random: Random, tokenizer: PreTrainedTokenizerFast) -> di
 
 
 def mask_token(token: int, tokenizer: PreTrainedTokenizerFast, random: Random) -> int:
-    """What a token of a masked word becomes."""
+    """Return the replacement of a token in a masked word: itself, a random token, or the mask
+    token."""
     value = random.random()
     if value < UNCHANGED_SHARE:
         return token
@@ -165,8 +172,11 @@ def collator(
 
 
 def isolate_documents(documents: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """By the numbers of the rows that the tokens of each example are of: a mask (B, 1, S, S) by
-    which they see their own row, and positions (B, S) from its start on. Padding sees padding."""
+    """Return a mask (B, 1, S, S) and positions (B, S) by which tokens see only their own document.
+
+    `documents` holds the document number of each token of each example. Positions restart at 0 in
+    each document; padding sees only padding.
+    """
     numbers = torch.nn.utils.rnn.pad_sequence(documents, batch_first=True, padding_value=-1)
     same = numbers[:, :, None] == numbers[:, None]
     starts = same.int().argmax(-1)

@@ -1,5 +1,7 @@
-"""Words that were masked, and whether the second of two sentences follows the first (Devlin et al.
-2019, section 3.1). A file has one sentence a line, and an empty line between documents."""
+"""BERT's pretraining: masked words and next-sentence prediction (Devlin et al. 2019, section 3.1).
+
+A file has one sentence a line, and an empty line between documents.
+"""
 
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +33,10 @@ FOLLOWS, DOES_NOT = 0, 1
 
 
 def read(data: dict, split: str) -> Rows | None:
-    """Raises ValueError for less than two documents, or none with two sentences."""
+    """Return the sentence pairs of a split, or `None` if the recipe has none.
+
+    Raises ValueError for less than two documents, or none with two sentences.
+    """
     if split not in data:
         return None
     encoding = data.get("encoding", "UTF-8")
@@ -48,7 +53,7 @@ def read(data: dict, split: str) -> Rows | None:
 
 
 def documents(path: Path, encoding: str, bad: BadRows) -> list[list[str]]:
-    """The sentences of each document of a file."""
+    """Return the sentences of each document of a file."""
     every = [[]]
     for line in lines_of([path], encoding, bad, fault=None):
         if line.strip():
@@ -59,8 +64,10 @@ def documents(path: Path, encoding: str, bad: BadRows) -> list[list[str]]:
 
 
 def pairs(documents: list[list[str]]) -> Iterator[dict]:
-    """Each sentence with the one after it or, half of the time, with any one of another document;
-    always the same ones."""
+    """Yield each sentence with the next one or, half of the time, with one of another document.
+
+    The pairs are the same in each call.
+    """
     rng = random.Random(0)
     for place, document in enumerate(documents):
         for first, second in zip(document, document[1:]):

@@ -1,7 +1,9 @@
-"""The span of a context that answers a question (Devlin et al. 2019, section 4.2). Files are JSON
-in the form of SQuAD 1.1 (Rajpurkar et al. 2016). A context too long for `max_length` is read in
-windows, each after the question, that share `stride` tokens; where a window does not have the
-answer, the first token stands for that."""
+"""Extractive question answering: the span of a context that answers a question.
+
+The method is that of Devlin et al. 2019, section 4.2. Files are JSON in the form of SQuAD 1.1
+(Rajpurkar et al. 2016). A context too long for `max_length` is read in windows that share `stride`
+tokens, each after the question. In a window without the answer, the first token is the target.
+"""
 
 import json
 import re
@@ -28,11 +30,11 @@ CONFIG = VanillaEncoderConfig
 MODEL = VanillaEncoderForQuestionAnswering
 PIPELINE = "question-answering"
 DATA = data_keys(*SOURCES, *SPLITS, "max_length", stride=KeyType(int))
-EVALUATION = {"max_answer_length": COUNTED}  # tokens of an answer that is looked for, 30 by default
+EVALUATION = {"max_answer_length": COUNTED}  # maximum tokens of an answer, 30 by default
 METRICS = ("exact_match", "f1")
-# of a data set; answers are {"text": [...], "answer_start": [...]}
+# columns of a data set; answers are {"text": [...], "answer_start": [...]}
 NAMES = ("id", "question", "context", "answers")
-# columns of examples that only the metrics look at
+# columns that only the metrics use
 SCORED = ("id", "context", "answers", "offsets")
 
 augment = None
@@ -53,7 +55,8 @@ def read(data: dict, split: str) -> Rows | None:
 
 
 def questions(path: Path) -> list[dict]:
-    """Raises ValueError for a file of another form, or without questions."""
+    """Return the questions of a SQuAD file. Raises ValueError for another format, or no
+    questions."""
     try:
         paragraphs = [
             paragraph
@@ -81,7 +84,8 @@ def questions(path: Path) -> list[dict]:
 
 
 def fault(row: dict) -> str | None:
-    """What is wrong with a row: it may lack an answer, or have one that is not at its place."""
+    """Return what is wrong with a row, such as a missing answer or a wrong answer position, or
+    `None`."""
     name = f"question {row['id']}"
     answers = row["answers"] or {"text": []}
     context = row["context"]
@@ -107,8 +111,10 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-    """A row for each window. `offsets` are where in the context a token is, `None` for tokens that
-    are not of it."""
+    """Encode questions and contexts as one row for each window of the context.
+
+    `offsets` are the positions of tokens in the context, `None` for tokens outside it.
+    """
     max_length = data.get("max_length", 384)
     stride = data.get("stride", 128)
     room = max_length - stride - tokenizer.num_special_tokens_to_add(pair=True)
@@ -154,8 +160,10 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
 
 
 def positions(offsets: list, start: int, length: int) -> tuple[int, int]:
-    """The first and the last token of the `length` characters from `start` on, (0, 0) if not all of
-    them are in the window."""
+    """Return the first and last token of the `length` characters from `start` on.
+
+    The result is (0, 0) if the window does not hold all of them.
+    """
     tokens = [token for token, place in enumerate(offsets) if place is not None]
     if not tokens or offsets[tokens[0]][0] > start or offsets[tokens[-1]][1] < start + length:
         return 0, 0
@@ -189,7 +197,8 @@ def metrics(
     tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows
 ) -> Metrics:
     def scores(prediction: tuple) -> dict[str, Any]:
-        """SQuAD's, in percent: of each question the best of its answers, and of those the mean."""
+        """Return SQuAD's scores in percent: the mean over questions of the best score of its
+        answers."""
         (starts, ends), (first, _) = prediction
         if not np.array_equal(first, rows["start_positions"]):
             raise ValueError(
@@ -216,8 +225,10 @@ def metrics(
 
 
 def best_span(row: dict, start: np.ndarray, end: np.ndarray, longest: int) -> tuple[float, str]:
-    """The largest sum of a start and an end score, of at most `longest` tokens of the context, and
-    the text there."""
+    """Return the largest sum of a start and an end score, and the text of this span.
+
+    A span has at most `longest` tokens of the context.
+    """
     tokens = [token for token, place in enumerate(row["offsets"]) if place is not None]
     sums = np.asarray(start)[tokens][:, None] + np.asarray(end)[tokens]
     allowed = np.tril(np.triu(np.ones(sums.shape, bool)), longest - 1)
@@ -227,13 +238,16 @@ def best_span(row: dict, start: np.ndarray, end: np.ndarray, longest: int) -> tu
 
 
 def normalised(text: str) -> str:
-    """As SQuAD's evaluation has it: lower case, without punctuation and articles, single spaces."""
+    """Return `text` as SQuAD's evaluation normalizes it.
+
+    The result is in lower case, without punctuation and articles, with single spaces.
+    """
     text = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
 def f1(text: str, gold: str) -> float:
-    """Of the words that both have."""
+    """Return the F1 score of the words that `text` shares with `gold`."""
     words, gold_words = normalised(text).split(), normalised(gold).split()
     common = sum((Counter(words) & Counter(gold_words)).values())
     return 2 * common / (len(words) + len(gold_words)) if common else 0.0

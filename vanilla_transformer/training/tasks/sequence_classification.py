@@ -1,4 +1,4 @@
-"""Which of some labels a text has. A file has one example a line: its label, a space, its text."""
+"""Text classification: one label for each text. A line of a file is a label, a space and a text."""
 
 import random
 from collections.abc import Callable, Iterable
@@ -90,10 +90,10 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def label_fields(of_splits: dict[str, set[str]], what: str) -> dict:
-    """The names of the training text's labels, in the order of the alphabet.
+    """Return the config fields of the training text's label names, in alphabetical order.
 
     Raises:
-        ValueError: for one that only another split has.
+        ValueError: for a label that only another split has.
     """
     names = sorted(of_splits["train"])
     for split, labels in of_splits.items():
@@ -113,7 +113,7 @@ def named(names: list[str]) -> dict:
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-    # Teachers read the text in tokens of their own.
+    # Teachers have their own tokenizers, so they need the text.
     return {
         "input_ids": tokenizer(columns["text"])["input_ids"],
         "label": columns["label"],

@@ -1,4 +1,4 @@
-"""What every task has: the attributes and functions of its module."""
+"""The protocol of a task: the attributes and functions of its module."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Metrics = Callable[[tuple], dict[str, Any]]  # (predictions, labels) -> scores b
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a task can do that not every task can.
+    """Abilities of a task, which not every task has.
 
     Attributes:
         bpe_dropout: its text may be split into other subwords each time it is seen.
@@ -73,24 +73,24 @@ class Task(Protocol):
     reduce: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
 
     def read(self, data: dict, split: str) -> Rows | None:
-        """The text of "train", "validation" or "test"; `None` if the recipe has none."""
+        """Return the rows of "train", "validation" or "test"; `None` if the recipe has none."""
 
     def texts(self, dataset: Rows) -> Iterable[str]:
-        """All text of a split, for a new tokenizer."""
+        """Return all text of a split, to train a new tokenizer."""
 
     def config_fields(self, text: dict[str, Rows], data: dict) -> dict[str, Any]:
-        """Fields of the config that the text of the splits and [data] determine."""
+        """Return the config fields that the text of the splits and [data] determine."""
 
     def encode(self, columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-        """Columns of text -> columns of numbers."""
+        """Encode columns of text as columns of numbers."""
 
     def examples(self, rows: Rows, data: dict, split: str) -> Any:
-        """What the model sees of one split: the encoded rows, or parts of them."""
+        """Return the examples of one split: the encoded rows, or parts of them."""
 
     def collator(
         self, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
     ) -> Callable[[list[dict]], dict]:
-        """A list of examples -> a padded batch."""
+        """Return a function that makes a padded batch of a list of examples."""
 
     def metrics(
         self,
@@ -99,5 +99,7 @@ class Task(Protocol):
         evaluation: dict,
         rows: Rows,
     ) -> Metrics:
-        """What `Trainer` calls with the reduced logits and the labels of `rows`, a split's
-        examples."""
+        """Return the function that computes the metrics of a split with the examples `rows`.
+
+        `Trainer` calls it with the reduced logits and the labels.
+        """

@@ -1,6 +1,8 @@
-"""Which of some tags each word has: named entities, parts of speech. A file is in CoNLL form: on
-each line a word and, after spaces or tabs, its tag, the last column where there are several; an
-empty line between sentences."""
+"""Token classification: one tag for each word, as for named entities or parts of speech.
+
+A file is in CoNLL form. A line has a word and, after spaces or tabs, its tag in the last column; an
+empty line ends a sentence.
+"""
 
 import re
 from collections.abc import Callable, Iterable
@@ -28,13 +30,13 @@ ABILITIES = Abilities()
 CONFIG = VanillaEncoderConfig
 MODEL = VanillaEncoderForTokenClassification
 PIPELINE = "token-classification"
-# `columns` of a data set are those of words and tags
+# `columns` are the data set's columns of words and tags
 DATA = data_keys(*SOURCES, *SPLITS, "encoding")
 EVALUATION = {}
 METRICS = ("accuracy", "precision", "recall", "f1")
-COLUMNS = ("tokens", "ner_tags")  # what data sets of the Hub call them
+COLUMNS = ("tokens", "ner_tags")  # their names in data sets of the Hub
 FEATURES = Features(words=List(Value("string")), tags=List(Value("string")))
-DOCUMENT = "-DOCSTART-"  # a sentence of its own in CoNLL's files, where another text begins
+DOCUMENT = "-DOCSTART-"  # a line in CoNLL's files that starts another text
 
 augment = None
 
@@ -86,7 +88,7 @@ def unequal(row: dict) -> str | None:
 
 
 def sentences(path: Path, encoding: str, bad: BadRows) -> list[dict[str, list[str]]]:
-    """Those of a file, each as its words and its tags, without `bad` ones.
+    """Return the words and the tags of each sentence of a file, without `bad` ones.
 
     Raises:
         ValueError: for a line without a tag, and for a file without words.
@@ -97,7 +99,7 @@ def sentences(path: Path, encoding: str, bad: BadRows) -> list[dict[str, list[st
         if isinstance(line, Fault):
             if sentence is not None:
                 bad.add(f"{path}: line {number} {line}")
-            sentence = None  # until the next one
+            sentence = None  # skip until the next sentence
         elif not line.strip():
             if sentence:
                 found.append(dict(zip(FEATURES, map(list, zip(*sentence)), strict=True)))
@@ -130,8 +132,11 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-    """`labels` are the tag of a word at the first of its subwords, `None` at the others and at
-    special tokens."""
+    """Encode words and their tags.
+
+    `labels` are the tag of a word at its first subword, `None` at its other subwords and at special
+    tokens.
+    """
     encoded = tokenizer(columns["words"], is_split_into_words=True, return_token_type_ids=False)
     labels = []
     for row, tags in enumerate(columns["tags"]):
@@ -165,7 +170,8 @@ def metrics(
     tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows
 ) -> Metrics:
     def scores(prediction: tuple) -> dict[str, Any]:
-        """Of words, and, where all tags are of the form B-type, I-type or O, of entities."""
+        """Return the accuracy of words, and the scores of entities if all tags are B-type, I-type
+        or O."""
         predictions, labels = prediction
         seen = labels != -100
         found, gold = (
@@ -182,8 +188,10 @@ def metrics(
 
 
 def scores_of_entities(found: list[list[str]], gold: list[list[str]]) -> dict[str, float]:
-    """Of entities whose type, first and last word are all right (Tjong Kim Sang and De Meulder
-    2003)."""
+    """Return precision, recall and F1 of entities (Tjong Kim Sang and De Meulder 2003).
+
+    An entity is correct if its type and its first and last word are.
+    """
     found, gold = (
         {(row, *entity) for row, tags in enumerate(sentences) for entity in entities(tags)}
         for sentences in (found, gold)
@@ -198,8 +206,11 @@ def scores_of_entities(found: list[list[str]], gold: list[list[str]]) -> dict[st
 
 
 def entities(tags: list[str]) -> set[tuple[str, int, int]]:
-    """(type, first word, word after the last). As conlleval has it, an entity begins at B, and at
-    an I after O or after another type; it goes on over each I of its type."""
+    """Return the entities as (type, first word, word after the last).
+
+    As in conlleval, an entity begins at B, and at an I after O or after another type. It continues
+    over each I of its type.
+    """
     found = set()
     name = None
     first = 0

@@ -1,4 +1,4 @@
-"""From one language to another; any text to text."""
+"""Translation from one language to another, or any other task from text to text."""
 
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -25,7 +25,7 @@ CONFIG = VanillaSeq2SeqConfig
 MODEL = VanillaSeq2SeqForConditionalGeneration
 PIPELINE = "translation"
 DATA = data_keys(*SOURCES, "streaming", *SPLITS)
-EVALUATION = {"bleu_tokenize": KeyType(str)}  # of sacreBLEU, "13a" by default
+EVALUATION = {"bleu_tokenize": KeyType(str)}  # a tokenization of sacreBLEU, "13a" by default
 METRICS = ("bleu", "chrf")
 
 augment = None
@@ -45,7 +45,7 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-    is_plain = isinstance(tokenizer, PreTrainedTokenizerBase)  # others have one way to cut both
+    is_plain = isinstance(tokenizer, PreTrainedTokenizerBase)  # others split both alike
     labels = tokenizer(text_target=columns["target"]) if is_plain else tokenizer(columns["target"])
     return {"input_ids": tokenizer(columns["source"])["input_ids"], "labels": labels["input_ids"]}
 
@@ -74,8 +74,10 @@ def scores_of_ids(
     tokenizer: PreTrainedTokenizerFast,
     bleu_tokenize: str = "13a",
 ) -> dict[str, float | str]:
-    """BLEU, chrF, and the signature of BLEU, of generated ids against label ids, both (B, T) padded
-    with -100 or the pad token."""
+    """Return BLEU, chrF and the signature of BLEU for generated ids against label ids.
+
+    Both are (B, T), padded with -100 or the pad token.
+    """
     outputs = texts_of_ids(predictions, tokenizer)
     references = texts_of_ids(labels, tokenizer)
     score, signature = bleu(outputs, references, bleu_tokenize)
