@@ -369,10 +369,8 @@ def test_the_checkout_is_imported_where_nothing_is_installed(tmp_path):
         f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r})",
         f"from pathlib import Path; from checkout import make_importable; "
         f"make_importable(Path({str(tmp_path)!r}))",
-        "import vanilla_transformer_export.inference.export_info as info; "
-        "from importlib.metadata "
-        "import version",
-        "print(Path(info.__file__).resolve()); print(version('vanilla-transformer'))",
+        "import vanilla_transformer_export.heads as heads; from importlib.metadata import version",
+        "print(Path(heads.__file__).resolve()); print(version('vanilla-transformer'))",
     ]
     found = subprocess.run(
         [sys.executable, "-I", "-S", "-c", "\n".join(lines)],
@@ -381,6 +379,6 @@ def test_the_checkout_is_imported_where_nothing_is_installed(tmp_path):
         check=True,
     )
     assert found.stdout.split() == [
-        str(ROOT / "export/inference/export_info.py"),
+        str(ROOT / "export/heads.py"),
         importlib.metadata.version("vanilla-transformer"),
     ]

@@ -789,7 +789,7 @@ def test_a_token_is_given_before_the_next_is_computed_and_an_abandoned_stream_cl
     pairs, monkeypatch
 ):
     runtime, decoder = pairs("causal-cpu").runtime, Counting()
-    monkeypatch.setattr(runtime, "decoders", decoder)
+    monkeypatch.setattr(runtime.model, "decoders", decoder)
     prompt = np.full((2, 3), 7)
     tokens = runtime.stream(prompt, max_new_tokens=3, eos_token_id=2, pad_token_id=3)
     assert [next(tokens).tolist(), len(decoder.steps)] == [[0, 1], 0]

@@ -1,6 +1,7 @@
 """The runtime gives what torch and `transformers.generate` give, without them."""
 
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -763,7 +764,8 @@ def test_tensorrt_is_refused_where_it_has_nothing_to_compile_or_is_not_there(
         Runtime(exported("causal").directory, device="tensorrt")
     directory = exported("encoder").directory
     integers = copy_of(directory, tmp_path)
-    edit_json(integers / "manifest.json", default_dtype="int8")
+    [facts] = json.loads((integers / "manifest.json").read_text())["variants"].values()
+    edit_json(integers / "manifest.json", default_dtype="int8", variants={"int8": facts})
     with pytest.raises(ValueError, match="dtype 'int8', expected one of .'cpu', 'cuda'.$"):
         Runtime(integers, device="tensorrt")
     with pytest.raises(OSError, match="this onnxruntime has no CUDA"):
