@@ -27,8 +27,9 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Rows in the batches."""
-        return sum(len(run.slots) for worker in self.workers for run in list(worker.batch.running))
+        """Rows that the batches ran in their last step. When one has ended, its slot is free for
+        less time than a step takes, so it counts."""
+        return sum(worker.rows for worker in self.workers)
 
     def start(self) -> None:
         for worker in self.workers:

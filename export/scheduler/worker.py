@@ -48,6 +48,7 @@ class Worker:
         self.events = events
         self.gives_up = False
         self.joined_at = 0.0
+        self.rows = 0  # of the last step; 0 while the batch is empty
 
     def run(self) -> None:
         while (joining := self.queue.take(self.batch, self.joined_at)) is not None:
@@ -58,9 +59,9 @@ class Worker:
             try:
                 self.drop()
                 self.begin([run for run in joining if not run.ticket.is_over])
-                rows = sum(len(run.slots) for run in self.batch.running)
+                self.rows = sum(len(run.slots) for run in self.batch.running)
                 self.batch.step()
-                self.events.stepped(rows, rows)
+                self.events.stepped(self.rows, self.rows)
             except Exception as error:  # what onnxruntime cannot do, as for want of memory
                 self.fail(error, joining)
             self.end(touched)
@@ -96,6 +97,8 @@ class Worker:
                 self.events.first_token(now - run.ticket.put_at)
             if run.finished or run.ticket.error is not None:
                 self.batch.leave(run)
+        if not self.batch.running:
+            self.rows = 0
         news: dict[Callable[..., Any], list] = {}
         for ticket in touched:
             if ticket.changed:

@@ -748,7 +748,7 @@ def test_providers_are_asked_for_in_order_and_each_must_run(
 def test_engines_of_other_weights_are_kept_elsewhere(exported, tmp_path):
     runtimes = [Runtime(exported(name).directory) for name in ("encoder", "encoder", "masked-lm")]
     for runtime in runtimes:
-        runtime.model.scheduler_cache = tmp_path
+        runtime.model.engine_cache = tmp_path
     first, again, other = (
         runtime.model._engine_options()["trt_engine_cache_path"] for runtime in runtimes
     )
