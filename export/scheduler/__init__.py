@@ -1,1 +1,1 @@
-"""Rows that join and leave a running batch, in workers."""
+"""Batching of requests: a queue, and workers that each run a batch."""

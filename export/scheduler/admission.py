@@ -1,4 +1,4 @@
-"""Checks what clients ask before it waits for a batch: options, lengths and rows."""
+"""Checks of requests before they are queued: options, lengths and rows."""
 
 import contextlib
 import dataclasses
@@ -17,24 +17,22 @@ from .refusals import overloaded
 from .request import Job
 from .slot_batch import Room, slot_bytes
 
-MOST_KNOWN = 1024  # different options whose check is remembered
-MOST_LENGTH = 512  # tokens that a slot holds where nothing else is said
+MOST_KNOWN = 1024  # size of the cache of checked options
+MOST_LENGTH = 512  # default tokens per slot
 
 
 class Admission:
-    """What one export can run at once, in the process that clients ask; no graph is open there.
+    """The limits of one export, and the checks of requests against them. It opens no graph.
 
     Args:
-        workers, threads: threads with a batch of their own, and processor threads of each.
-        slots: rows that all workers together run at most; by default 64, and no more than fit into
-            1 GiB of each worker.
-        max_source, max_length: tokens that are read of a source, and of a prompt with its new
-            tokens, at most; by default the model's positions, and no more than 512. Learned
-            positions are a limit always.
-        max_waiting: rows of requests that may wait for a batch.
+        workers, threads: number of workers, each with its own batch, and CPU threads per worker.
+        slots: maximum running rows of all workers; by default 64, limited to 1 GiB per worker.
+        max_source, max_length: maximum tokens of a source, and of a prompt with its new tokens;
+            by default the model's positions, at most 512. Learned positions are always a limit.
+        max_waiting: maximum rows in the queue.
 
     Raises:
-        UsageError: for fewer slots than workers.
+        UsageError: if there are fewer slots than workers.
     """
 
     def __init__(
@@ -56,7 +54,7 @@ class Admission:
         self._known: dict[tuple, tuple[Options, list[int]]] = {}
 
     def longest(self, given: int | None) -> int:
-        """Tokens of a slot where so many are `given`."""
+        """Return the tokens per slot: `given`, or by default the model's positions up to 512."""
         found = given or min(self.info.config["max_position_embeddings"], MOST_LENGTH)
         return min(found, position_limit(self.info.config) or found)
 
@@ -71,11 +69,11 @@ class Admission:
 
     @property
     def slots(self) -> int:
-        """Slots of all workers, each for one running row."""
+        """Number of slots of all workers; each holds one running row."""
         return self.arrangement.workers * self.room.rows
 
     def describe(self) -> str:
-        """In one line, for who starts it."""
+        """Return one line about the batching mode, workers and slots, for the log."""
         threads = f"{self.arrangement}, {self.room.rows} rows each"
         if self.info.step is None:
             return (
@@ -85,7 +83,7 @@ class Admission:
         return f"continuous batching, {threads} of {self.describe_room()} of slots"
 
     def describe_room(self) -> str:
-        """What a slot holds, and what all of them take."""
+        """Return the tokens per slot and the memory of all slots, as text."""
         size = self.slots * slot_bytes(self.info, self.room) / 1e6
         source = f"{self.room.source} source tokens and " if self.room.source else ""
         return f"{source}{self.room.length} tokens, {size:.0f} MB"
@@ -98,22 +96,26 @@ class Admission:
         top_logprobs: int | None = None,
         scores_prompt: bool = False,
     ) -> Job:
-        """What continues `input_ids`, the source of a seq2seq model (whose target begins with
-        `prefix`), or a prompt, with `options` as `Runtime.generate` takes them.
+        """Return the checked job for `input_ids` with the options of `Runtime.generate`.
+
+        Args:
+            input_ids: the source of a seq2seq model, or a prompt.
+            prefix: tokens that the target of a seq2seq model begins with.
 
         Raises:
-            UsageError, ValueError: as `Runtime.generate`; UsageError for probabilities of beams.
-            TooLong: for more tokens or rows than the slots hold, with both numbers.
+            UsageError, ValueError: as in `Runtime.generate`; UsageError for log probabilities of
+                beams.
+            TooLong: if there are more tokens or rows than the slots hold.
         """
         self.check_lengths(len(input_ids))
         length = 0 if self.room.source else len(input_ids)
-        # True is not 1 here
+        # with the type, because True == 1
         key = (length, *((name, type(value), value) for name, value in sorted(options.items())))
         known = self.known_prompt(key, input_ids) if not prefix else None
         if known is None:
             known = self.checked(input_ids, options, prefix)
             if not prefix and len(self._known) < MOST_KNOWN:
-                with contextlib.suppress(TypeError):  # lists among the options have no hash
+                with contextlib.suppress(TypeError):  # options that are lists are not hashable
                     self._known[key] = known
         resolved, start = known
         source, prompt = (input_ids, start) if self.room.source else (None, input_ids)
@@ -129,8 +131,7 @@ class Admission:
     def checked(
         self, input_ids: Sequence[int], options: dict[str, Any], prefix: Sequence[int]
     ) -> tuple[Options, list[int]]:
-        """The resolved options, and for seq2seq what the target begins with. Raises as
-        `Runtime.generate`."""
+        """Return the resolved options and the decoder prompt. Raise as `Runtime.generate` does."""
         ids = np.array([input_ids], np.int64)
         start = np.array([prefix], np.int64) if prefix else None
         if (given := options.get("prompt_lookup_num_tokens")) is not None:
@@ -145,8 +146,8 @@ class Admission:
     def known_prompt(
         self, key: tuple, input_ids: Sequence[int]
     ) -> tuple[Options, list[int]] | None:
-        """What `checked` gave for the same options, if it would give the same for these tokens:
-        checking them anew takes as long as answering a short request otherwise does."""
+        """Return the cached result of `checked`, or `None` if it is not known or the tokens are
+        invalid. Without the cache, the check takes as long as a short request."""
         config = self.info.config
         fits = 0 < len(input_ids) <= config["max_position_embeddings"]
         if not fits or min(input_ids) < 0 or max(input_ids) >= config["vocab_size"]:
@@ -157,13 +158,13 @@ class Admission:
             return None
 
     def check_queue(self, waiting: int, rows: int) -> None:
-        """Raise RequestError if `rows` more would be too many beside `waiting` rows. Where nothing
-        waits, a request may have any number."""
+        """Raise RequestError if `rows` more rows exceed the queue's limit. An empty queue accepts
+        any number of rows."""
         if waiting and waiting + rows > self.max_waiting:
             raise overloaded(waiting, self.max_waiting)
 
     def check_lengths(self, given: int) -> None:
-        """Before anything is made of them."""
+        """Raise TooLong if a source or prompt of `given` tokens does not fit into a slot."""
         if not self.room.source:
             if given > self.room.length:
                 raise TooLong(f"the prompt has {given} tokens, expected at most {self.room.length}")
@@ -171,7 +172,7 @@ class Admission:
             raise TooLong(f"the source has {given} tokens, expected at most {self.room.source}")
 
     def check_room(self, job: Job) -> None:
-        fed = len(job.prompt) + job.options.max_new_tokens - 1  # the last one is only read off
+        fed = len(job.prompt) + job.options.max_new_tokens - 1  # the last token is not fed
         if fed > self.room.length:
             found = (
                 f"{len(job.prompt)} tokens at the start and "

@@ -1,29 +1,28 @@
-"""How a model runs where nothing else is said: by what a token costs."""
+"""Default numbers of workers, threads and slots, derived from the cost of a token."""
 
 import math
 from dataclasses import dataclass
 
-# Multiplications of one token, up to which workers of one thread are the default: the products of
-# larger models are worth sharing. Measured with two cores and 64 rows, two workers of one thread
-# over one worker of two: 1.4 million, twice as many tokens in a second; 45 million, 1.4 times as
-# many, where a single request takes longer.
+# Multiplications per token up to which workers have one thread by default. Matrix multiplications
+# of larger models are worth several threads.
+# Measured with two cores and 64 rows, two workers of one thread against one worker of two threads:
+# twice the tokens per second at 1.4 million multiplications, and 1.4 times at 45 million. A single
+# request takes longer at 45 million.
 SMALL = 100e6
-# What one reading of a prompt may cost beside the running rows: a few hundredths of a second of one
-# core.
+# multiplications per prefill chunk between two steps: a few hundredths of a second on one core
 CHUNK_COST = 2e9
-READ_COST = 5e9  # as much of sources, whose tokens are read side by side
-SOURCES = (64, 512)  # tokens of sources that are read at a time, the least and the most
-CHUNKS = (16, 256)  # tokens of a prompt that are read at a time, the least and the most
+READ_COST = 5e9  # multiplications per batch of sources, which are encoded in parallel
+SOURCES = (64, 512)  # minimum and maximum source tokens that are encoded at a time
+CHUNKS = (16, 256)  # minimum and maximum prompt tokens per prefill chunk
 ROWS = 64  # of all workers together
-# Of one request, for each worker: from so many rows on they run in workers, and so many run at once
-# at most.
+# Offline inference: minimum rows per worker for continuous batching, and maximum slots per worker.
 LEAST_ROWS, MOST_ROWS = 24, 32
-MOST_BYTES = 2**30  # of the slots of a worker, where their number is not given
+MOST_BYTES = 2**30  # memory for the slots of a worker if their number is not set
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """`workers`, each with `threads` processor threads."""
+    """A number of `workers`, each with `threads` CPU threads."""
 
     workers: int
     threads: int
@@ -36,8 +35,7 @@ class Arrangement:
 
 
 def cost_of_token(config: dict) -> float:
-    """Multiplications by weights for one more token that is generated or read, by the model's
-    config.json."""
+    """Return the multiplications by weights per token, from the model's config.json."""
     layers = config.get("decoder_layers") or config["num_hidden_layers"]
     width = config["hidden_size"]
     attention = (
@@ -55,7 +53,7 @@ def cost_of_token(config: dict) -> float:
 def arrangement(
     config: dict, cores: int, workers: int | None = None, threads: int | None = None
 ) -> Arrangement:
-    """For a model with this config.json; `workers` and `threads` as they are given."""
+    """Return the workers and threads for a model with this config.json. Unset ones get defaults."""
     if workers is None:
         is_small = cost_of_token(config) <= SMALL
         workers = max(1, cores // (threads or 1)) if is_small or threads else 1
@@ -63,27 +61,29 @@ def arrangement(
 
 
 def workers_of_many_rows(config: dict, threads: int) -> int:
-    """For a model with a step: one for each thread. Decoders too large to share one graph run it
-    with all threads: the sessions of workers with fewer threads would hold its weights a second
-    time."""
+    """Return the number of workers for offline inference of a model with a step graph.
+
+    Small models get one worker per thread. A large decoder gets a single worker with all threads:
+    sessions with fewer threads would load its weights a second time."""
     shares = "decoder_layers" not in config and cost_of_token(config) > SMALL
     return 1 if shares else threads
 
 
 def chunk_length(config: dict) -> int:
-    """Tokens of a prompt that are read at a time: a power of two, fewer for larger models. It
-    depends on the model alone, never on the load: other chunks give other bits."""
+    """Return the prompt tokens per prefill chunk: a power of two, smaller for larger models.
+
+    It depends only on the model, never on the load, because other chunks give other bits."""
     least, most = CHUNKS
     fitting = CHUNK_COST / cost_of_token(config)
     return min(most, max(least, 2 ** int(math.log2(max(fitting, 1)))))
 
 
 def sources_length(config: dict) -> int:
-    """Tokens of sources that are read together between two steps, padding included."""
+    """Return how many source tokens, with padding, are encoded together between two steps."""
     least, most = SOURCES
     return min(most, max(least, int(READ_COST / cost_of_token(config))))
 
 
 def rows_of_worker(workers: int, slot_bytes: int) -> int:
-    """Slots of each of `workers`, as many as memory for each allows."""
+    """Return the default number of slots per worker, limited by its memory."""
     return max(1, min(ROWS // workers, MOST_BYTES // slot_bytes))

@@ -1,5 +1,5 @@
-"""What asks a scheduler: `LocalScheduler` in this process, `process.SchedulerClient` for a child.
-Both have `generate`, `stream`, `cancel` and `close`."""
+"""Clients of a scheduler: `LocalScheduler` in this process, `process.SchedulerClient` for a child
+process."""
 
 import asyncio
 import threading
@@ -16,17 +16,17 @@ from .worker import NoEvents, SchedulerEvents
 
 
 class Client(Protocol):
-    """What takes requests for the batches of one export."""
+    """A scheduler of one export, in this process or in another."""
 
     admission: Admission
 
     @property
     def waiting(self) -> int:
-        """Rows that no worker has taken yet."""
+        """Rows in the queue."""
 
     @property
     def running(self) -> int:
-        """Rows of all workers."""
+        """Rows that the workers ran in their last step."""
 
     async def generate(self, jobs: Sequence[Job]) -> list[list[Generated]]:
         """Like `generated`."""
@@ -55,12 +55,12 @@ class LocalScheduler:
 
     @property
     def waiting(self) -> int:
-        """Rows that no worker has taken yet."""
+        """Rows in the queue."""
         return self.scheduler.waiting
 
     @property
     def running(self) -> int:
-        """Rows of all workers."""
+        """Rows that the workers ran in their last step."""
         return self.scheduler.running
 
     def start(self) -> "LocalScheduler":
@@ -85,7 +85,7 @@ class LocalScheduler:
         return self.scheduler.close(seconds)
 
     def run(self, jobs: Sequence[Job], are_last: bool = False) -> list[list[Generated]]:
-        """Like `generate`, but wait in this thread. If the jobs `are_last`, no more are taken."""
+        """Like `generate`, but block this thread. With `are_last`, accept no more requests."""
         done = threading.Event()
         ticket = Ticket(jobs, lambda events, is_over: done.set())
         self.put(ticket)
@@ -98,11 +98,11 @@ class LocalScheduler:
 
 
 async def generated(scheduler: Client, jobs: Sequence[Job]) -> list[list[Generated]]:
-    """Of each job the `num_return_sequences` answers, best first. Cancelled, it leaves nothing
-    running.
+    """Return the `num_return_sequences` answers of each job, best first. Cancelling stops the
+    generation.
 
     Raises:
-        RequestError: if the queue is full, or the server is shutting down.
+        RequestError: if the queue is full or the server is shutting down.
     """
     loop = asyncio.get_running_loop()
     future = loop.create_future()
@@ -122,8 +122,13 @@ async def generated(scheduler: Client, jobs: Sequence[Job]) -> list[list[Generat
 
 
 async def streamed(scheduler: Client, job: Job) -> AsyncGenerator[Event, None]:
-    """The tokens of each of the answers, as they come. Closed early, it leaves nothing running.
-    Raises as `generated`, and UsageError for beams, before the first."""
+    """Yield the tokens of all answers as they are generated. Closing the generator stops the
+    generation.
+
+    Raises:
+        RequestError: as in `generated`.
+        UsageError: for beam search.
+    """
     if job.options.num_beams > 1:
         raise UsageError(
             f"num_beams is {job.options.num_beams}, which cannot stream: expected num_beams=1"
@@ -144,7 +149,7 @@ async def streamed(scheduler: Client, job: Job) -> AsyncGenerator[Event, None]:
 
 
 def put(scheduler: Client, ticket: Ticket, loop: asyncio.AbstractEventLoop) -> Ticket:
-    """Send a request whose events are received in `loop`."""
+    """Send a request and return it. Its events are received in `loop`."""
     ticket.call = loop.call_soon_threadsafe
     scheduler.put(ticket)
     return ticket

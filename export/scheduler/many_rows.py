@@ -1,7 +1,7 @@
 """Offline inference: the rows of one call of `Runtime.generate`.
 
-In workers the longest rows come first. A row that has ended leaves, and the next one takes its
-place, so that a step costs what is still running. Beams run in static batches of similar length.
+With continuous batching the longest rows start first. The next row takes the slot of a finished
+one, so a step only costs the running rows. Beams run in static batches of similar length.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from .client import LocalScheduler
 from .request import Job
 from .slot_batch import Room, slot_bytes
 
-BATCH_SIZE = 32  # inputs of one static batch of beams, as of files of lines
+BATCH_SIZE = 32  # inputs per static batch of beam search, as for files of lines
 
 
 def is_suited(info: ExportInfo, workers: int, rows: int, options: Options, is_scored: bool) -> bool:
@@ -29,7 +29,7 @@ def is_suited(info: ExportInfo, workers: int, rows: int, options: Options, is_sc
         return False
     if options.do_sample or options.num_beams > 1 or is_scored:
         return False
-    # enough slots must fit into memory: whole batches, whose caches grow, are better than fewer
+    # With fewer slots in memory, static batches with growing caches are faster.
     size = slot_bytes(info, Room(1, 0, options.max_new_tokens))
     return LEAST_ROWS * size <= bytes_of_worker(workers)
 
@@ -44,16 +44,20 @@ def suits_request(info: ExportInfo, workers: int, request: GenerationRequest) ->
 
 
 def bytes_of_worker(workers: int) -> float:
-    """What its slots may take. Only what tokens have been written to is taken from the system."""
+    """Return the memory for the slots of a worker. The system provides pages on first use."""
     return min(MOST_BYTES, memory() / 4 / workers)
 
 
 def generate(model: OnnxModel, request: GenerationRequest, workers: int) -> np.ndarray:
-    """The new tokens (B, T) of all rows of `request`, filled up after the end token. `model` has
-    a step, and the threads of a worker.
+    """Return the new tokens (B, T) of all rows of `request`, padded after the end token.
+
+    Args:
+        model: a model with a step graph, with the threads of one worker.
+        request: the prompts or sources, and the options.
+        workers: number of workers.
 
     Raises:
-        ValueError: for what onnxruntime cannot compute.
+        ValueError: if onnxruntime cannot compute the model.
     """
     jobs = jobs_of(request)
     order = sorted(
@@ -91,7 +95,7 @@ def generate_in_batches(
     found = []
     for places in batches(rows_of(*rows), BATCH_SIZE):
         tokens, scores = model.generate(part_of(request, places))
-        assert scores is not None  # beams have one
+        assert scores is not None  # beam search returns scores
         found.append(
             (np.add.outer(np.array(places) * copies, range(copies)).ravel(), tokens, scores)
         )
@@ -105,8 +109,8 @@ def generate_in_batches(
 
 
 def part_of(request: GenerationRequest, places: list[int]) -> GenerationRequest:
-    """Return the batch of the rows `places` of `request`, whose sources are as long as the longest
-    of these."""
+    """Return a request with the rows `places` of `request`. Sources are cut to the longest of these
+    rows."""
     source = request.source
     if source is not None:
         ids, mask = source[0][places], source[1][places]
@@ -131,12 +135,12 @@ def jobs_of(request: GenerationRequest) -> list[Job]:
 
 
 def rows_of(ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
-    """The tokens of each row, without its padding."""
+    """Return the tokens of each row without padding."""
     return [row[is_token].tolist() for row, is_token in zip(ids, mask == 1)]
 
 
 def scheduler_for(model: OnnxModel, jobs: list[Job], workers: int) -> LocalScheduler:
-    """With slots that each of `jobs` fits into, and no more than there are jobs."""
+    """Return a scheduler whose slots fit each of `jobs`, with at most one slot per job."""
     source = max(len(job.source or ()) for job in jobs)
     length = max(len(job.prompt) for job in jobs) + jobs[0].options.max_new_tokens - 1
     fitting = int(bytes_of_worker(workers) / slot_bytes(model.info, Room(1, source, length)))

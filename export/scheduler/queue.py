@@ -1,4 +1,4 @@
-"""The jobs that wait, and the requests that they belong to."""
+"""The queue of requests that wait for a batch."""
 
 import threading
 import time
@@ -11,20 +11,22 @@ from .request import Event, Generated, Job
 from .runs import Run
 from .slot_batch import Batch
 
-# Rows join a running batch in groups of so many, or when one has waited so long for each row that
-# runs: reading them together is cheaper, and all that run have to wait for it.
+# Prefill TOGETHER sequences at once, or fewer after one has waited WAIT seconds per running row.
+# A joint prefill is cheaper, and every prefill stalls the running rows.
 TOGETHER = 8
 WAIT = 0.00025
-# A run of many rows may be overtaken by smaller ones for so long; then nothing joins until it fits.
+# Seconds that a sequence of many rows may be overtaken. After that nothing joins until it fits.
 OVERTAKEN = 0.5
 
 
 class Ticket:
-    """What was asked in one request: `jobs`, answered together. Workers fill it.
+    """A client's request: `jobs` that are answered together. Workers store the answers.
 
     Args:
-        receive: is called, with the new tokens and whether they are the last, when all is answered
-            or has failed; where it `streams`, after each step that gave it a token.
+        jobs: the inputs to generate from.
+        receive: called with the new events and whether the request is finished.
+        streams: whether `receive` is called after each step that produced a token. Otherwise it is
+            called once, when all jobs are answered or one has failed.
     """
 
     def __init__(
@@ -40,14 +42,14 @@ class Ticket:
         self.events: list[Event] = []
         self.error: Exception | None = None
         self.cancelled = False
-        self.number = 0  # by which another process knows it
-        self.put_at = 0.0  # when it came; another process may have known it before
+        self.number = 0  # identifies the request in another process
+        self.put_at = 0.0  # time of arrival, possibly in another process
         self.has_begun = False
         self.waiting = deque(Run(job, self, place) for place, job in enumerate(jobs))
         self.left = sum(samples_of(job) for job in jobs)
         self.changed = False
         self.call: Callable[..., Any] = call_at_once
-        self.lock = threading.Lock()  # several workers may have jobs of it
+        self.lock = threading.Lock()  # several workers may answer jobs of this request
 
     @property
     def rows_waiting(self) -> int:
@@ -55,11 +57,11 @@ class Ticket:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is to be computed for it."""
+        """True if the request is answered, cancelled or failed."""
         return self.left == 0 or self.cancelled or self.error is not None
 
     def answered(self, place: int, index: int, found: list[Generated]) -> None:
-        """By a worker: the answer with the number `index` of a job, or all of them at once."""
+        """Store the answers `found` of the job `place`, beginning at answer number `index`."""
         with self.lock:
             answers = self.answers[place]
             # Each `None` is replaced before it is read.
@@ -74,7 +76,7 @@ class Ticket:
         self.changed = True
 
     def news(self) -> tuple[list[Event], bool]:
-        """What `receive` is to be called with, once."""
+        """Return the events since the last call and whether the request is finished."""
         events, self.events = self.events, []
         self.changed = False
         return events, self.is_over
@@ -90,13 +92,13 @@ def call_at_once(function: Callable[..., Any], *args: Any) -> None:
 
 
 def samples_of(job: Job) -> int:
-    """How many answers of a job come one by one."""
+    """Return how many answers finish independently: the samples, or 1 without sampling."""
     return job.options.num_return_sequences if job.options.do_sample else 1
 
 
 class Queue:
-    """Tickets in the order of their coming; each in turn gives one of its jobs, so that a long list
-    of texts holds up no short one."""
+    """A first-come-first-served queue of requests. Requests take turns, one job each, so a long
+    list of texts does not delay a short one."""
 
     def __init__(self) -> None:
         self.tickets: deque[Ticket] = deque()
@@ -105,7 +107,7 @@ class Queue:
         self.is_closed = False
 
     def put(self, ticket: Ticket) -> None:
-        """Raises RequestError after `close`."""
+        """Add a request. Raise RequestError after `close`."""
         with self.changed:
             if self.is_closed:
                 raise draining()
@@ -115,8 +117,9 @@ class Queue:
             self.changed.notify(len(ticket.jobs))
 
     def take(self, batch: Batch, last: float = 0.0) -> list[Run] | None:
-        """What joins `batch` now, where the `last` join was at that moment. Waits while there is
-        nothing to do; `None` once the queue is closed and all is taken."""
+        """Return the sequences that join `batch` now; `last` is the time of its last join.
+
+        Block while there is no work. Return `None` once the queue is closed and empty."""
         with self.changed:
             while not self.tickets and not batch.running and not batch.unread:
                 if self.is_closed:
@@ -130,29 +133,29 @@ class Queue:
             return self.chosen(batch, now)
 
     def is_worth_reading(self, batch: Batch, waited: float) -> bool:
-        """Whether what waits joins now. After `close` no more comes, so that only room is waited
-        for."""
+        """Return whether waiting sequences join now. After `close` no more requests arrive, so only
+        the free slots count."""
         if self.is_closed:
             return batch.room >= min(TOGETHER, self.rows, len(batch.running))
         return min(self.rows, batch.room) >= TOGETHER or waited >= WAIT * len(batch.running)
 
     def cancel(self, ticket: Ticket) -> None:
-        """What of it waits does so no longer."""
+        """Cancel a request and remove its waiting jobs."""
         ticket.cancelled = True
         if ticket.waiting:
             with self.changed:
                 self.forget_over()
 
     def forget_over(self) -> None:
-        """Tickets that nobody waits for."""
+        """Remove answered, cancelled and failed requests."""
         for ticket in [ticket for ticket in self.tickets if ticket.is_over]:
             self.tickets.remove(ticket)
             self.rows -= ticket.rows_waiting
 
     def chosen(self, batch: Batch, now: float) -> list[Run]:
-        """Round after round one job of each ticket, while they fit."""
+        """Select sequences round-robin, one per request, while they fit into `batch`."""
         runs: list[Run] = []
-        blocked = 0  # tickets in a row whose next job does not fit
+        blocked = 0  # consecutive requests whose next job does not fit
         room = batch.room
         while room > 0 and self.tickets and blocked < len(self.tickets):
             ticket = self.tickets[0]
@@ -173,7 +176,7 @@ class Queue:
         return runs
 
     def close(self) -> None:
-        """Nothing more is taken in; what is there is still given out."""
+        """Accept no more requests. `take` still returns the waiting ones."""
         with self.changed:
             self.is_closed = True
             self.changed.notify_all()

@@ -1,4 +1,4 @@
-"""Errors of jobs that the engine does not take."""
+"""Errors for requests that the scheduler rejects."""
 
 from ..errors import RequestError
 

@@ -1,29 +1,30 @@
-"""What is asked of an engine, and what it answers."""
+"""Inputs and results of the scheduler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..inference.options import Options
 
-# why an answer ended: by an end token, or by the most tokens it may have
+# why an answer ended: at an end token, or at the maximum length
 STOP, LENGTH = "stop", "length"
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One input that is to be continued, checked; `Admission.job` makes it. Its beams, or its
-    samples, are rows of the batch.
+    """One checked input to generate from, created by `Admission.job`. Each of its beams or samples
+    is a row of the batch.
 
     Args:
-        options: resolved, see `options.resolve`.
-        prompt: the tokens before the first new one; for seq2seq the start token and what the target
-            begins with.
-        source: for seq2seq what the encoder reads.
-        top_logprobs: how many of the likeliest tokens are reported at each place, beside the one
-            that was taken; `None` for no probabilities at all.
-        scores_prompt: whether the tokens of the prompt are reported too, all but the first.
-        padding: how many tokens of it stood before the prompt, which some options count, as
-            transformers does.
+        options: resolved options, see `options.resolve`.
+        prompt: tokens before the first new one; for seq2seq the decoder prompt, which begins with
+            the start token.
+        source: source tokens of a seq2seq model, read by the encoder.
+        top_logprobs: number of top-k log probabilities that are reported at each position, besides
+            that of the generated token; `None` for no log probabilities.
+        scores_prompt: whether log probabilities of the prompt's tokens are reported too. The first
+            token has none.
+        padding: number of padding tokens before the prompt. Some options count them, as in
+            transformers.
     """
 
     options: Options
@@ -40,8 +41,8 @@ class Job:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """log p of a token, by the softmax of the model's logits, and of the likeliest ones in its
-    place, best first."""
+    """The log probability of a token, and the top-k ones at its position, best first. They are the
+    log softmax of the model's logits."""
 
     token: int
     logprob: float
@@ -50,9 +51,15 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Generated:
-    """One of the answers to a job, the best first: the new `tokens`, the end token among them if it
-    came; beam search's `score`; and what the job asked of probabilities, of the prompt's tokens
-    (without the first) and of the new ones."""
+    """An answer to a job. A job's answers are ordered best first.
+
+    Args:
+        tokens: new tokens, including the end token if it was generated.
+        finish_reason: `STOP` or `LENGTH`.
+        score: score of beam search.
+        prompt_logprobs: log probabilities of the prompt's tokens after the first, if requested.
+        logprobs: log probabilities of the new tokens, if requested.
+    """
 
     tokens: list[int]
     finish_reason: str
@@ -63,8 +70,8 @@ class Generated:
 
 @dataclass(frozen=True)
 class Event:
-    """The next `token` of the answer number `index` of a job, at once; `finish_reason` with its
-    last one."""
+    """A new `token` of answer number `index` of a streamed job. The last token of an answer has a
+    `finish_reason`."""
 
     index: int
     token: int

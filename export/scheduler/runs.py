@@ -1,4 +1,4 @@
-"""A job while it is being generated."""
+"""Sequences: jobs during generation."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A job of `ticket`, its number `place` there; of several samples only the one with the number
-    `index`.
+    """A sequence: job number `place` of the request `ticket` during generation. With several
+    samples, only sample number `index`.
 
-    Its rows are in `slots` of a batch: one at first; more once it `has_begun` to generate, if it
-    has beams or samples.
+    Its rows are in `slots` of a batch. It has one row for the prompt. Beams and samples get rows of
+    their own with the first new token, when it `has_begun`.
     """
 
     def __init__(self, job: Job, ticket: "Ticket", place: int, index: int = 0):
@@ -32,8 +32,8 @@ class Run:
         self.is_expanded = False
         self.has_begun = False
         self.finished = False
-        self.fed = 0  # tokens of the prompt that are in the cache when it starts
-        # samples go on where the first is
+        self.fed = 0  # prompt tokens in the cache before the first step
+        # the other samples continue from the row of the first
         self.forced = list(job.prompt[1:]) if job.scores_prompt and not index else []
         self.first_tokens = job.prompt[:1] if job.scores_prompt else job.prompt
         self.next_tokens = [self.first_tokens[-1]]
@@ -45,8 +45,8 @@ class Run:
 
     @cached_property
     def search(self) -> Search | None:
-        """What chooses its tokens, `None` where the likeliest will do; made by the worker, when it
-        is first asked."""
+        """The search that selects tokens, or `None` for plain greedy search. The worker creates it
+        on first use."""
         search = search_of(self.job, self.index)
         is_plain = (
             isinstance(search, TokenSearch)
@@ -61,26 +61,27 @@ class Run:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is all that it takes of the logits."""
+        """True if each new token is the argmax of the logits."""
         return self.search is None
 
     @property
     def reads_prompt(self) -> bool:
-        """Whether there are tokens to be read at once, before its last one is fed."""
+        """True if the prompt has tokens to prefill before the first step."""
         return len(self.first_tokens) > 1
 
     def read_one_by_one(self) -> None:
-        """What it begins with is fed by the steps, one token in each."""
+        """Feed the prompt in decode steps, one token per step."""
         self.forced = [*self.first_tokens[1:], *self.forced]
         self.first_tokens = self.first_tokens[:1]
         self.next_tokens = [*self.first_tokens]
 
     def others(self) -> "Sequence[Run]":
-        """What the rows that it becomes, beside its first one, belong to."""
+        """Return the sequence of each further row after expansion: samples, or this one for
+        beams."""
         return self.samples or [self] * (self.job.rows - 1)
 
     def take(self, token: int) -> None:
-        """The next token of greedy search."""
+        """Append the next token of greedy search, or feed the next token of the prompt."""
         if self.forced:
             self.next_tokens[0] = self.forced.pop(0)
             return
@@ -93,8 +94,8 @@ class Run:
             self.tell(token, None)
 
     def advance(self, logits: np.ndarray) -> list[int] | None:
-        """The next tokens, of the logits (rows, V) after the ones before, and which row each
-        continues, `None` for its own. What the search refuses ends this run alone."""
+        """Select the next tokens from the logits (rows, V). Return the row that each continues, or
+        `None` if each continues its own. A ValueError of the search fails only this request."""
         try:
             if self.forced:
                 self.feed(logits)
@@ -119,7 +120,7 @@ class Run:
             return None
 
     def feed(self, logits: np.ndarray) -> None:
-        """A token of the prompt is next."""
+        """Make the next token of the prompt the next token, and score it if requested."""
         token = self.forced.pop(0)
         if self.job.scores_prompt:
             self.prompt_logprobs.append(logprobs_of(logits, token, self.job.top_logprobs or 0))
@@ -128,7 +129,7 @@ class Run:
     def choose(self, logits: np.ndarray) -> list[int] | None:
         assert self.search is not None
         self.has_begun = True
-        # the search overwrites them
+        # a copy, because the search overwrites the logits
         report = None if self.job.top_logprobs is None else logits.copy()
         tokens, parents = self.search.advance(logits)
         self.next_tokens = tokens.tolist()
@@ -168,7 +169,7 @@ class Run:
 
 
 def search_of(job: Job, index: int) -> Search:
-    """That of one input, or of its sample number `index`."""
+    """Return the search of one job, or of its sample number `index`."""
     options = job.options
     padding = [options.fill_token_id] * job.padding
     prompt = Prompt(np.array([[*padding, *job.prompt]]), padding=np.array([job.padding]))
@@ -181,7 +182,7 @@ def search_of(job: Job, index: int) -> Search:
 
 
 def logprobs_of(logits: np.ndarray, token: int, count: int) -> TokenLogprobs:
-    """Of `token` and of the `count` likeliest ones, by the logits (1, V)."""
+    """Return the log probabilities of `token` and of the top `count`, from logits (1, V)."""
     maximum, log_sum = (float(each[0, 0]) for each in log_sum_exp(logits))
     values, tokens = top(logits, count) if count else (np.empty((1, 0)), np.empty((1, 0), np.int64))
     best = [

@@ -1,4 +1,4 @@
-"""The scheduler: one queue, workers, and their batches."""
+"""The scheduler: a queue, its workers and their batches."""
 
 import time
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from .worker import SchedulerEvents, Worker
 
 
 class Scheduler:
-    """One queue of requests, and a worker for each of `batches`. A worker moves sequences of the
-    queue into its batch, steps the batch, and tells what came of it."""
+    """A queue of requests, and a worker for each of `batches`. A worker moves sequences from the
+    queue into its batch, steps the batch and reports the results."""
 
     def __init__(self, batches: Sequence[Batch], events: SchedulerEvents):
         self.queue = Queue()
@@ -27,8 +27,8 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Rows that the batches ran in their last step. When one has ended, its slot is free for
-        less time than a step takes, so it counts."""
+        """Rows that the batches ran in their last step. Rows that finished in that step count,
+        because their slots are filled again before the next one."""
         return sum(worker.rows for worker in self.workers)
 
     def start(self) -> None:
@@ -40,16 +40,16 @@ class Scheduler:
         self.queue.put(ticket)
 
     def cancel(self, ticket: Ticket) -> None:
-        """Drop a request that nobody waits for. What of it runs leaves after the next step."""
+        """Cancel a request. Its running sequences are removed after the current step."""
         self.queue.cancel(ticket)
 
     def end(self) -> None:
-        """Take no more requests."""
+        """Accept no more requests."""
         self.queue.close()
 
     def close(self, seconds: float) -> bool:
-        """Take no more requests and finish those that run, for at most `seconds`. What is left then
-        fails with RequestError.
+        """Accept no more requests and wait up to `seconds` for the running ones. Unfinished
+        requests fail with RequestError.
 
         Return whether all requests were finished."""
         self.queue.close()
@@ -69,7 +69,7 @@ def open_batches(admission: Admission, model: OnnxModel) -> list[Batch]:
     """Return an empty batch for each worker.
 
     Raises:
-        UsageError: for slots that there is no memory for.
+        UsageError: if the slots do not fit into memory.
     """
     try:
         return [batch_of(admission, model) for _ in range(admission.arrangement.workers)]
@@ -81,7 +81,7 @@ def open_batches(admission: Admission, model: OnnxModel) -> list[Batch]:
 
 
 def batch_of(admission: Admission, model: OnnxModel) -> Batch:
-    """Return an empty batch: of slots, if the export has a step."""
+    """Return an empty `SlotBatch` if the export has a step graph, else an empty `WholeBatch`."""
     if model.info.step is not None:
         return SlotBatch(model, admission.room)
     return WholeBatch(model, admission.room.rows)

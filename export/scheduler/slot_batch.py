@@ -1,9 +1,9 @@
 """Continuous batching: rows join and leave the running batch between two steps.
 
-Each row has a slot, its place on the first axis of the caches, so that `cache[:n]` binds the first
-n without a copy. A step gives each of them its next token, at its own position and over its own
-source. No operator of the step looks across rows, so a row's logits have the same bits whatever
-runs beside it.
+Each row has a slot, an index on the first axis of the caches, so `cache[:n]` binds the first n
+without a copy. A decode step computes one token per row, at its own position and over its own
+source. No operator of the step graph mixes rows, so the logits of a row have the same bits in any
+batch.
 """
 
 from collections import deque
@@ -24,39 +24,39 @@ from .runs import Run
 if TYPE_CHECKING:
     import onnxruntime
 
-TOTALS = ("total_length", "total_source_length")  # inputs that are no axis of the rows
+TOTALS = ("total_length", "total_source_length")  # inputs without a rows axis
 
 
 class Batch(Protocol):
-    """What a worker drives: the runs that it takes part in, each with one row or several."""
+    """A batch of sequences that a worker steps. Each sequence has one or several rows."""
 
     running: list[Run]
 
     @property
     def unread(self) -> Collection[Run]:
-        """Which have joined, and whose prompts are not read yet."""
+        """Sequences that have joined and whose prompts are not prefilled yet."""
 
     @property
     def room(self) -> int:
-        """Rows that can join now."""
+        """Number of rows that can join now."""
 
     def takes(self, run: Run, beside: Sequence[Run]) -> bool:
-        """Whether `run` can join now, together with those `beside` it."""
+        """Return whether `run` can join now together with the sequences `beside` it."""
 
     def join(self, runs: list[Run]) -> None:
-        """Reads what they begin with, as far as that goes between two steps."""
+        """Add sequences and prefill their prompts, as far as allowed between two steps."""
 
     def step(self) -> None:
-        """One token more of every run."""
+        """Generate one token of every sequence."""
 
     def leave(self, run: Run) -> None:
-        """Frees the rows of a run, whether it has ended or not."""
+        """Remove a sequence and free its rows, whether it is finished or not."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """What slots hold: `rows` of them, `source` tokens that are read (0 for a decoder) and `length`
-    tokens that are fed."""
+    """The size of a batch: `rows` slots of `source` encoder tokens (0 for a decoder-only model) and
+    `length` decoder tokens."""
 
     rows: int
     source: int
@@ -65,7 +65,7 @@ class Room:
 
 @dataclass
 class Binding:
-    """Inputs and outputs of a graph, bound once. What they are bound to must live as long."""
+    """Inputs and outputs of a graph, bound once. It keeps the bound values alive."""
 
     io: "onnxruntime.IOBinding"
     values: "list[onnxruntime.OrtValue]" = field(default_factory=list)
@@ -80,7 +80,7 @@ class Binding:
 
 
 class SlotBatch:
-    """The `Batch` of an export that has a step. Several share one `model`."""
+    """The `Batch` of an export with a step graph. Several batches share one `model`."""
 
     def __init__(self, model: OnnxModel, room: Room):
         info, step = model.info, model.info.step
@@ -106,21 +106,21 @@ class SlotBatch:
         self.sources = self.stacked(
             [tensor for tensor in caches if ".encoder." in tensor.name], room
         )
-        # tokens in the cache before the one that is fed
+        # tokens in the cache before the current one
         self.lengths = self.arrays["last_position"]
-        # a decoder has none
+        # empty for a decoder-only model
         self.last_source = self.arrays.get("last_source_position", self.lengths[:0])
-        # by slot; `None` where one has left, until another joins or the next step
+        # by slot; `None` is a free slot, until a sequence joins or the next step
         self.rows: list[Run | None] = []
         self.running: list[Run] = []
-        # whose prompts are to be read; that of the first is in the last slot as far as it is
+        # sequences to prefill; the first is being prefilled in the last slot
         self.unread: deque[Run] = deque()
-        self.reserved = 0  # rows that running runs will have after their first step
+        self.reserved = 0  # further rows that running sequences get with their first new token
         self.bindings = [self.bound(count) for count in range(1, room.rows + 1)]
 
     def stacked(self, caches: list[TensorSpec], room: Room) -> np.ndarray:
-        """(caches, rows, H, tokens, d): as one array, of which a row is copied at once, and each
-        cache is a view."""
+        """Return all `caches` as one array (caches, rows, H, tokens, d). Each cache is a view, and
+        a row of all caches is copied at once."""
         array = np.zeros(
             [len(caches), *(slot_shape(caches[0], room) if caches else [])], np.float32
         )
@@ -131,7 +131,7 @@ class SlotBatch:
 
     @property
     def room(self) -> int:
-        """As `Batch`."""
+        """Number of free slots that are not reserved."""
         taken = (
             len(self.rows)
             - self.rows.count(None)
@@ -141,14 +141,14 @@ class SlotBatch:
         return self.capacity - taken
 
     def takes(self, run: Run, beside: Sequence[Run]) -> bool:
-        """As `Batch`: there must be slots, and what is read between two steps is limited."""
+        """Return whether slots are free and the sources fit into one encoder batch."""
         if sum(other.job.rows for other in beside) + run.job.rows > self.room:
             return False
         sources = [len(other.job.source or ()) for other in (*beside, run)]
         return not beside or max(sources) * len(sources) <= self.sources_length
 
     def join(self, runs: list[Run]) -> None:
-        """As `Batch`."""
+        """Encode the sources, or prefill at most `chunk` prompt tokens."""
         if self.encodes and runs:
             self.read_sources(runs)
             return
@@ -162,7 +162,7 @@ class SlotBatch:
             room -= self.read_chunk(self.unread[0])
 
     def read_sources(self, runs: list[Run]) -> None:
-        """Those of similar length together. What the targets begin with is fed by the steps."""
+        """Encode sources of similar length together. Decode steps feed the decoder prompts."""
         ids, mask = pad_sequences([list(run.job.source or ()) for run in runs], 0)
         groups = bucket_by_length(mask, self.sources_length)
         states = [self.encode(ids[rows, :length], mask[rows, :length]) for rows, length in groups]
@@ -174,7 +174,7 @@ class SlotBatch:
         self.last_source[slots] = mask.sum(axis=1) - 1
 
     def encode(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """(caches, B, H, S, d): what attention over these sources (B, S) reads."""
+        """Return the cross-attention caches (caches, B, H, S, d) of sources (B, S)."""
         session, spec = self.model.session("encoder"), self.model.info.specs["encoder"]
         states = np.empty(
             [
@@ -196,7 +196,7 @@ class SlotBatch:
         return states
 
     def start(self, run: Run) -> int:
-        """`run` takes part in the next step, in the slot that is returned."""
+        """Add `run` to the next step and return its slot."""
         slot = self.new_slot(run)
         self.lengths[slot] = run.fed
         self.running.append(run)
@@ -211,12 +211,13 @@ class SlotBatch:
         return slot
 
     def read_chunk(self, run: Run) -> int:
-        """The next tokens of a prompt, which are counted. All but its last one are read here, that
-        one is fed in the next step, in another slot: the last one, where prompts are read, is free
-        again."""
+        """Prefill the next chunk of a prompt in the last slot and return its number of tokens.
+
+        The next decode step feeds the prompt's last token. The sequence is then in another slot, so
+        the last slot is free for the next prompt."""
         slot = self.capacity - 1
         if not run.fed:
-            self.close_gaps()  # the last slot may have a row
+            self.close_gaps()  # the last slot may be in use
         tokens = run.job.prompt[run.fed : min(run.fed + self.chunk, len(run.job.prompt) - 1)]
         self.read(slot, run.fed, tokens)
         run.fed += len(tokens)
@@ -229,7 +230,7 @@ class SlotBatch:
         return len(tokens)
 
     def read(self, slot: int, done: int, tokens: Sequence[int]) -> None:
-        """Feeds `tokens` behind the `done` first ones of one slot."""
+        """Prefill `tokens` of one slot after its first `done` tokens."""
         end = done + len(tokens)
         values = {
             "input_ids": np.array([tokens]),
@@ -240,7 +241,7 @@ class SlotBatch:
         self.session.run_bound(self.bind(slice(slot, slot + 1), values).io)
 
     def leave(self, run: Run) -> None:
-        """As `Batch`."""
+        """Remove a sequence. `close_gaps` moves other rows into its slots later."""
         if run in self.unread:
             self.unread.remove(run)
             return
@@ -252,7 +253,7 @@ class SlotBatch:
         run.slots = []
 
     def close_gaps(self) -> None:
-        """The last rows move into slots that have become free."""
+        """Move the last rows into free slots."""
         sources, targets = [], []
         while None in self.rows:
             if (moved := self.rows.pop()) is not None:
@@ -264,8 +265,8 @@ class SlotBatch:
             self.copy(sources, targets)
 
     def copy(self, sources: list[int], targets: list[int]) -> None:
-        """Rows into slots that none of them has, one by one: that takes half the time of doing it
-        at once."""
+        """Copy rows from slots `sources` to other slots `targets`. One by one takes half the time
+        of a joint copy."""
         for source, target in zip(sources, targets):
             used = self.lengths[source]
             self.caches[:, target, :, :used] = self.caches[:, source, :, :used]
@@ -279,7 +280,7 @@ class SlotBatch:
     # ------------------------------------------------------------------------------------- the step
 
     def step(self) -> None:
-        """As `Batch`."""
+        """Run the step graph on the slots in use and select the next tokens."""
         self.close_gaps()
         count = len(self.rows)
         if not count:
@@ -306,8 +307,7 @@ class SlotBatch:
                 self.advance(run, logits)
 
     def advance(self, run: Run, logits: np.ndarray) -> None:
-        """The next tokens of a run that is more than greedy search, and where it becomes several
-        rows, or moves among them."""
+        """Select the next tokens of a sequence with a search, and expand or reorder its rows."""
         parents = run.advance(logits[run.slots])
         if not run.is_expanded and run.has_begun:
             self.expand(run)
@@ -315,7 +315,7 @@ class SlotBatch:
             self.move(run, parents)
 
     def move(self, run: Run, parents: list[int]) -> None:
-        """Each row of `run` goes on from that of its parent."""
+        """Copy the caches of each row's parent to the row."""
         moved = [(row, parent) for row, parent in enumerate(parents) if row != parent]
         if moved:
             used = int(self.lengths[run.slots[0]])
@@ -324,7 +324,7 @@ class SlotBatch:
             self.caches[:, targets, :, :used] = self.caches[:, sources, :, :used]
 
     def expand(self, run: Run) -> None:
-        """The row of `run` becomes those of its beams, or of its samples, which are runs of their
+        """Copy the row of `run` for its other beams or samples. Samples become sequences of their
         own."""
         [first] = run.slots
         run.is_expanded = True
@@ -335,14 +335,14 @@ class SlotBatch:
         self.running.extend(other for other in others if other is not run)
 
     def bound(self, count: int) -> Binding:
-        """Of the first `count` slots."""
+        """Return the binding of a step of the first `count` slots."""
         totals: dict[str, np.ndarray] = {
             name: self.arrays[name] for name in TOTALS if name in self.arrays
         }
         return self.bind(slice(count), totals)
 
     def bind(self, slots: slice, values: dict[str, np.ndarray]) -> Binding:
-        """The caches and logits of `slots`, and `values` of the other inputs."""
+        """Return a binding of `values`, and of the arrays of `slots` for all other tensors."""
         binding = Binding(self.session.io_binding())
         for tensor in self.spec.inputs:
             array = (
@@ -362,7 +362,7 @@ def slot_shape(tensor: TensorSpec, room: Room) -> list[int]:
         "max_length": room.length,
         "max_source": room.source,
     }
-    # without a step
+    # names in graphs without a step
     whole = {
         "batch_size": room.rows,
         "source_length": room.source,

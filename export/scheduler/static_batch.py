@@ -1,5 +1,5 @@
-"""Whole batches, for exports whose rows cannot join and leave: requests of like length run
-together, and the next batch begins when the last row of the one before has ended."""
+"""Static batching, for exports without a step graph. Requests of similar length run together. The
+next batch starts when all rows of the current batch are finished."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,26 +13,26 @@ from .runs import Run
 
 
 class WholeBatch:
-    """The `Batch` of any export that generates, of so many `rows`."""
+    """A static `Batch` of at most `rows` rows, for any export that generates."""
 
     def __init__(self, model: OnnxModel, rows: int):
         self.model = model
         self.capacity = rows
         self.running: list[Run] = []
         self.unread: tuple[Run, ...] = ()
-        self.rows: list[Run] = []  # of the batch, those that have ended too
+        self.rows: list[Run] = []  # by row of the batch, finished sequences included
         self.decoder: Decoder | None = None
-        self.logits: np.ndarray | None = None  # after the prompts, until the first step
-        # the row that each continues in the next step, `None` if each its own
+        self.logits: np.ndarray | None = None  # of the prefill, until the first step
+        # the row that each row continues in the next step, `None` if its own
         self.parents: np.ndarray | None = None
 
     @property
     def room(self) -> int:
-        """As `Batch`."""
+        """Number of rows that can join: none while a batch runs."""
         return 0 if self.running else self.capacity
 
     def takes(self, run: Run, beside: Sequence[Run]) -> bool:
-        """As `Batch`: only what is like the others, and nothing while a batch runs."""
+        """Return whether no batch runs and `run` has a similar length and as many rows."""
         if self.running:
             return False
         runs = [*beside, run]
@@ -47,7 +47,7 @@ class WholeBatch:
         return sum(lengths) >= (1 - MAX_PADDING) * len(lengths) * max(lengths)
 
     def join(self, runs: list[Run]) -> None:
-        """As `Batch`."""
+        """Start a batch of `runs` and prefill their prompts."""
         if not runs:
             return
         longest = max(run.job.options.max_new_tokens + len(run.forced) for run in runs)
@@ -68,7 +68,7 @@ class WholeBatch:
             run.is_expanded = run.job.rows == 1
 
     def step(self) -> None:
-        """As `Batch`."""
+        """Generate one token of every sequence. The first one uses the logits of the prefill."""
         if self.decoder is None:
             return
         if self.logits is not None:
@@ -83,7 +83,7 @@ class WholeBatch:
         self.advance(logits)
 
     def begin(self, decoder: Decoder, logits: np.ndarray) -> None:
-        """The first tokens, of one row of each run; then every row becomes those of its beams or
+        """Select the first tokens of each sequence, then repeat its row for its beams or
         samples."""
         self.advance(logits)
         if (copies := self.running[0].job.rows) == 1:
@@ -100,7 +100,7 @@ class WholeBatch:
             if run.is_greedy:
                 run.take(int(logits[run.slots[0]].argmax()))
                 continue
-            reads = not run.has_begun  # until then its rows are copies of one
+            reads = not run.has_begun  # before the first new token all its rows are equal
             parents = run.advance(logits[run.slots[:1] if reads else run.slots])
             if reads and run.samples and run.is_expanded:
                 self.share_rows(run)
@@ -110,7 +110,7 @@ class WholeBatch:
                 self.parents[run.slots] = np.array(run.slots)[parents]
 
     def share_rows(self, run: Run) -> None:
-        """Of a run whose prompt was scored: its copies become those of its samples."""
+        """Assign the copies of a row to the samples, after a prompt that was scored."""
         first, *others = run.slots
         run.slots = [first]
         for sample, slot in zip(run.samples, others, strict=True):
@@ -119,7 +119,7 @@ class WholeBatch:
         self.running.extend(run.samples)
 
     def leave(self, run: Run) -> None:
-        """As `Batch`. Its rows go on, unread, until the last run has left."""
+        """Remove a sequence. Its rows are computed until the whole batch is finished."""
         self.running.remove(run)
         if not self.running and self.decoder is not None:
             self.decoder.close()

@@ -11,15 +11,15 @@ from .queue import Queue, Ticket
 from .refusals import draining
 from .slot_batch import Batch
 
-# Seconds after which a thread must hand over the interpreter: a worker waits for it after each run
-# of a graph, and Python's 5 ms are more than a step of a small model takes. Measured: 30 % more
-# requests in a second.
+# Seconds until a thread must release the GIL. A worker waits for the GIL after each run of a graph,
+# and Python's default of 5 ms is longer than a step of a small model. Measured: 30 % more requests
+# per second.
 SWITCH_INTERVAL = 0.0002
 
 
 class SchedulerEvents(Protocol):
-    """What is counted; called by workers, so it must be quick and may be called by several at
-    once."""
+    """Callbacks for metrics. Workers call them from several threads, so they must be fast and
+    thread-safe."""
 
     def joined(self, seconds_waited: float) -> None: ...
 
@@ -29,7 +29,7 @@ class SchedulerEvents(Protocol):
 
 
 class NoEvents:
-    """Counts nothing."""
+    """`SchedulerEvents` that are ignored."""
 
     def joined(self, seconds_waited: float) -> None: ...
 
@@ -39,7 +39,7 @@ class NoEvents:
 
 
 class Worker:
-    """Steps a batch in a thread of its own, as long as there are jobs."""
+    """A thread that steps a batch while there are jobs."""
 
     def __init__(self, queue: Queue, batch: Batch, events: SchedulerEvents):
         self.thread = threading.Thread(target=self.run, name="worker", daemon=True)
@@ -48,7 +48,7 @@ class Worker:
         self.events = events
         self.gives_up = False
         self.joined_at = 0.0
-        self.rows = 0  # of the last step; 0 while the batch is empty
+        self.rows = 0  # rows of the last step; 0 while the batch is empty
 
     def run(self) -> None:
         while (joining := self.queue.take(self.batch, self.joined_at)) is not None:
@@ -62,7 +62,7 @@ class Worker:
                 self.rows = sum(len(run.slots) for run in self.batch.running)
                 self.batch.step()
                 self.events.stepped(self.rows, self.rows)
-            except Exception as error:  # what onnxruntime cannot do, as for want of memory
+            except Exception as error:  # errors of onnxruntime, such as out of memory
                 self.fail(error, joining)
             self.end(touched)
 
@@ -75,21 +75,21 @@ class Worker:
         self.batch.join(joining)
 
     def drop(self) -> None:
-        """Runs whose request is over, as when its client has gone."""
+        """Remove sequences of finished requests, such as those of disconnected clients."""
         for run in (*self.batch.running, *self.batch.unread):
             if run.ticket.is_over:
                 self.batch.leave(run)
 
     def fail(self, error: Exception, joining: list) -> None:
         failure = error
-        if not isinstance(error, UsageError):  # which is for more than there is memory for
+        if not isinstance(error, UsageError):  # a UsageError says that memory is short
             failure = RuntimeError(f"the engine failed: {error}")
             failure.__cause__ = error
         for run in (*joining, *self.batch.running, *self.batch.unread):
             run.ticket.fail(failure)
 
     def end(self, touched: set[Ticket]) -> None:
-        """Frees what has ended, and tells of it."""
+        """Remove finished sequences and call the `receive` of changed requests."""
         now = time.perf_counter()
         for run in list(self.batch.running):
             if run.has_begun and not run.ticket.has_begun:
@@ -104,7 +104,7 @@ class Worker:
             if ticket.changed:
                 news.setdefault(ticket.call, []).append((ticket.receive, ticket.news()))
         for call, each in news.items():
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and who waited in it
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
                 call(tell_all, each)
 
 
