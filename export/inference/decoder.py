@@ -1,6 +1,5 @@
-"""What a target gives the runtime to generate with: a `DecoderFactory` of each loaded export, and
-of that a `Decoder` of each request. Continuous batching, in which rows join and leave while others
-go on, is another Protocol than `Decoder`."""
+"""The Protocols by which a target generates: a `DecoderFactory` per loaded export, which starts a
+`Decoder` per request. Continuous batching has a Protocol of its own, `slot_batch.Batch`."""
 
 import dataclasses
 import functools
@@ -18,22 +17,20 @@ from .logits import Prompt
 from .options import Options, check_seeds
 from .session import Session
 
-INITIAL_ROOM = 256  # new tokens that caches which grow have room for at first
+INITIAL_ROOM = 256  # initial capacity of growing caches, in new tokens
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What is to be generated, checked.
+    """A checked input of `generate`.
 
     Args:
-        options: resolved, see `options.resolve`.
-        input_ids: (B, P), the tokens before the first new one; for seq2seq what each target begins
-            with.
+        options: resolved options, see `options.resolve`.
+        input_ids: prompts (B, P); for seq2seq the decoder prompts.
         attention_mask: (B, P), 0 for padding, which may be on either side.
-        source: for seq2seq the ids and the mask (B, S) of what the encoder reads, padded on the
-            right.
-        is_scored: whether the score of each sequence is wanted.
-        seeds: of sampling, one for each input; None draws all rows from `options.seed`.
+        source: ids and mask (B, S) of the encoder input of seq2seq models, padded on the right.
+        is_scored: whether the score of each sequence is returned.
+        seeds: sampling seeds, one per input; None samples all rows with `options.seed`.
     """
 
     options: Options
@@ -44,7 +41,7 @@ class GenerationRequest:
     seeds: tuple[int, ...] | None = None
 
     def with_seeds(self, seeds: Sequence[int] | None) -> "GenerationRequest":
-        """Return the request with a seed for each input. Raise UsageError for another number."""
+        """Return the request with one seed per input. Raise UsageError if their number differs."""
         if seeds is None:
             return self
         check_seeds(seeds, len(self.input_ids))
@@ -56,11 +53,11 @@ class GenerationRequest:
 
 
 class Decoder(Protocol):
-    """A batch that is being decoded. What it may not do is a property.
+    """A batch during decoding. Its limits are properties.
 
-    Logits are float32 (rows, T, V), valid until the next step, and may be overwritten: those after
-    each of the T tokens that were given, or T = 1, those after the last of them, unless
-    `all_logits`.
+    Logits are float32 (rows, T, V), valid until the next step, and callers may overwrite them. With
+    `all_logits` they are those after each of the T input tokens. Otherwise T is 1, and they are
+    those after the last token.
     """
 
     @property
@@ -68,67 +65,66 @@ class Decoder(Protocol):
 
     @property
     def max_step_tokens(self) -> int | None:
-        """Of each row; `None` for any number."""
+        """Maximum tokens per row and step; `None` for no limit."""
 
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-        """Prompts (B, P), as many as the request has and no longer than it is with its new tokens
-        -> logits."""
+        """Read prompts (B, P) and return logits. B is that of the request, and P at most its length
+        with the new tokens."""
 
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """Tokens (rows, t) that continue the rows `beam_idx` (rows,), each its own if `None` ->
-        logits."""
+        """Feed tokens (rows, t) and return logits. Each row continues row `beam_idx` (rows,), or
+        itself if `beam_idx` is `None`."""
 
     def expand(self, expand_size: int) -> None:
-        """Every row becomes `expand_size` rows that stand together: beams, or sequences of one
-        input."""
+        """Repeat each row `expand_size` times in place, for beams or samples."""
 
     def close(self) -> None:
-        """Gives back what other requests can use; the decoder is of no use any more."""
+        """Release memory for other requests. The decoder must not be used again."""
 
 
 class CandidateDecoder(Decoder, Protocol):
-    """Of one row, whose step may take several tokens, with the logits after each, and take the last
-    of them back."""
+    """A decoder of one row for prompt lookup. A step takes several tokens, returns the logits after
+    each, and the last tokens can be cropped."""
 
     def crop(self, count: int) -> None:
-        """The last `count` tokens, 0 or more of the last step, become as if they had not been
-        given."""
+        """Remove the last `count` tokens of the last step from the caches."""
 
 
 class DecoderFactory(Protocol):
-    """Of one loaded export: keeps what outlives a request."""
+    """The decoders of one loaded export. It keeps the state that is shared by requests."""
 
     @property
     def takes_empty_prompts(self) -> bool:
-        """Whether a row of a prompt may have no tokens."""
+        """True if a row of a prompt may be empty."""
 
     @property
     def takes_candidates(self) -> bool:
-        """Whether `start` gives a `CandidateDecoder` where `prompt_lookup_num_tokens` is set."""
+        """True if `start` returns a `CandidateDecoder` for `prompt_lookup_num_tokens`."""
 
     def start(self, request: GenerationRequest) -> Decoder:
-        """What decodes `request`, with the encoder's states where there is one and room for
-        `max_new_tokens`.
+        """Return a decoder of `request` with room for `max_new_tokens`. Sources are encoded first.
 
         Raises:
-            UsageError: for more than there is memory for.
-            ValueError: for what onnxruntime cannot compute.
+            UsageError: if the request does not fit into memory.
+            ValueError: if onnxruntime cannot compute the graphs.
         """
 
     def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """The whole search, as `Search.result`, where the graphs do it by themselves; `None` where
-        `start` is to be used."""
+        """Run the whole search in a graph and return what `Search.result` does. Return `None` if
+        the caller must use `start` instead."""
 
 
 @dataclass(frozen=True)
 class LoadedExport:
-    """An export whose graphs are open, as a target makes its decoders of it.
+    """An export with open graphs, from which a target creates its decoders.
 
     Args:
-        config: the checkpoint's.
-        sessions: by role.
-        make_session: as `Sessions.make`, for graphs whose axes are to be fixed.
-        encode: the ids and the mask (B, S) of a source -> what the encoder returns, by name.
+        config: config.json of the checkpoint.
+        specs: specs of the graphs, by role.
+        sessions: open sessions, by role.
+        make_session: `Sessions.make`, for graphs with fixed axes.
+        device: device that the graphs run on.
+        encode: maps ids and mask (B, S) of sources to the encoder's outputs, by name.
     """
 
     config: dict
@@ -140,10 +136,10 @@ class LoadedExport:
 
 
 def check_memory(request: GenerationRequest, vocab_size: int, cache_bytes: int) -> None:
-    """Two copies of the logits must fit into this machine's memory, beside `cache_bytes`.
+    """Check that `cache_bytes` and two copies of the logits fit into this machine's memory.
 
     Raises:
-        UsageError: saying how much they take, and how much there is.
+        UsageError: with the memory that is needed and the memory of this machine.
     """
     options = request.options
     rows = len(request.input_ids) * options.rows_per_input
@@ -163,7 +159,7 @@ def check_memory(request: GenerationRequest, vocab_size: int, cache_bytes: int) 
 
 @functools.cache
 def memory() -> float:
-    """Bytes of memory of this machine, infinite where the system does not say."""
+    """Return the bytes of memory of this machine, or infinity if the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -171,13 +167,13 @@ def memory() -> float:
 
 
 def position_bytes(spec: GraphSpec) -> int:
-    """What one token of one row takes in the caches of a decoder graph."""
+    """Return the bytes per token and row in the caches of a decoder graph."""
     caches = [
         tensor
         for tensor in spec.inputs
         if tensor.name.startswith("past_key_values") and ".encoder." not in tensor.name
     ]
-    # All but rows and positions is fixed: the heads and their width.
+    # Only the number of heads and their width are fixed sizes, not rows and positions.
     sizes = [math.prod(size for size in tensor.shape if isinstance(size, int)) for tensor in caches]
     return sum(
         size * (2 if "16" in tensor.dtype else 4)
@@ -186,10 +182,10 @@ def position_bytes(spec: GraphSpec) -> int:
 
 
 def next_input_name(name: str) -> str:
-    """The input by which the next step takes the output `name`."""
+    """Return the name of the input of the next step that takes the output `name`."""
     return name.removeprefix("next_").replace("present", "past_key_values")
 
 
 def cross_states(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The encoder's outputs under the names by which the decoder takes them."""
+    """Return the encoder's outputs by the names of the decoder's inputs."""
     return {next_input_name(name): states for name, states in outputs.items()}

@@ -1,8 +1,7 @@
-"""What comes between a model's logits and the choice of a token, in numpy: logits processors,
-log-softmax, top-k, sampling.
+"""Logits processors, log-softmax, top-k and sampling in numpy.
 
-The arithmetic is transformers', in float32. R rows, V tokens of vocabulary, T tokens of each row so
-far.
+The arithmetic is that of transformers, in float32. Shapes: R rows, V vocabulary size, T tokens per
+row so far.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -16,9 +15,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 if TYPE_CHECKING:
     from .options import Options
 
-BLOCK = 128  # columns of which `top` first sees only the largest value
-CHUNK = 1 << 18  # logits that `log_sum_exp` works on at once, so that they stay in cache
-NUCLEUS = 64  # tokens in which `Sampler` first looks for the nucleus
+BLOCK = 128  # columns per block; `top` looks at block maxima first
+CHUNK = 1 << 18  # logits that `log_sum_exp` processes at once, to fit into the CPU cache
+NUCLEUS = 64  # tokens that `Sampler` sorts first to find the nucleus
 
 # (ids (R, T), scores (R, V)) -> None: changes the scores in place
 Processor = Callable[[np.ndarray, np.ndarray], None]
@@ -26,9 +25,8 @@ Processor = Callable[[np.ndarray, np.ndarray], None]
 
 @dataclass(frozen=True)
 class Prompt:
-    """The tokens (B, P) before the first new one, for seq2seq what each target begins with; and
-    `padding` (B,), how many of them are padding, which the repetition penalty leaves out and all
-    else counts."""
+    """The prompts `ids` (B, P), for seq2seq the decoder prompts, and their number of `padding`
+    tokens (B,). The repetition penalty ignores padding; other processors count it."""
 
     ids: np.ndarray
     padding: np.ndarray
@@ -38,21 +36,21 @@ class Prompt:
         return self.ids.shape[1]
 
 
-# Each of the following gives the processor that `options` (an `options.Options`) ask for, or `None`
-# if they do not.
+# Each of the following functions returns a processor, or `None` if `options` (`options.Options`) do
+# not enable it.
 
 
 def repetition_penalty(options: "Options", prompt: Prompt) -> Processor | None:
-    """Keskar et al. 2019, section 4.1: what was read or generated is less likely."""
+    """Return the processor that penalizes earlier tokens (Keskar et al. 2019, section 4.1)."""
     penalty = np.float32(options.repetition_penalty)
 
     def process(ids: np.ndarray, scores: np.ndarray) -> None:
-        # Padding becomes the last token of its row: that one is real, and a token that stands there
+        # Padding is replaced by the last token of its row, which is real. A token that occurs
         # twice is penalized once.
         is_padding = np.arange(ids.shape[1]) < as_rows(prompt.padding, len(ids))[:, None]
         tokens = np.where(is_padding, ids[:, -1:], ids)
         seen = np.take_along_axis(scores, tokens, axis=1)
-        with np.errstate(over="ignore"):  # infinite, as in torch
+        with np.errstate(over="ignore"):  # overflows to infinity, as in torch
             penalized = np.where(seen < 0, seen * penalty, seen / penalty)
         np.put_along_axis(scores, tokens, penalized, axis=1)
 
@@ -73,8 +71,8 @@ def no_repeat_ngrams(options: "Options", prompt: Prompt) -> Processor | None:
 
 
 def bad_words(options: "Options", prompt: Prompt) -> Processor | None:
-    """The last token of each of `bad_words_ids` where its row ends in the others; an end token
-    alone stays allowed."""
+    """Return the processor that suppresses the last token of each of `bad_words_ids` after its
+    other tokens. A single end token is not suppressed."""
     ends = [[token] for token in options.eos_token_ids]
     words = [word for word in options.bad_words_ids or () if word not in ends]
     by_length = [
@@ -134,8 +132,9 @@ def begin_suppress_tokens(options: "Options", prompt: Prompt) -> Processor | Non
 
 
 def renormalize(options: "Options", prompt: Prompt) -> Processor | None:
-    """Beams are compared by log p of what the others left; one row alone chooses the same tokens
-    without it."""
+    """Return the processor that normalizes the log p of beams after the other processors.
+
+    Without beams it would not change the selected tokens."""
 
     def process(ids: np.ndarray, scores: np.ndarray) -> None:
         maximum, log_sum = log_sum_exp(scores)
@@ -146,15 +145,14 @@ def renormalize(options: "Options", prompt: Prompt) -> Processor | None:
 
 
 def distinct(tokens: Sequence[int]) -> np.ndarray:
-    """Each that can be one once, in order, so that a step looks at no more than the vocabulary
-    has."""
+    """Return the distinct non-negative token ids, sorted."""
     return np.unique([token for token in tokens if token >= 0]).astype(np.int64)
 
 
 def suppress(
     ids: np.ndarray, scores: np.ndarray, tokens: np.ndarray, lengths: Container[int] | None = None
 ) -> None:
-    """`tokens` are `distinct`."""
+    """Set the scores of `tokens`, from `distinct`, to -inf, if the length is in `lengths`."""
     if lengths is None or ids.shape[1] in lengths:
         scores[:, tokens[: np.searchsorted(tokens, scores.shape[1])]] = -np.inf
 
@@ -166,13 +164,14 @@ def force(ids: np.ndarray, scores: np.ndarray, tokens: int | list[int], length: 
 
 
 def as_rows(values: np.ndarray, rows: int) -> np.ndarray:
-    """(B, ...) -> (rows, ...), each repeated as often as that takes."""
+    """(B, ...) -> (rows, ...), each row repeated rows / B times."""
     return values if len(values) == rows else np.repeat(values, rows // len(values), axis=0)
 
 
 def log_sum_exp(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(R, V) -> the maximum of each row and log(sum(exp(row - maximum))), both (R, 1): minus one,
-    then minus the other is the log-softmax, in the order torch subtracts them."""
+    """Return the maximum of each row and log(sum(exp(row - maximum))), both (R, 1).
+
+    The log-softmax is logits - maximum - log_sum, in this order, as in torch."""
     rows, width = logits.shape
     maximum, total = np.empty((2, rows, 1), np.float32)
     step = max(1, CHUNK // width)
@@ -186,11 +185,10 @@ def log_sum_exp(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def top(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `count` largest of each row, largest first, ties by index: values and indices, (R,
-    count).
+    """Return the `count` largest values of each row and their indices, both (R, count).
 
-    Of a wide row only the blocks with the largest maxima are looked into: each of the `count` best
-    such blocks has a value that comes before all of any other block.
+    They are sorted, largest first, ties by index. Only the `count` blocks of a wide row with the
+    largest maxima are searched: the other blocks cannot have a top value.
     """
     rows, width = scores.shape
     blocks = width // BLOCK
@@ -200,7 +198,7 @@ def top(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     maxima = np.maximum.reduceat(whole, np.arange(0, blocks * BLOCK, BLOCK), axis=1)
     chosen = np.sort(largest(maxima, count)[1], axis=1)
     picked = whole.reshape(rows, blocks, BLOCK)[np.arange(rows)[:, None], chosen].reshape(rows, -1)
-    if width % BLOCK:  # the rest of the row, less than a block, is always looked into
+    if width % BLOCK:  # always search the remainder of the row
         picked = np.concatenate([picked, scores[:, blocks * BLOCK :]], axis=1)
         chosen = np.concatenate([chosen, np.full((rows, 1), blocks)], axis=1)
     values, indices = largest(picked, count)
@@ -208,7 +206,7 @@ def top(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """As `top`, looking at every value."""
+    """Return what `top` does, by a search of all values."""
     rows, width = scores.shape
     if count == width:
         indices = np.broadcast_to(np.arange(width), scores.shape)
@@ -218,7 +216,7 @@ def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         found = np.count_nonzero(chosen)
         if found < rows * count:
             raise ValueError("some logits are NaN, expected numbers")
-        if found > rows * count:  # ties for the last places
+        if found > rows * count:  # ties at the smallest value
             above = scores > least
             equal = scores == least
             chosen = above | equal & (
@@ -233,15 +231,19 @@ def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def derived_seed(seed: int, number: int) -> int:
-    """Return a seed for the `number`th of several texts, as the lines of a file."""
+    """Return the seed of text number `number`, such as a line of a file."""
     return int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0])
 
 
 class Sampler:
-    """Draws tokens as `options` (a `options.Options`) ask: `temperature`, `top_k`, `top_p` and
-    `min_p`, in this order; from the same `seed` the same tokens. Where samples are drawn one by
-    one, `sample` is the number of each. `seeds` replace `options.seed`: each input has its own, so
-    that its tokens do not depend on the other inputs of the batch."""
+    """A sampler with `temperature`, `top_k`, `top_p` and `min_p`, applied in this order.
+
+    Args:
+        options: `options.Options`; the same `seed` gives the same tokens.
+        sample: number of the sample, if samples are drawn independently.
+        seeds: seeds that replace `options.seed`, one per input. The tokens of an input then do not
+            depend on the other inputs of the batch.
+    """
 
     def __init__(self, options: "Options", sample: int = 0, seeds: Sequence[int] | None = None):
         self.temperature = np.float32(options.temperature)
@@ -256,18 +258,18 @@ class Sampler:
         ]
 
     def __call__(self, logits: np.ndarray) -> np.ndarray:
-        """Logits (R, V), which are overwritten -> tokens (R,).
+        """Sample tokens (R,) from logits (R, V), which are overwritten.
 
         Raises:
-            ValueError: for a row of which no token may follow.
+            ValueError: if all tokens of a row are suppressed.
         """
-        # a row of -inf alone is found when drawing
+        # `draw` rejects a row of only -inf
         with np.errstate(invalid="ignore", over="ignore"):
             weights, tokens = self.weights(logits)
         rows, width = weights.shape
         if width <= 8 * BLOCK:
             places = self.draw(weights)
-        else:  # first a block of the row, then a place in it
+        else:  # sample a block of the row, then a column of the block
             blocks = self.draw(np.add.reduceat(weights, np.arange(0, width, BLOCK), axis=1))
             columns = blocks[:, None] * BLOCK + np.arange(BLOCK)
             inside = np.take_along_axis(weights, np.minimum(columns, width - 1), axis=1)
@@ -275,19 +277,21 @@ class Sampler:
         return places if tokens is None else tokens[np.arange(rows), places]
 
     def draw(self, weights: np.ndarray) -> np.ndarray:
-        """An index of each row, as likely as it weighs."""
+        """Sample an index of each row, with a probability proportional to its weight."""
         cumulative = weights.cumsum(axis=1, dtype=np.float64)
         if not (cumulative[:, -1] > 0).all():
             raise ValueError(
                 "no token may follow: all are suppressed, or the logits are not finite"
             )
-        each = len(weights) // len(self.generators)  # all rows, unless the inputs have seeds
+        # rows per generator: all of them without seeds per input
+        each = len(weights) // len(self.generators)
         drawn = np.concatenate([generator.random((each, 1)) for generator in self.generators])
         return (cumulative <= drawn * cumulative[:, -1:]).sum(axis=1)
 
     def weights(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """What each token that may be drawn weighs, and which tokens these are, both (R, n) with
-        any n; `None` for all, in order. A token that may not be drawn weighs 0."""
+        """Return the sampling weights and their tokens, both (R, n) for some n.
+
+        Tokens are `None` if all are in order. Filtered tokens have weight 0."""
         if self.temperature != 1:
             np.divide(logits, self.temperature, out=logits)
         width = logits.shape[1]
@@ -296,8 +300,7 @@ class Sampler:
             return np.exp(logits, out=logits), None
         total = None if self.top_k or self.top_p == 1 else np.exp(log_sum_exp(logits)[1])
         count = min(self.top_k + 1 if self.top_k else NUCLEUS, width)
-        # Every filter keeps the first tokens of a sorted row: it is sorted as far as it takes to
-        # see where these end.
+        # Every filter keeps a prefix of a sorted row, so sort only until the end of this prefix.
         while True:
             values, tokens = top(logits, count)
             weights = self.filtered(values, total)
@@ -306,10 +309,12 @@ class Sampler:
             count = min(8 * count, width)
 
     def filtered(self, values: np.ndarray, total: np.ndarray | None) -> np.ndarray:
-        """`values` (R, n), sorted, largest first -> exp(value - largest), 0 where a filter takes
-        the token out. `total` (R, 1) is the sum of the whole row, where top_k does not cut it."""
+        """Return the weights exp(value - largest), 0 for filtered tokens.
+
+        `values` (R, n) are sorted, largest first. `total` (R, 1) is the sum of the weights of the
+        whole row, or `None` if top_k cuts the row."""
         weights = np.exp(values - values[:, :1])
-        if self.top_k:  # ties with the last of the k stay
+        if self.top_k:  # keep ties with the last of the k
             weights[values < values[:, min(self.top_k, values.shape[1]) - 1, None]] = 0
         if self.top_p < 1:
             total = weights.sum(axis=1, keepdims=True, dtype=np.float64) if total is None else total

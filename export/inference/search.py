@@ -1,8 +1,8 @@
-"""Greedy search, sampling and beam search in numpy, token for token what `transformers.generate`
-does.
+"""Greedy search, sampling and beam search in numpy, with the same tokens as
+`transformers.generate`.
 
-A search is a state: it is fed the logits of the next token and gives the tokens that follow, until
-it is finished. Who drives it, one request at a time or many, it does not know.
+A search is a state machine: `advance` takes the logits of the next token and returns the selected
+tokens, until it is finished. The caller decides how requests are batched.
 """
 
 from collections.abc import Sequence
@@ -14,26 +14,29 @@ from .logits import Prompt, Sampler, as_rows, log_sum_exp, top
 from .options import EXCLUDED_SCORE, LOGITS_FUNCTIONS, Options
 from .top_k import likeliest_tokens
 
-INITIAL_ROOM = 256  # new tokens that there is room for at first; it doubles as they come
+INITIAL_ROOM = 256  # initial capacity in new tokens; doubled when it is full
 
 
 class Search(Protocol):
-    """Of one request, whose B inputs have K rows each, those of one input together."""
+    """The search of one request of B inputs with K rows each. Rows of one input are adjacent."""
 
-    finished: bool  # nothing may be fed any more
+    finished: bool  # `advance` must not be called again
 
     def advance(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Logits (B * K, V), at the first call (B, V), which may be overwritten -> the next tokens
-        (B * K,), and the rows that each of them continues (B * K,), `None` if each its own."""
+        """Return the next tokens (B * K,) and the rows (B * K,) that they continue.
+
+        The rows are `None` if each token continues its own row. The logits are (B * K, V), at the
+        first call (B, V), and may be overwritten."""
 
     def result(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """The new tokens (B * N, T) of the `num_return_sequences` (N) of each input, filled up
-        after the end token, and their scores (B * N,), `None` if they were not asked for."""
+        """Return the new tokens (B * N, T) and their scores (B * N,).
+
+        N is `num_return_sequences`. Tokens after the end token are padding. The scores are `None`
+        if they were not requested."""
 
 
 class Processors:
-    """The logits processors that `options` ask for, in the order of transformers; false if there
-    are none."""
+    """The logits processors of `options`, in the order of transformers. False if there are none."""
 
     def __init__(self, options: Options, prompt: Prompt):
         self.prompt = prompt
@@ -44,8 +47,9 @@ class Processors:
         return bool(self.active)
 
     def __call__(self, new: np.ndarray, scores: np.ndarray) -> None:
-        """Changes `scores` (R, V) in place, given the `new` tokens (R, t) after the prompts. Where
-        R is a multiple of B, the rows of one prompt stand together."""
+        """Change `scores` (R, V) in place, with the `new` tokens (R, t) after the prompts.
+
+        R is a multiple of B. Rows of one prompt are adjacent."""
         ids = np.concatenate([as_rows(self.prompt.ids, len(scores)), new], axis=1)
         for process in self.active:
             process(ids, scores)
@@ -58,8 +62,15 @@ def start_search(
     threads: int = 1,
     seeds: Sequence[int] | None = None,
 ) -> Search:
-    """The search that `options` ask for, of the inputs of `prompt`, with so many processor
-    `threads`. With `seeds` each input is sampled with its own."""
+    """Return the search of `options` for the inputs of `prompt`.
+
+    Args:
+        options: resolved options.
+        prompt: tokens before the first new one.
+        is_scored: whether `result` returns scores; beam search always does.
+        threads: CPU threads of beam search.
+        seeds: sampling seeds, one per input; `None` samples all rows with `options.seed`.
+    """
     processors = Processors(options, prompt)
     if options.num_beams > 1:
         return BeamSearch(len(prompt.ids), options, processors, threads)
@@ -68,9 +79,9 @@ def start_search(
 
 
 class Scores:
-    """Of each of `rows` that grow token by token: the sum of log p, and how many tokens it is of,
-    the end token too. p is the softmax of the processed logits, before what sampling does to
-    them."""
+    """The sums of log p of `rows` sequences, and their numbers of tokens, including the end token.
+
+    p is the softmax of the processed logits, before temperature and the filters of sampling."""
 
     def __init__(self, rows: int):
         self.sums = np.zeros(rows)
@@ -83,14 +94,22 @@ class Scores:
         self.lengths += running
 
     def normalized(self, length_penalty: float) -> np.ndarray:
-        """As beam search does: sum(log p) / length^length_penalty."""
+        """Return the scores by the formula of beam search, sum(log p) / length^length_penalty."""
         return (self.sums / self.lengths**length_penalty).astype(np.float32)
 
 
 class TokenSearch:
-    """Greedy search, or sampling with `do_sample`, of `num_return_sequences` rows of each of
-    `inputs`: each row ends by itself, with the pad token after its end token. `processors` change
-    the logits; `scores` are added to; `seeds` are those of the inputs."""
+    """Greedy search, or sampling with `do_sample`, with `num_return_sequences` rows per input.
+
+    Each row ends by itself, with pad tokens after its end token.
+
+    Args:
+        inputs: number of inputs.
+        options: resolved options.
+        processors: change the logits.
+        scores: log probabilities of the tokens are added to them.
+        seeds: sampling seeds, one per input.
+    """
 
     def __init__(
         self,
@@ -113,13 +132,14 @@ class TokenSearch:
         self.finished = False
 
     def advance(self, logits: np.ndarray) -> tuple[np.ndarray, None]:
-        """As `Search`."""
+        """Select one token per row. Finished rows get the pad token."""
         logits = as_rows(logits, self.rows)
         if self.length == self.tokens.shape[1]:
             self.tokens = doubled(self.tokens, self.fill_token_id)
         if self.processors is not None:
             self.processors(self.tokens[:, : self.length], logits)
-        chosen_from = logits if self.scores is None else logits.copy()  # sampling overwrites them
+        # sampling overwrites the logits
+        chosen_from = logits if self.scores is None else logits.copy()
         tokens = np.where(self.running, self.choose(chosen_from), self.fill_token_id)
         if self.scores is not None:
             self.scores.add(logits, tokens, self.running)
@@ -130,7 +150,7 @@ class TokenSearch:
         return tokens, None
 
     def result(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """As `Search`."""
+        """Return the new tokens, and the scores if they were requested."""
         scores = self.scores.normalized(self.options.length_penalty) if self.scores else None
         return self.tokens[:, : self.length], scores
 
@@ -140,14 +160,15 @@ def greedy(logits: np.ndarray) -> np.ndarray:
 
 
 def doubled(tokens: np.ndarray, fill_token_id: int) -> np.ndarray:
-    """`tokens` (..., t) -> (..., 2 * t), filled up."""
+    """(..., t) -> (..., 2 * t), padded with `fill_token_id`."""
     return np.concatenate([tokens, np.full_like(tokens, fill_token_id)], axis=-1)
 
 
 class BeamSearch:
-    """The best `num_return_sequences` of `num_beams` (K) hypotheses of each of B `inputs`, by
-    sum(log p) / length^length_penalty. `processors` change the log p of each token; without,
-    `threads` find the best."""
+    """Beam search with `num_beams` (K) hypotheses for each of B `inputs`.
+
+    It returns the best `num_return_sequences` by sum(log p) / length^length_penalty. `processors`
+    change the log p of each token. Without processors, `threads` CPU threads select the top k."""
 
     def __init__(
         self, inputs: int, options: Options, processors: Processors | None = None, threads: int = 1
@@ -162,7 +183,7 @@ class BeamSearch:
             (inputs * options.num_beams, min(options.max_new_tokens, INITIAL_ROOM)),
             options.fill_token_id,
         )
-        # Rows of one input are equal at first: only the first of them counts.
+        # The rows of one input are equal at first, so only the first row counts.
         first = np.where(np.arange(options.num_beams) == 0, np.float32(0), EXCLUDED_SCORE)
         self.scores = np.tile(first, (inputs, 1))
         self.ended = FinishedBeams(self.tokens, self.scores)
@@ -171,7 +192,7 @@ class BeamSearch:
         self.finished = False
 
     def advance(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `Search`."""
+        """Select the best K running hypotheses and store those that just ended."""
         options = self.options
         if self.length == self.tokens.shape[1]:
             self.tokens = doubled(self.tokens, options.fill_token_id)
@@ -184,13 +205,13 @@ class BeamSearch:
             self.length == options.max_new_tokens
         )
 
-        # The best K candidates that go on.
+        # Keep the best K candidates that have not ended.
         self.scores, kept = top(
             np.where(ends, candidates + EXCLUDED_SCORE, candidates), options.num_beams
         )
         self.tokens = sequences[self.inputs, kept].reshape(self.tokens.shape)
 
-        # Those of the best K that end here compete with the hypotheses that ended before.
+        # Candidates of the best K that end now compete with earlier finished hypotheses.
         stops_early = options.early_stopping is True
         is_open = self.can_improve & ~self.ended.are_full() if stops_early else self.can_improve
         just_ended = ends & self.is_best & is_open
@@ -206,8 +227,9 @@ class BeamSearch:
         return self.tokens[:, self.length - 1].copy(), parents[self.inputs, kept].ravel()
 
     def best_candidates(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of each input the best `candidates` (C) of all beams: log p, tokens and the rows these
-        continue, all (B, C)."""
+        """Return the best `options.candidates` (C) of all beams of each input.
+
+        They are log p, tokens and the rows that these continue, all (B, C)."""
         beams = self.options.num_beams
         is_first = self.length == 0
         new = self.tokens[::beams, :0] if is_first else self.tokens[:, : self.length]
@@ -228,15 +250,16 @@ class BeamSearch:
         return candidates, tokens, self.inputs * beams + chosen // each
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """As `Search`."""
+        """Return the best finished hypotheses of each input and their scores."""
         return self.ended.best(self.options.num_return_sequences)
 
 
 def processed(
     logits: np.ndarray, new: np.ndarray, count: int, processors: Processors
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As `likeliest_tokens`, of what `processors` leave of the log p of each token after the `new`
-    ones (rows, t)."""
+    """Return the top `count` log p and tokens after `processors` have changed the log p.
+
+    `new` (rows, t) are the new tokens so far. `logits` are overwritten."""
     maximum, log_sum = log_sum_exp(logits)
     logits -= maximum
     logits -= log_sum
@@ -245,13 +268,14 @@ def processed(
 
 
 class FinishedBeams:
-    """The best K finished hypotheses of each of B inputs, best first: like `tokens` (B * K, length)
-    and `scores` (B, K) at the start."""
+    """The best K finished hypotheses of each of B inputs, best first.
+
+    The arrays are shaped like `tokens` (B * K, length) and `scores` (B, K)."""
 
     def __init__(self, tokens: np.ndarray, scores: np.ndarray):
         self.sequences = tokens.reshape(*scores.shape, -1)
         self.scores = np.full_like(scores, -np.inf)
-        self.lengths = np.zeros(scores.shape, np.int64)  # 0 where there is none yet
+        self.lengths = np.zeros(scores.shape, np.int64)  # 0 for an empty place
 
     def are_full(self) -> np.ndarray:
         return np.logical_and.reduce(self.lengths, axis=1, keepdims=True)
@@ -259,8 +283,7 @@ class FinishedBeams:
     def add(
         self, sequences: np.ndarray, scores: np.ndarray, just_ended: np.ndarray, length: int
     ) -> None:
-        """Those of `sequences` (B, C, length) with `scores` (B, C) that have `just_ended` (B,
-        C)."""
+        """Add the `sequences` (B, C, length) with `scores` (B, C) that have `just_ended` (B, C)."""
         scores = np.where(just_ended, scores, scores + EXCLUDED_SCORE)
         self.scores, best = top(np.concatenate([self.scores, scores], axis=1), self.scores.shape[1])
         inputs = np.arange(len(best))[:, None]
@@ -276,7 +299,7 @@ class FinishedBeams:
 def improvable(
     scores: np.ndarray, ended: FinishedBeams, length: int, options: Options
 ) -> np.ndarray:
-    """Whether the best running hypothesis may still beat the worst finished one; (B, 1)."""
+    """Return whether the best running hypothesis may still beat the worst finished one, (B, 1)."""
     if options.early_stopping == "never" and options.length_penalty > 0:
         length = options.max_new_tokens
     possible = scores[:, :1] / np.float32(length**options.length_penalty)

@@ -1,9 +1,9 @@
 """Schedulers in a process of their own.
 
-The workers and what prepares their requests both run Python, and one interpreter runs one thread at
-a time: in one process each waits for the other. So schedulers can run in a child, forked before
-there are threads, whose pages of what both have imported are the parent's. Parent and child send
-each other messages, pickled, over a pair of sockets; the child ends with the parent.
+Workers and request handlers both run Python and would compete for the GIL of one process. So
+schedulers can run in a child process. It is forked before there are threads and shares the memory
+pages of imported modules with the parent. Parent and child exchange pickled messages over a pair of
+sockets. The child exits with the parent.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ from .request import Event, Generated, Job
 from .scheduler import Scheduler, open_batches
 from .worker import SWITCH_INTERVAL, SchedulerEvents
 
-HEADER = 4  # bytes before each message, which say how long it is
-LATE = 0.005  # seconds after which the parent hears of what no answer has told it
-M_ARENA_MAX = -8  # of malloc.h
-PR_SET_PDEATHSIG = 1  # of sys/prctl.h
-# of the child to the parent, whose short work all requests wait for. Measured: 4 % more requests,
-# refused sooner
+HEADER = 4  # bytes of the length before each message
+LATE = 0.005  # seconds after which events are sent to the parent without an answer
+M_ARENA_MAX = -8  # from malloc.h
+PR_SET_PDEATHSIG = 1  # from sys/prctl.h
+# niceness of the child, because all requests wait for short work of the parent. Measured: 4 % more
+# requests, and faster rejections
 NICE = 5
-SIGNALS = (signal.SIGINT, signal.SIGTERM)  # to end, which the parent answers
+SIGNALS = (signal.SIGINT, signal.SIGTERM)  # termination signals, handled by the parent
 
 
 @contextlib.contextmanager
@@ -52,8 +52,8 @@ def scheduler_process(is_needed: bool) -> Iterator["SchedulerProcess | None"]:
 
 
 def share_heap() -> None:
-    """Among all threads, where glibc gives each one of its own, which keeps what was freed in it: 7
-    MB in a server's two processes."""
+    """Make all threads share one malloc arena. glibc's arenas per thread keep freed memory: 7 MB in
+    the two processes of a server."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
@@ -67,17 +67,17 @@ def framed(message: tuple) -> bytes:
 
 
 class SchedulerProcess(asyncio.Protocol):
-    """A child with schedulers, from where there is one thread only; `connect` before the first of
-    them is opened."""
+    """A child process with schedulers. Create it while there is only one thread, and `connect`
+    before the first `open`."""
 
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair()
         share_heap()
-        gc.freeze()  # what there is stays: looking for garbage in it would make copies of its pages
+        gc.freeze()  # garbage collection would copy shared pages
         self.pid = forked(lambda: run_child(self.socket, theirs))
         theirs.close()
         self.clients: dict[str, SchedulerClient] = {}
-        # is told if the child ends by itself
+        # called if the child exits by itself
         self.failed: Callable[[ChildProcessError], object] = lambda error: None
         self.error: ChildProcessError | None = None
         self._buffer = bytearray()
@@ -92,11 +92,12 @@ class SchedulerProcess(asyncio.Protocol):
     async def open(
         self, name: str, admission: Admission, events: SchedulerEvents, **arguments: Any
     ) -> "SchedulerClient":
-        """Return the client of a new scheduler in the child, once its model is loaded. No other may
-        have its `name`. `arguments` as `opened_scheduler` takes them.
+        """Open a scheduler in the child and return its client once the model is loaded. The `name`
+        must be unique. `arguments` are those of `opened_scheduler`.
 
         Raises:
-            What `opened_scheduler` raises, and ChildProcessError if the child has ended.
+            Exception: what `opened_scheduler` raises.
+            ChildProcessError: if the child has exited.
         """
         self._opened = asyncio.get_running_loop().create_future()
         self.send(("open", name, arguments))
@@ -105,10 +106,10 @@ class SchedulerProcess(asyncio.Protocol):
         return self.clients[name]
 
     def send(self, message: tuple) -> None:
-        """Raises ChildProcessError if the child has ended."""
+        """Send a message. Raise ChildProcessError if the child has exited."""
         if self.error is not None:
             raise self.error
-        assert self._transport is not None  # it is connected
+        assert self._transport is not None  # `connect` was called
         self._transport.write(framed(message))
 
     def data_received(self, data: bytes) -> None:
@@ -127,12 +128,11 @@ class SchedulerProcess(asyncio.Protocol):
             return
         [error] = content
         assert self._opened is not None
-        if not self._opened.done():  # nobody waits any more
+        if not self._opened.done():  # `open` may have been cancelled
             self._opened.set_result(None) if error is None else self._opened.set_exception(error)
 
     def connection_lost(self, reason: Exception | None) -> None:
-        """Of a child that has ended, or of a message that could not be read, which ends the
-        child."""
+        """Fail all requests: the child has exited, or sent an unreadable message and is killed."""
         if self._is_closing:
             return
         ended = self.reaped()
@@ -148,15 +148,15 @@ class SchedulerProcess(asyncio.Protocol):
         self.failed(self.error)
 
     def reaped(self) -> str:
-        """How the child has ended, in words; it ends now if it has not."""
-        # which changes nothing of how one ended that nobody has waited for
+        """Kill the child if it still runs and return how it ended, in words."""
+        # has no effect on the exit status of a child that has already ended
         os.kill(self.pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        names = {each.value: each.name for each in signal.Signals}  # those of real time have none
+        names = {each.value: each.name for each in signal.Signals}  # without real-time signals
         return f"with code {code}" if code >= 0 else f"by {names.get(-code, f'signal {-code}')}"
 
     def close(self) -> None:
-        """Ends the child at once: it has nothing to save."""
+        """Kill the child at once. It has nothing to save."""
         if self._is_closing:
             return
         self._is_closing = True
@@ -168,7 +168,8 @@ class SchedulerProcess(asyncio.Protocol):
 
 
 class SchedulerClient:
-    """The `Client` of the scheduler `name` in the child. All its methods are called in the loop."""
+    """The `Client` of the scheduler `name` in the child. Call its methods in the event loop
+    only."""
 
     def __init__(
         self, process: SchedulerProcess, name: str, admission: Admission, events: SchedulerEvents
@@ -177,16 +178,16 @@ class SchedulerClient:
         self.name = name
         self.admission = admission
         self.events = events
-        self.tickets: dict[int, Ticket] = {}  # that have no whole answer yet, by number
+        self.tickets: dict[int, Ticket] = {}  # unfinished requests by number
         self.numbers = itertools.count()
         self.rows_sent = 0
-        self.rows_taken = 0  # of them, by workers or given up, as far as it is known here
+        self.rows_taken = 0  # rows started by workers or cancelled, as last reported
         self.running = 0
         self.is_ended = False
 
     @property
     def waiting(self) -> int:
-        """Rows that no worker has taken yet; those on the way to the child too."""
+        """Rows in the queue, including those on their way to the child."""
         return self.rows_sent - self.rows_taken
 
     async def generate(self, jobs: Sequence[Job]) -> list[list[Generated]]:
@@ -213,14 +214,14 @@ class SchedulerClient:
             self.process.send(("cancel", self.name, ticket.number))
 
     def close(self, seconds: float = 0.0) -> bool:
-        """End at once: the child ends with what is left."""
+        """Accept no more requests and fail the running ones. Return whether all were finished."""
         self.is_ended = True
         is_finished = not self.tickets
         self.fail()
         return is_finished
 
     def received(self, counts: tuple, events: tuple, news: list[tuple]) -> None:
-        """A message of the child's `Outbox`."""
+        """Handle a message of the child's `Outbox`."""
         self.rows_taken, self.running = counts
         tells: tuple[Callable[..., None], ...] = (
             self.events.joined,
@@ -242,13 +243,13 @@ class SchedulerClient:
     ) -> None:
         is_over = answers is not None or error is not None
         ticket = self.tickets.pop(number, None) if is_over else self.tickets.get(number)
-        if ticket is not None:  # it was not cancelled meanwhile
+        if ticket is not None:  # `None` if it was cancelled
             ticket.answers = answers or []
             ticket.error = error
             ticket.receive(events, is_over)
 
     def fail(self) -> None:
-        """All that have no answer."""
+        """Fail all unfinished requests."""
         for number in list(self.tickets):
             self.tell(number, [], None, draining())
 
@@ -257,14 +258,14 @@ class SchedulerClient:
 
 
 def forked(run: Callable[[], None]) -> int:
-    """The process that does `run`, and ends with it. Signals to end it are the parent's, and
-    ignored."""
-    # as who started us may have it: nobody could wait for a child
+    """Fork a child that calls `run` and exits, and return its id. It ignores termination signals,
+    which the parent handles."""
+    # The signal may be ignored by inheritance, and then no one can wait for a child.
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     with warnings.catch_warnings():
-        # of threads, which are numpy's, and end before a fork
+        # a warning about threads: they are numpy's and end before a fork
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             pid = os.fork()
@@ -287,7 +288,7 @@ def forked(run: Callable[[], None]) -> int:
 
 
 def run_child(parents: socket.socket, connection: socket.socket) -> None:
-    """Serves what comes from the parent, until that has ended or closed its own socket."""
+    """Serve messages of the parent until it exits or closes its socket."""
     parents.close()
     die_with_parent()
     threading.excepthook = end
@@ -297,15 +298,15 @@ def run_child(parents: socket.socket, connection: socket.socket) -> None:
 
 
 def die_with_parent() -> None:
-    """Even where this process was stopped, and sees nothing of what its sockets say. Linux has
-    it."""
+    """Ask the kernel to kill this process with its parent, even while it is stopped (Linux
+    only)."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end(failure: threading.ExceptHookArgs) -> None:
-    """For what a worker fails of beside its runs, as of memory for an answer: without it, nobody
-    would get one."""
+    """Exit after an error in a worker's own code, such as out of memory for an answer. Otherwise
+    its requests would never be answered."""
     try:
         sys.excepthook(
             failure.exc_type, failure.exc_value or failure.exc_type(), failure.exc_traceback
@@ -315,15 +316,15 @@ def end(failure: threading.ExceptHookArgs) -> None:
 
 
 class Child:
-    """Schedulers by name, for who asks over `connection`."""
+    """The schedulers of the child by name, which serve the parent over `connection`."""
 
     def __init__(self, connection: socket.socket):
         self.connection = connection
         self.outboxes: dict[str, Outbox] = {}
-        self.lock = threading.Lock()  # of what is sent
+        self.lock = threading.Lock()  # for sending
 
     def run(self) -> None:
-        """Until there is nobody at the other end."""
+        """Handle messages until the parent closes the connection."""
         with self.connection.makefile("rb") as stream, contextlib.suppress(ConnectionError):
             while (message := read(stream)) is not None:
                 kind, name, *content = message
@@ -333,7 +334,7 @@ class Child:
                     getattr(self.outboxes[name], kind)(*content)
 
     def send(self, *message: Any) -> None:
-        # who asked has ended, and `run` sees it
+        # the parent has exited, and `run` will return
         with self.lock, contextlib.suppress(ConnectionError):
             self.connection.sendall(framed(message))
 
@@ -348,7 +349,8 @@ class Child:
 
 
 class Outbox:
-    """What the parent hears of one scheduler, which counts its events here."""
+    """The child's end of one scheduler: it collects events and results and sends them to the
+    parent."""
 
     def __init__(self, send: Callable[..., None], arguments: dict[str, Any]):
         self._send = send
@@ -360,7 +362,7 @@ class Outbox:
         self.news: list[tuple] = []
         self.sent_at = 0.0
 
-    # What the parent asks.
+    # Messages of the parent.
 
     def put(self, number: int, jobs: Sequence[Job], streams: bool, put_at: float) -> None:
         ticket = Ticket(
@@ -379,7 +381,7 @@ class Outbox:
             self.scheduler.cancel(ticket)
             self.flush()
 
-    # What workers tell.
+    # Events of workers.
 
     def joined(self, seconds_waited: float) -> None:
         self.events[0].append((seconds_waited,))
@@ -393,7 +395,8 @@ class Outbox:
             self.flush()
 
     def call(self, function: Callable[[list], None], news: list) -> None:
-        """As `call_soon_threadsafe` of a loop: `function` gives what each ticket has to tell."""
+        """Send the results that `function` collects, in place of a loop's
+        `call_soon_threadsafe`."""
         with self.lock:
             self.news = []
             function(news)
@@ -404,7 +407,7 @@ class Outbox:
             self._flush([])
 
     def _flush(self, news: list[tuple]) -> None:
-        """A message. A worker may add to the events meanwhile."""
+        """Send one message. Workers may add events meanwhile."""
         self.sent_at = time.perf_counter()
         for number, _, answers, error in news:
             if answers is not None or error is not None:
@@ -423,10 +426,9 @@ def told(ticket: Ticket, events: list[Event], is_over: bool) -> tuple:
 def opened_scheduler(
     directory: str, threads: int, dtype: str | None, sizes: dict[str, Any], events: SchedulerEvents
 ) -> Scheduler:
-    """Return a started scheduler, with `sizes` among the arguments of its `Admission`. Raise what
-    `Runtime` raises."""
+    """Return a started scheduler whose `Admission` gets `sizes`. Raise what `Runtime` raises."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the parent opens the export too, without its graphs
+        warnings.simplefilter("ignore")  # the parent opens the same export and warns
         info = open_export(directory, dtype)
     model = open_for_workers(info, threads)
     scheduler = Scheduler(open_batches(Admission(info, threads=threads, **sizes), model), events)
@@ -435,7 +437,7 @@ def opened_scheduler(
 
 
 def portable(error: Exception) -> Exception:
-    """`error` as another process can have it, without what it came from."""
+    """Return `error` if it can be pickled, else a RuntimeError with its message."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -444,7 +446,7 @@ def portable(error: Exception) -> Exception:
 
 
 def read(stream: BinaryIO) -> Any:
-    """The next message; `None` at the end of the stream."""
+    """Return the next message, or `None` at the end of the stream."""
     header = stream.read(HEADER)
     content = stream.read(int.from_bytes(header, "little"))
     return pickle.loads(content) if content else None
