@@ -1,12 +1,11 @@
-"""What the runtime reads of an export's config.json and generation_config.json must have the right
-type and range."""
+"""Checks of types and ranges in an export's config.json."""
 
 import reprlib
 from pathlib import Path
 
 from .options import COUNT, COUNT_OR_0, FIELDS, Kind, is_int64
 
-MAX_LAYERS = 10_000  # far more than any model has, and few enough to name all their tensors
+MAX_LAYERS = 10_000  # more than any model has, and a bound for the number of tensor names
 LAYERS = Kind(
     f"a whole number from 1 to {MAX_LAYERS}",
     lambda value: is_int64(value) and 1 <= value <= MAX_LAYERS,
@@ -33,7 +32,7 @@ OF_IMAGES = {
     **dict.fromkeys(("num_channels", "num_first_tokens"), COUNT),
     **dict.fromkeys(("image_size", "patch_size"), PIXELS),
 }
-# The model has none where one is missing or null.
+# Fields that may be missing or null.
 OPTIONAL = {
     "type_vocab_size": COUNT_OR_0,
     "embedding_size": COUNT,
@@ -42,17 +41,18 @@ OPTIONAL = {
         "'place', 'mask' or 'ids'", lambda value: value in ("place", "mask", "ids")
     ),
 }
-LEARNED_POSITIONS = ("learned", "learned_relative")  # added to embeddings, from a table that ends
-RELATIVE_POSITIONS = ("relative", "learned_relative")  # added to the scores of self-attention
+# added to embeddings, from a table of fixed size
+LEARNED_POSITIONS = ("learned", "learned_relative")
+RELATIVE_POSITIONS = ("relative", "learned_relative")  # added to self-attention scores
 SPECIAL_TOKENS = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
 def check_config(config: dict, path: Path) -> None:
-    """`config` is that of `path`, with the model type of the manifest.
+    """Check the `config` of the file `path`, with the model type of the manifest.
 
     Raises:
-        ValueError: for a field that is missing or of another type or range, and for a model type
-            that is none of ours.
+        ValueError: for a field that is missing or has an invalid type or range, and for an unknown
+            model type.
     """
     if config["model_type"] not in LAYERS_OF:
         raise ValueError(

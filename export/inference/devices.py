@@ -1,5 +1,4 @@
-"""What is installed, what onnxruntime can run on, and what to do where CUDA was asked for and is
-not what runs."""
+"""Checks of installed packages and devices, with instructions for missing CUDA support."""
 
 import contextlib
 import ctypes
@@ -11,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from .processor import Processor
 
-# Older ones fail in the cpu target's graphs, up to 1.26 by ending the process.
+# Older versions fail in the cpu target's graphs; versions up to 1.26 crash the process.
 ONNXRUNTIME = (1, 30)
 PACKAGES = (
     "vanilla-transformer",
@@ -24,7 +23,7 @@ PACKAGES = (
     "onnx",
 )
 ONLY_GPU = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
-# What the CUDA provider of onnxruntime 1.31 loads: the libraries of CUDA 13 and cuDNN 9.
+# Libraries of CUDA 13 and cuDNN 9 that the CUDA provider of onnxruntime 1.31 loads.
 LIBRARIES = (
     "libcudart.so.13",
     "libcublas.so.13",
@@ -35,36 +34,36 @@ LIBRARIES = (
 WITH_LIBRARIES = "pip install 'onnxruntime-gpu[cuda,cudnn]'"
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
-# that decide how integers are multiplied
+# instructions that select the integer matmul kernels
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni")
 
 
 def require_onnxruntime() -> None:
-    """Checks the version of onnxruntime, before any graph is loaded.
+    """Check the version of onnxruntime before any graph is loaded.
 
     Raises:
-        ImportError: naming the one that was found, if it is older than `ONNXRUNTIME`.
+        ImportError: if the installed version is older than `ONNXRUNTIME`.
     """
     if problem := onnxruntime_problem():
         raise ImportError(problem)
 
 
 def require(device: str) -> None:
-    """Checks that `device`, `"cuda"` or `"tensorrt"`, can be asked for.
+    """Check that the device `"cuda"` or `"tensorrt"` is available.
 
     Raises:
-        OSError: saying what was found, and the one command that mends it.
+        OSError: with the problem and the command that fixes it.
     """
     if problem := facts()[f"{device}_problem"]:
         raise OSError(problem)
 
 
 def require_running(provider: str, running: list[str]) -> None:
-    """Checks that `provider` is among those `running` a session: onnxruntime falls back to others
-    with a warning.
+    """Check that `provider` is among the providers `running` a session. onnxruntime falls back to
+    others with only a warning.
 
     Raises:
-        OSError: naming those that do run it.
+        OSError: if `provider` is missing, with the running providers.
     """
     if provider not in running:
         said = "its warning says why; look at: vanilla-transformer doctor"
@@ -72,9 +71,11 @@ def require_running(provider: str, running: list[str]) -> None:
 
 
 def facts() -> dict:
-    """What `vanilla-transformer doctor` prints; `onnxruntime_problem` is `None` where onnxruntime
-    is new enough or not there, `cuda_problem` where CUDA can be used, and `tensorrt_problem` where
-    TensorRT can be asked for: whether its libraries are there is known once a session has it."""
+    """Return the facts that `vanilla-transformer doctor` prints.
+
+    `onnxruntime_problem` is `None` if onnxruntime is new enough or not installed. `cuda_problem` is
+    `None` if CUDA is available. `tensorrt_problem` is `None` if onnxruntime has TensorRT, whose
+    libraries are only loaded by a session."""
     available = providers()
     if CUDA in available:
         preload()
@@ -98,7 +99,7 @@ def facts() -> dict:
 
 
 def onnxruntime_problem() -> str | None:
-    """Why the installed onnxruntime cannot be used, and the one command that mends it."""
+    """Return why the installed onnxruntime cannot be used, with the fix, or `None`."""
     try:
         from onnxruntime import __version__ as found
     except ImportError:
@@ -114,7 +115,7 @@ def onnxruntime_problem() -> str | None:
 
 
 def cuda_problem(found: dict) -> str | None:
-    """Why CUDA cannot be used where `facts` are those, and the one command that mends it."""
+    """Return why CUDA cannot be used according to the facts `found`, with the fix, or `None`."""
     packages = found["packages"]
     missing = [name for name in LIBRARIES if name not in found["libraries"]]
     if "onnxruntime" in packages and "onnxruntime-gpu" in packages:
@@ -137,7 +138,7 @@ def cuda_problem(found: dict) -> str | None:
 
 
 def tensorrt_problem(found: dict) -> str | None:
-    """As `cuda_problem`, which TensorRT needs."""
+    """Return why TensorRT cannot be used, with the fix, or `None`. TensorRT needs CUDA."""
     problem = cuda_problem(found)
     if problem or TENSORRT in found["providers"]:
         return problem
@@ -147,7 +148,7 @@ def tensorrt_problem(found: dict) -> str | None:
 
 
 def installed() -> dict[str, str]:
-    """Versions of those of `PACKAGES` that are installed."""
+    """Return the versions of the installed `PACKAGES`."""
     found = {}
     for package in PACKAGES:
         try:
@@ -158,13 +159,12 @@ def installed() -> dict[str, str]:
 
 
 def processors() -> int:
-    """How many this process may use, or where the system does not say, on macOS and Windows, how
-    many there are."""
+    """Return how many CPUs this process may use. On macOS and Windows, count all CPUs."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def providers() -> list[str]:
-    """Those the installed onnxruntime was built with; none without onnxruntime."""
+    """Return the providers of the installed onnxruntime, or an empty list without onnxruntime."""
     try:
         import onnxruntime
     except ImportError:
@@ -173,14 +173,15 @@ def providers() -> list[str]:
 
 
 def preload() -> None:
-    """Libraries of CUDA that were installed with pip, torch's too, are found by loading them
-    first."""
+    """Load CUDA libraries that were installed with pip, including torch's, so that onnxruntime
+    finds them."""
     import onnxruntime
 
     if hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()
     with contextlib.suppress(ImportError):
-        importlib.import_module("tensorrt_libs")  # TensorRT's, where it was installed with pip
+        # loads TensorRT's libraries if they were installed with pip
+        importlib.import_module("tensorrt_libs")
 
 
 def loads(library: str) -> bool:
@@ -192,7 +193,7 @@ def loads(library: str) -> bool:
 
 
 def gpu() -> str | None:
-    """Name, driver and memory, from `nvidia-smi`; `None` without a GPU."""
+    """Return name, driver and memory of the GPU from `nvidia-smi`, or `None` without a GPU."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
         found = subprocess.run(query, capture_output=True, text=True, timeout=20)

@@ -1,15 +1,13 @@
-"""Pointers of git-lfs: small text files that stand for large ones in a clone that was made without
-git-lfs."""
+"""Git LFS pointers: small text files in place of large files in a clone without git-lfs."""
 
 import os
 from pathlib import Path
 
-POINTER = b"version https://git-lfs.github.com/spec/"  # the first bytes of all of them
+POINTER = b"version https://git-lfs.github.com/spec/"  # first bytes of every pointer
 
 
 def check_no_pointer(path: str | os.PathLike) -> None:
-    """Raise ValueError if the file `path` is a pointer. What is no file is left to whoever opens
-    it."""
+    """Raise ValueError if the file `path` is a Git LFS pointer. Ignore missing files."""
     if not Path(path).is_file():
         return
     with open(path, "rb") as file:

@@ -1,6 +1,8 @@
-"""What `generate` takes besides tokens. An option is one field of `Options`: its default, what it
-must be, what it is for, and where it changes logits the function that does. The command line, the
-docstring of `Runtime.generate` and the table of the documentation are made from the fields.
+"""The options of `generate`.
+
+Each option is a field of `Options` with a default, a kind, a help text and, if it changes logits, a
+function of `logits`. The command line, the docstring of `Runtime.generate` and the table of the
+documentation are generated from the fields.
 """
 
 import dataclasses
@@ -20,11 +22,11 @@ from . import logits
 MAX_INT64 = 2**63 - 1
 SMALLEST_FLOAT32 = float(np.finfo(np.float32).tiny)
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
-EXCLUDED_SCORE = np.float32(-1e9)  # transformers' score of a beam that must not be chosen
+EXCLUDED_SCORE = np.float32(-1e9)  # transformers' score of an excluded beam
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    # Python's own type first: to ask for an abstract one takes longer than all the rest.
+    # Test for int first, because isinstance with an abstract class is slow.
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
@@ -35,7 +37,7 @@ def is_int64(value: object) -> bool:
 def is_float32(value: object) -> bool:
     if type(value) not in (int, float) and (isinstance(value, bool) or not isinstance(value, Real)):
         return False
-    number: Any = value  # a whole number may be beyond all of Python's floats
+    number: Any = value  # an int may be too large for a float
     return bool(-LARGEST_FLOAT32 <= number <= LARGEST_FLOAT32)
 
 
@@ -44,14 +46,14 @@ def is_list_of(value: object, holds: Callable[[object], bool]) -> bool:
 
 
 def as_list(value: Any) -> list | tuple:
-    """`None` is no value, and what is no list is one of one."""
+    """Return a list: empty for `None`, and with one element for a single value."""
     if value is None:
         return []
     return value if isinstance(value, list | tuple) else [value]
 
 
 class Kind(NamedTuple):
-    """What a value must be: in words, and as a test."""
+    """The kind of an option: the expected values in words, and a test."""
 
     expected: str
     holds: Callable[[Any], bool]
@@ -87,12 +89,15 @@ WORDS = Kind(
 def option(
     kind: Kind, default: Any, help: str, logits: Callable | None = None, in_vocabulary: bool = False
 ) -> Any:
-    """A field of `Options`.
+    """Return a field of `Options`.
 
     Args:
-        logits: a function of `logits` that gives the processor which the options ask for.
-        in_vocabulary: whether tokens that the model does not have are an error; transformers passes
-            over others.
+        kind: the expected values.
+        default: the default value.
+        help: help text of the command line and the documentation.
+        logits: function of `logits` that returns a logits processor.
+        in_vocabulary: whether tokens outside the vocabulary are an error. They are ignored for
+            other options, as in transformers.
     """
     metadata = {"kind": kind, "help": help, "logits": logits, "in_vocabulary": in_vocabulary}
     return dataclasses.field(default=default, metadata=metadata)
@@ -100,12 +105,12 @@ def option(
 
 @dataclass(frozen=True)
 class Options:
-    """How to generate: the fields of transformers' `GenerationConfig` that this runtime applies,
-    with its names, meaning and defaults, and `seed`. Logits are changed in the order of the fields,
-    which is that of transformers.
+    """The generation options: `seed`, and the fields of transformers' `GenerationConfig` that this
+    runtime supports, with the same names, meanings and defaults. Logits are processed in the order
+    of the fields, as in transformers.
 
     Raises:
-        UsageError: for a value that a field cannot have, and for values that do not go together.
+        UsageError: for an invalid value, and for values that cannot be combined.
     """
 
     max_new_tokens: int = option(COUNT, 20, "new tokens at most")
@@ -250,8 +255,8 @@ class Options:
 
     @property
     def fill_token_id(self) -> int:
-        """What stands after the end token of a row: with beams a pad token of 0 is none, as to
-        transformers."""
+        """The token after the end token of a row. In beam search a pad token of 0 counts as unset,
+        as in transformers."""
         if self.pad_token_id or (self.pad_token_id == 0 and self.num_beams == 1):
             return self.pad_token_id
         return next(iter(self.eos_token_ids), 0)
@@ -262,13 +267,13 @@ class Options:
 
     @property
     def candidates(self) -> int:
-        """Of beam search, for each input and step: enough that `num_beams` are left when the best
-        of them all end."""
+        """Number of beam search candidates per input and step. At least `num_beams` remain if the
+        best candidates end."""
         return max(2, 1 + len(self.eos_token_ids)) * self.num_beams
 
     def check_vocabulary(self, size: int) -> None:
-        """Raises UsageError for more beams than a vocabulary of `size` tokens can fill, and for
-        tokens it does not have."""
+        """Raise UsageError for tokens outside a vocabulary of `size` tokens, or too many beams for
+        it."""
         if self.candidates > self.num_beams * size or self.num_beams > size:
             ends = f" and {len(self.eos_token_ids)} end tokens" if self.eos_token_ids else ""
             raise UsageError(
@@ -285,7 +290,7 @@ class Options:
 
 
 def check_seeds(seeds: Sequence[int] | None, count: int) -> None:
-    """Raise UsageError unless `seeds`, if there are any, are one for each of `count` inputs."""
+    """Raise UsageError if `seeds` are set and there is not one for each of `count` inputs."""
     if seeds is not None and len(seeds) != count:
         raise UsageError(f"seeds has {len(seeds)} values, expected one for each of {count} inputs")
 
@@ -296,9 +301,8 @@ LOGITS_FUNCTIONS = tuple(
     field.metadata["logits"] for field in FIELDS.values() if field.metadata["logits"]
 )
 
-# Other fields of generation_config.json. These change no token: bookkeeping, where caches lie and
-# how the model runs, what else `transformers.generate` returns, and what only an assistant model
-# reads.
+# Fields of generation_config.json that do not change tokens: bookkeeping, caches, compilation,
+# other outputs of `transformers.generate`, and assistant models.
 WITHOUT_EFFECT = {
     *(
         "bos_token_id",
@@ -324,9 +328,9 @@ WITHOUT_EFFECT = {
     ),
     "target_lookbehind",
 }
-# these neither, without do_sample
+# fields that have no effect without do_sample
 SAMPLING_ONLY = {"typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"}
-# Any other must be at the value that has no effect, 0 or `None` unless it stands here.
+# Other fields must have a value without effect: this one, or by default 0 or `None`.
 NEUTRAL = {
     "encoder_repetition_penalty": 1,
     "num_beam_groups": 1,
@@ -336,11 +340,10 @@ NEUTRAL = {
 
 
 def check(options: dict[str, Any]) -> dict[str, Any]:
-    """`options` in Python's own numbers and lists, instead of numpy's; `None` is always allowed.
+    """Return valid `options` with numpy values converted to Python's. `None` is always valid.
 
     Raises:
-        UsageError: for a name that is no field of `Options`, and for a value that the field cannot
-            have.
+        UsageError: for an unknown option or an invalid value.
     """
     if unknown := sorted(options.keys() - FIELDS.keys()):
         close = nearest(unknown[0], FIELDS)
@@ -355,7 +358,7 @@ def check(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_python(value: Any) -> Any:
-    """numpy's integers are not as long as Python's, and its `True` is not `True`."""
+    """Return numpy scalars and arrays as Python values, for ints of any size and `is True`."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if hasattr(value, "tolist"):
@@ -369,19 +372,22 @@ def resolve(
     config: dict[str, Any],
     prompt_length: int,
 ) -> Options:
-    """What to generate with: `options` over those of `generation_config`, whose `None` is as if it
-    were not there, over what the model's `config` has of special tokens. Both are checked.
-    `max_new_tokens` and `min_new_tokens` go before `max_length` and `min_length`, wherever either
-    stands.
+    """Return the options to generate with.
+
+    `options` take precedence over `generation_config`, whose `None` counts as unset. Special tokens
+    come from the model's `config` otherwise. `max_new_tokens` and `min_new_tokens` always take
+    precedence over `max_length` and `min_length`.
 
     Args:
-        prompt_length: tokens of the prompt with its padding, for seq2seq of what each target begins
-            with.
+        options: options of the caller.
+        generation_config: content of generation_config.json.
+        config: content of config.json.
+        prompt_length: tokens of the prompt with padding; for seq2seq of the decoder prompt.
 
     Raises:
-        UsageError: as `Options`, for a `max_length` that the prompt fills, and for tokens outside
-            the vocabulary.
-        ValueError: for a field of `generation_config` that this runtime does not apply.
+        UsageError: as in `Options`, if the prompt reaches `max_length`, and for tokens outside the
+            vocabulary.
+        ValueError: for a field of `generation_config` that this runtime does not support.
     """
     given = {
         **{
@@ -397,7 +403,7 @@ def resolve(
     if given["pad_token_id"] is None:
         given["pad_token_id"] = next(iter(as_list(given["eos_token_id"])), 0)
     if given.get("top_k", ...) is None:
-        given["top_k"] = 0  # the only default that `None` turns off
+        given["top_k"] = 0  # only this option is turned off by `None`
     if given.get("max_new_tokens") is None:
         given["max_new_tokens"] = new_tokens(given.get("max_length"), prompt_length, config)
     if given.get("min_new_tokens") is None:
@@ -408,7 +414,7 @@ def resolve(
 
 
 def check_applied(generation_config: dict[str, Any], is_sampling: bool) -> None:
-    """Raises ValueError for a field that is set and that this runtime does not apply."""
+    """Raise ValueError for a field that is set but not supported by this runtime."""
     harmless = FIELDS.keys() | WITHOUT_EFFECT | (set() if is_sampling else SAMPLING_ONLY)
     for name, value in generation_config.items():
         is_neutral = value is None or value == NEUTRAL.get(name, 0)
@@ -420,12 +426,12 @@ def check_applied(generation_config: dict[str, Any], is_sampling: bool) -> None:
 
 
 def special_token(name: str, *sources: dict[str, Any]) -> Any:
-    """That of the first of `sources` which has the name, even if it is `None` there."""
+    """Return the value of `name` in the first of `sources` that has it, which may be `None`."""
     return next((source[name] for source in sources if name in source), None)
 
 
 def new_tokens(max_length: int | None, prompt_length: int, config: dict[str, Any]) -> int:
-    """How many fit; the default ends at `max_position_embeddings`."""
+    """Return the maximum number of new tokens. The default stops at `max_position_embeddings`."""
     if max_length is None:
         max_length = min(prompt_length + Options.max_new_tokens, config["max_position_embeddings"])
     if max_length <= prompt_length:
@@ -437,7 +443,7 @@ def new_tokens(max_length: int | None, prompt_length: int, config: dict[str, Any
 
 
 def options_text(indent: str = "") -> str:
-    """The fields for a docstring, in lines of at most 100 columns."""
+    """Return the fields as text for a docstring, in lines of at most 100 columns."""
     entries = [
         f"{name}: {field.metadata['help']} ({field.default!r})" for name, field in FIELDS.items()
     ]
@@ -446,8 +452,7 @@ def options_text(indent: str = "") -> str:
 
 
 def options_table() -> str:
-    """The fields, and what else generation_config.json may have, for the documentation, in
-    Markdown."""
+    """Return a Markdown table of the fields and of other fields of generation_config.json."""
     lines = ["| option | default | must be | meaning |", "|---|---|---|---|"]
     for name, field in FIELDS.items():
         lines.append(

@@ -1,4 +1,4 @@
-"""The processor that this runs on."""
+"""The CPU of this machine."""
 
 import platform
 from dataclasses import dataclass
@@ -9,8 +9,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True)
 class Processor:
-    """`name` in words, and its `instructions` by their names in Linux; none where the system does
-    not say."""
+    """A CPU: its `name`, and its `instructions` by their Linux names, if the system lists them."""
 
     name: str
     instructions: frozenset[str] = frozenset()

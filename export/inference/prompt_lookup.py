@@ -1,6 +1,7 @@
-"""Prompt lookup decoding (Saxena 2023): what follows an earlier place where the last tokens stand
-too is guessed to come next. One step of the decoder checks all guesses, so that tokens which are
-copied take fewer steps. The tokens stay the same."""
+"""Prompt lookup decoding (Saxena 2023).
+
+Candidates are the tokens after an earlier occurrence of the last n-gram. One decoder step checks
+all candidates, so copied text takes fewer steps. The generated tokens do not change."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -10,20 +11,21 @@ import numpy as np
 from .decoder import CandidateDecoder, GenerationRequest
 from .search import Search
 
-MOST_TOKENS = 256  # of a step, where a decoder takes any number
+MOST_TOKENS = 256  # maximum tokens per step for a decoder without a limit
 
 
 class NgramIndex:
-    """A row of `tokens`, and where each of its n-grams of up to `max_size` tokens is followed by
-    another one, for the last time. Nothing is searched for: a token that is added, and one that is
-    looked up, take as long in any text."""
+    """An index of the n-grams of up to `max_size` tokens in one row of `tokens`.
+
+    It maps each n-gram to the position after its last occurrence. Adding and looking up a token
+    take constant time."""
 
     def __init__(self, max_size: int):
         self.max_size = max_size
         self.tokens: list[int] = []
-        # those that the tokens end in, the longest first
+        # n-grams at the end of the tokens, longest first
         self.last_ngrams: list[tuple[int, ...]] = []
-        self.followers: dict[tuple[int, ...], int] = {}  # the place after the n-gram
+        self.followers: dict[tuple[int, ...], int] = {}  # position after the n-gram
 
     def add(self, token: int) -> None:
         for ngram in self.last_ngrams:
@@ -33,8 +35,9 @@ class NgramIndex:
         self.last_ngrams = [tuple(last[start:]) for start in range(len(last))]
 
     def followers_of_last(self, least_size: int) -> list[int]:
-        """All that followed the longest n-gram, of `least_size` or more tokens, that stood
-        somewhere before."""
+        """Return all tokens after an earlier occurrence of the longest known n-gram at the end.
+
+        The n-gram has at least `least_size` tokens."""
         for ngram in self.last_ngrams:
             if len(ngram) >= least_size and ngram in self.followers:
                 return self.tokens[self.followers[ngram] :]
@@ -44,13 +47,12 @@ class NgramIndex:
 def tokens_by_lookup(
     request: GenerationRequest, decoder: CandidateDecoder, search: Search, logits: np.ndarray
 ) -> Iterator[np.ndarray]:
-    """Drives `search` of one row, from the `logits` (1, V) after its prompt on: each token, when it
-    is known.
+    """Yield the tokens of `search` of one row, beginning with the `logits` (1, V) of its prompt.
 
-    Candidates are looked up in the source, which transformers does not do, and in what the row has
-    so far, up to an end token. Where there are none, a step is that of any other greedy search. A
-    step with wrong ones takes longer, so a single token is looked up only after candidates of which
-    the first was right."""
+    Candidates come from the source, unlike in transformers, and from the row so far. They stop
+    before an end token. Without candidates, a step is a normal step of greedy search. Wrong
+    candidates make a step slower, so an n-gram of one token is only used after a correct
+    candidate."""
     options = request.options
     index = NgramIndex(options.max_matching_ngram_size)
     for token in read_tokens(request):
@@ -79,12 +81,12 @@ def tokens_by_lookup(
 
 
 def until_end(tokens: list[int], eos_token_ids: Sequence[int]) -> list[int]:
-    """Those before the first end token: to guess that one saves no step."""
+    """Return the tokens before the first end token, which saves no step as a candidate."""
     return list(itertools.takewhile(lambda token: token not in eos_token_ids, tokens))
 
 
 def read_tokens(request: GenerationRequest) -> list[int]:
-    """Of the source, if there is one, and then of the prompt, without padding."""
+    """Return the tokens of the source, if any, and of the prompt, without padding."""
     read = [] if request.source is None else [request.source]
     return [
         int(token)

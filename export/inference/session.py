@@ -1,7 +1,7 @@
-"""A graph as onnxruntime runs it.
+"""Graphs in onnxruntime sessions.
 
-onnxruntime raises classes that have only `Exception` in common. Here each is a SessionError of one
-line, and onnxruntime's log, which says the same, is silent."""
+The errors of onnxruntime have only the base class `Exception`. They are raised as SessionErrors of
+one line. onnxruntime's log, which repeats them, is silenced."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,22 +15,24 @@ from ..errors import SessionError
 from ..specs.graph_spec import GraphSpec
 from .devices import require_running
 
-if TYPE_CHECKING:  # a process that only asks another one for answers has no use for it
+if TYPE_CHECKING:  # not imported in processes that run no graph
     import onnxruntime
 
-FATAL = 4  # among onnxruntime's levels of a log
-# How long idle threads wait awake for work: longer than from one step to the next, and shorter than
-# what onnxruntime does, tens of milliseconds, in which those of an encoder keep the processors from
+FATAL = 4  # log level of onnxruntime
+# Time that idle threads spin: longer than the pause between two steps, and shorter than the tens of
+# milliseconds of onnxruntime's default. Otherwise the threads of an encoder compete for CPUs with
 # the decoder's.
 SPIN_MICROSECONDS = "300"
 
 
 class Session:
-    """The graph `graph`, a path or its content, in an `onnxruntime.InferenceSession`, which is
-    `inner`.
+    """A session of one graph, around the `onnxruntime.InferenceSession` `inner`.
 
     Args:
-        path: the file of the graph, for errors.
+        graph: path or content of the graph.
+        options: session options.
+        providers: execution providers.
+        path: file of the graph, for errors.
 
     Raises:
         ValueError: if onnxruntime cannot load it.
@@ -43,7 +45,7 @@ class Session:
 
         self.path = path
         options.log_severity_level = FATAL
-        try:  # a provider that fails is an error, and not replaced by another one
+        try:  # a failing provider is an error, without fallback
             self.inner = onnxruntime.InferenceSession(
                 graph, options, providers=providers, enable_fallback=0
             )
@@ -51,8 +53,8 @@ class Session:
             raise self.explained(error, "load") from None
 
     def run(self, names: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """The outputs `names`. Raises SessionError if onnxruntime fails, as where an input takes
-        more memory than there is."""
+        """Return the outputs `names`. Raise SessionError if onnxruntime fails, such as out of
+        memory."""
         try:
             return self.inner.run(names, feeds)
         except Exception as error:
@@ -62,7 +64,7 @@ class Session:
     def run_bound(
         self, binding: "onnxruntime.IOBinding", options: "onnxruntime.RunOptions | None" = None
     ) -> None:
-        """As `run`, with inputs and outputs as `io_binding` has them."""
+        """Run the graph with bound inputs and outputs. Raise SessionError if onnxruntime fails."""
         try:
             self.inner.run_with_iobinding(binding, options)
         except Exception as error:
@@ -85,14 +87,13 @@ class Sessions:
     """The sessions of an export's graphs, by role.
 
     Args:
-        directory: the export.
-        specs: the graphs, by role.
-        contents: graphs whose sessions are made on demand, by role; they are read when the export
-            is opened.
-        providers: a role -> what runs its graph, each what those before it cannot, and their
-            options.
-        threads: processor threads of one operator.
-        arena: whether onnxruntime keeps memory from one run for the next.
+        directory: export directory.
+        specs: specs of the graphs, by role.
+        contents: graphs of sessions that are opened on demand, by role. They are read when the
+            export is opened.
+        providers: maps a role to execution providers with options, in order of precedence.
+        threads: CPU threads per operator.
+        arena: whether onnxruntime keeps memory between runs.
     """
 
     directory: Path
@@ -103,16 +104,16 @@ class Sessions:
     arena: bool
 
     def open(self, roles: list[str]) -> dict[str, Session]:
-        """Open the graphs of `roles`, on CPUs side by side, as each is opened by one thread."""
+        """Open the graphs of `roles`, in parallel on CPUs, and return their sessions."""
         is_on_processor = all(len(self.providers(role)) == 1 for role in roles)
         with ThreadPoolExecutor(len(roles) if is_on_processor else 1) as pool:
             return dict(zip(roles, pool.map(self.make, roles)))
 
     def make(self, role: str, sizes: dict[str, int] | None = None) -> Session:
-        """A new one of the graph of `role`, with some axes fixed to `sizes`.
+        """Open a new session of the graph of `role`, with some axes fixed to `sizes`.
 
         Raises:
-            ValueError: if onnxruntime cannot load the graph, or it does not fit its spec.
+            ValueError: if onnxruntime cannot load the graph, or the graph does not match its spec.
             OSError: if a provider does not run.
         """
         import onnxruntime
@@ -124,7 +125,7 @@ class Sessions:
         options.intra_op_num_threads = self.threads
         options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
         path = self.directory / self.specs[role].file
-        # a graph in memory may name files of its folder too, and no others
+        # a graph in memory may load external data from its own folder only
         if role in self.contents:
             options.add_session_config_entry(
                 "session.model_external_initializers_file_folder_path", str(path.parent)
@@ -138,8 +139,8 @@ class Sessions:
 
 
 def check_graph(session: "onnxruntime.InferenceSession", spec: GraphSpec, path: Path) -> None:
-    """Raises ValueError if the graph takes or returns anything but what `spec`, which follows from
-    config.json, says."""
+    """Raise ValueError if the inputs or outputs of the graph differ from `spec`, which follows from
+    config.json."""
     for values, expected in (
         (session.get_inputs(), spec.inputs),
         (session.get_outputs(), spec.outputs),

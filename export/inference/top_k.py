@@ -1,5 +1,4 @@
-"""The likeliest tokens by a graph of onnxruntime: a log-softmax and a top-k, which take less than
-numpy's, on all threads."""
+"""Log-softmax and top-k in an onnxruntime graph, which is multithreaded and faster than numpy."""
 
 import functools
 from pathlib import Path
@@ -12,20 +11,21 @@ from .session import FATAL
 if TYPE_CHECKING:
     import onnxruntime
 
-# logits of one run, so that the log-softmax, of which little is kept, takes little memory
+# logits per run, which limits the memory of the log-softmax
 CHUNK = 1 << 19
-# written by tests/support/top_k_graph.py: exports run without onnx
+# written by tests/support/top_k_graph.py, because the runtime works without onnx
 GRAPH = Path(__file__).with_name("top_k.onnx")
 
 
 def likeliest_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
-    """log p and index of the `count` likeliest tokens, both (rows, count), of each row of `logits`
-    (rows, V): likeliest first, ties by index.
+    """Return log p and index of the top `count` tokens of each row, both (rows, count).
+
+    `logits` are (rows, V). The best token comes first, ties are sorted by index.
 
     Raises:
-        ValueError: if a row has numbers that have no log-softmax.
+        ValueError: if a row has values that are not finite.
     """
-    # Few logits take less time than threads take to wake.
+    # Few logits take less time than the threads take to wake up.
     run, each = session(threads if logits.size > CHUNK else 1).run, max(1, CHUNK // logits.shape[1])
     counts = np.array([count])
     found = [
@@ -40,8 +40,8 @@ def likeliest_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.n
 
 @functools.cache
 def session(threads: int) -> "onnxruntime.InferenceSession":
-    """Its threads do not wait awake: between two steps they would take the processors from those of
-    the decoder."""
+    """Return the session of the graph. Its threads do not spin between two steps, because they
+    would compete with the decoder's threads for CPUs."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
