@@ -1,5 +1,4 @@
-"""Generating with the cpu target's graphs, whose caches have a fixed size and are written in
-place."""
+"""The decoders of the cpu target. Its graphs write in place to caches of a fixed size."""
 
 import functools
 from dataclasses import dataclass
@@ -22,10 +21,10 @@ from ...inference.inputs import move_padding
 from ...inference.session import Session
 from ...specs.graph_spec import GraphSpec, TensorSpec, shape_of
 
-# of a step: the logits of each number of them are kept, and no more than `INITIAL_ROOM` have room
+# Maximum tokens per step, at most `INITIAL_ROOM`. Logits are kept for each number of tokens.
 LOOKUP_TOKENS = 32
-# onnxruntime's product of one query adds the values of four keys at once, of the last three in
-# another order
+# onnxruntime's matmul of one query sums the values of four keys at a time. A remainder of up to
+# three keys is summed in another order.
 KEY_GROUP = 4
 
 
@@ -38,24 +37,26 @@ class CpuDecoders:
 
     @property
     def takes_candidates(self) -> bool:
-        """As `DecoderFactory`; a seq2seq model needs heads that `GroupQueryAttention` holds."""
+        """True if the export has a lookup graph. A seq2seq model has none if its head sizes do not
+        fit `GroupQueryAttention`."""
         return "lookup" in self.export.specs
 
     @functools.cached_property
     def lookup_session(self) -> Session:
-        """Opened when it is first needed: it has the weights once more."""
+        """The session of the lookup graph, opened on first use because it loads the weights
+        again."""
         return self.export.make_session("lookup", {})
 
     def lookup_graph(
         self, request: GenerationRequest, source: dict[str, onnxruntime.OrtValue]
     ) -> "LookupGraph | None":
-        """What checks the candidates of `request`, if it asks for them."""
+        """Return the graph that checks the candidates of `request`, or `None` without lookup."""
         if request.options.prompt_lookup_num_tokens is None:
             return None
         return LookupGraph(self.lookup_session, self.export.specs["lookup"], source)
 
     def start(self, request: GenerationRequest) -> Decoder:
-        """As `DecoderFactory`."""
+        """Return a decoder of `request`, after encoding its source."""
         spec = self.export.specs["decoder"]
         window = bounding_window(self.export.config)
         capacity = request.input_ids.shape[1] + min(request.options.max_new_tokens, INITIAL_ROOM)
@@ -82,21 +83,21 @@ class CpuDecoders:
         return CpuSeq2SeqDecoder(session, spec, source, len(ids), capacity)
 
     def generate(self, request: GenerationRequest) -> None:
-        """As `DecoderFactory`: the search is on the host."""
+        """Return `None`, because the search runs in numpy."""
 
 
 def pad_keys(array: np.ndarray, axis: int) -> np.ndarray:
-    """Return `array` with zeros up to a multiple of `KEY_GROUP` along `axis`, the axis of the
-    source's tokens."""
+    """Return `array` padded with zeros to a multiple of `KEY_GROUP` along `axis`, the axis of
+    source tokens."""
     shape = list(array.shape)
     shape[axis] = -shape[axis] % KEY_GROUP
     return np.concatenate([array, np.zeros(shape, array.dtype)], axis) if shape[axis] else array
 
 
 def bounding_window(config: dict) -> int | None:
-    """How many tokens a token of a decoder sees, itself among them, if caches may lose what is
-    before. Graphs with biases count distances from positions to places in the cache, so that
-    nothing may move."""
+    """Return the sliding window of a decoder in tokens, or `None` if caches must keep all tokens.
+
+    Graphs with relative positions compute distances from cache slots, so no token may move."""
     return (
         None
         if config["position_embedding_type"] in RELATIVE_POSITIONS
@@ -105,12 +106,11 @@ def bounding_window(config: dict) -> int | None:
 
 
 class CpuDecoder:
-    """The `Decoder` of prompts of a decoder, each at its own length; at first there is room for
-    `capacity` tokens of each.
+    """The `Decoder` of a decoder-only model. Each row has its own length, and the initial capacity
+    is `capacity` tokens per row.
 
-    With a `window`, tokens that no next one sees leave the caches when these are full; `dropped`
-    (rows,) counts them. So caches have places for `window` and `INITIAL_ROOM` tokens at most,
-    however long a text is.
+    With a `window`, tokens outside of it are dropped when the caches are full. `dropped` (rows,)
+    counts them. Caches of texts of any length then hold at most `window` + `INITIAL_ROOM` tokens.
     """
 
     all_logits = False
@@ -138,7 +138,7 @@ class CpuDecoder:
         return BoundGraph(self.session, self.spec, sizes, caches)
 
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-        """As `Decoder`."""
+        """Read the prompts (B, P), with padding moved to the right, and return logits."""
         ids, mask = move_padding(input_ids, attention_mask, "right", 0)
         rows, length = ids.shape
         if length > self.capacity:
@@ -154,14 +154,14 @@ class CpuDecoder:
         return logits[:, None].copy()
 
     def prefill_parts(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """As `prefill`, of prompts that are longer than the caches: row by row, as several tokens
-        continue one row only."""
+        """Read prompts that are longer than the caches and return logits. Rows are read one by one,
+        because only a single row can be continued by several tokens."""
         logits, alone = [], []
         for row, length in enumerate(lengths):
             decoder = CpuDecoder(self.session, self.spec, 1, self.capacity, self.window)
             for start in range(0, length, INITIAL_ROOM):
                 last = decoder.append(ids[row : row + 1, start : min(start + INITIAL_ROOM, length)])
-            logits.append(last.copy())  # it is the decoder's
+            logits.append(last.copy())  # a copy, because the decoder reuses the array
             alone.append((decoder.lengths[0], decoder.dropped[0]))
             for name, (cache, _) in self.bound.caches.items():
                 cache[row] = decoder.bound.caches[name][0][0]
@@ -169,8 +169,8 @@ class CpuDecoder:
         return np.stack(logits)
 
     def append(self, tokens: np.ndarray) -> np.ndarray:
-        """The logits (rows, V) after `tokens` (rows, T), which continue the rows; T is 1 unless
-        there is one row."""
+        """Feed `tokens` (rows, T) and return the logits (rows, V) after the last. T is 1 unless
+        there is only one row."""
         count = tokens.shape[1]
         self.reserve(count)
         places = self.lengths[:, None] + np.arange(count)
@@ -182,10 +182,10 @@ class CpuDecoder:
             last_position=self.lengths - 1,
             total_length=self.lengths.max(),
         )
-        return logits if count == 1 else logits.copy()  # whose memory ends with the binding
+        return logits if count == 1 else logits.copy()  # a copy, because the binding is freed
 
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """As `Decoder`."""
+        """Feed tokens and return logits. With lookup, return those after each token."""
         if beam_idx is not None:
             self.reorder_cache(beam_idx)
         if self.lookup is None:
@@ -196,16 +196,16 @@ class CpuDecoder:
         return self.lookup.run(self.bound.caches, tokens, place, int(self.dropped[0]) + place)
 
     def crop(self, count: int) -> None:
-        """As `CandidateDecoder`: what stands behind the length is not read."""
+        """Shorten the length by `count` tokens. The cache after it is not read."""
         self.lengths = self.lengths - count
 
     def reserve(self, count: int) -> None:
-        """Room for `count` tokens more of each row."""
+        """Make room for `count` further tokens of each row."""
         while self.lengths.max() + count > self.capacity:
             self.make_room()
 
     def make_room(self) -> None:
-        """Of what a row has, its next token sees the last `window - 1`."""
+        """Grow the caches, or drop the tokens that fell out of the sliding window."""
         if self.window is None or self.capacity < self.window + INITIAL_ROOM:
             doubled = 2 * self.capacity
             self.capacity = (
@@ -222,7 +222,7 @@ class CpuDecoder:
         self.dropped = self.dropped + firsts
 
     def expand(self, expand_size: int) -> None:
-        """As `Decoder`, in new caches."""
+        """Repeat each row `expand_size` times, in new caches."""
         old = self.bound.caches
         self.lengths, self.dropped = np.repeat([self.lengths, self.dropped], expand_size, axis=1)
         self.bound = self.bind(len(self.lengths), 1, {})
@@ -231,7 +231,7 @@ class CpuDecoder:
             cache[:, :, :used] = np.repeat(old[name][0][:, :, :used], expand_size, axis=0)
 
     def reorder_cache(self, beam_idx: np.ndarray) -> None:
-        """Only rows that change, and only what is in use, moves."""
+        """Reorder the caches to `beam_idx`. Copy only changed rows and used slots."""
         moved = np.flatnonzero(beam_idx != np.arange(len(beam_idx)))
         if len(moved):
             used = self.lengths.max()
@@ -240,13 +240,14 @@ class CpuDecoder:
             self.lengths, self.dropped = self.lengths[beam_idx], self.dropped[beam_idx]
 
     def close(self) -> None:
-        """As `Decoder`; nothing outlives it."""
+        """Do nothing: there are no shared buffers to release."""
 
 
 class CpuSeq2SeqDecoder:
-    """The `Decoder` of a seq2seq model; at first there is room for `capacity` tokens. Nothing
-    moves: a table says whose key and value each beam reads at each position. `source` is what the
-    encoder returned, and its mask."""
+    """The `Decoder` of a seq2seq model, with an initial capacity of `capacity` tokens.
+
+    Caches are never reordered: `cache_indirection` maps each beam and position to the beam whose
+    key and value it reads. `source` holds the encoder's outputs and the mask of the sources."""
 
     all_logits = False
     max_step_tokens = 1
@@ -280,13 +281,13 @@ class CpuSeq2SeqDecoder:
         self.bound.inputs["num_beams"][:] = beams
 
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-        """As `Decoder`. The graph takes one token at a time, and rows without padding."""
+        """Feed the prompts token by token, as the graph requires. They must have no padding."""
         for place in range(input_ids.shape[1]):
             logits = self.step(input_ids[:, place : place + 1])
         return logits.copy()
 
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """As `Decoder`."""
+        """Feed one token per row and return logits."""
         if beam_idx is not None:
             beams = self.writers.shape[1]
             parents = (beam_idx % beams).reshape(-1, beams, 1)
@@ -299,34 +300,36 @@ class CpuSeq2SeqDecoder:
         return logits[:, None]
 
     def expand(self, expand_size: int) -> None:
-        """As `Decoder`. The source stays as it is: its rows are shared."""
+        """Repeat each row `expand_size` times. Beams share the rows of the source."""
         old = self.bound.caches
         self.bind(expand_size)
         self.fill(old, expand_size)
 
     def grow(self) -> None:
         old = self.bound.caches
-        writers = self.writers.copy()  # it is a view of what `bind` frees
+        writers = self.writers.copy()  # a view of memory that `bind` frees
         self.capacity *= 2
         self.bind(writers.shape[1])
         self.writers[:, :, : self.length] = writers
         self.fill(old, 1)
 
     def fill(self, old: dict, expand_size: int) -> None:
-        """The caches with what is used of the `old`, every row `expand_size` times in a row."""
+        """Copy the used part of the `old` caches, each row `expand_size` times in place."""
         for name, (cache, _) in self.bound.caches.items():
             cache[:, :, : self.length] = np.repeat(
                 old[name][0][:, :, : self.length], expand_size, axis=0
             )
 
     def close(self) -> None:
-        """As `Decoder`; nothing outlives it."""
+        """Do nothing: there are no shared buffers to release."""
 
 
 class LookupDecoder:
-    """The `CandidateDecoder` of a seq2seq model, of one row; at first there is room for `capacity`
-    tokens. All steps are of one graph: two sessions have weights of their own, which take turns in
-    the processor's caches."""
+    """The `CandidateDecoder` of one row of a seq2seq model, with an initial capacity of `capacity`
+    tokens.
+
+    All steps use one graph, because two sessions would have two copies of the weights, which evict
+    each other from the CPU cache."""
 
     all_logits = True
     max_step_tokens = LOOKUP_TOKENS
@@ -338,11 +341,11 @@ class LookupDecoder:
         self.length = 0
 
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-        """As `Decoder`, of a row without padding."""
+        """Feed the prompt of one row without padding and return logits."""
         return self.step(input_ids)
 
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """As `Decoder`, of one row, which continues itself."""
+        """Feed tokens (1, T) and return the logits after each. `beam_idx` is ignored."""
         place = self.length
         self.length += tokens.shape[1]
         while self.length > self.capacity:
@@ -350,7 +353,7 @@ class LookupDecoder:
         return self.graph.run(self.caches, tokens, place, place)
 
     def crop(self, count: int) -> None:
-        """As `CandidateDecoder`: what stands behind the length is not read."""
+        """Shorten the length by `count` tokens. The cache after it is not read."""
         self.length -= count
 
     def grow(self) -> None:
@@ -361,15 +364,15 @@ class LookupDecoder:
         self.capacity *= 2
 
     def expand(self, expand_size: int) -> None:
-        """As `Decoder`; greedy search of one row has no more."""
+        """Do nothing: greedy search of one row has no further rows."""
 
     def close(self) -> None:
-        """As `Decoder`; nothing outlives it."""
+        """Do nothing: there are no shared buffers to release."""
 
 
 class LookupGraph:
-    """The graph which reads several tokens of one row, over the caches of that row's decoder and
-    its `source`. It is bound once for each number of tokens, until the caches are others."""
+    """The graph that feeds several tokens of one row, with the caches of the row's decoder and its
+    `source`. It is bound once per number of tokens, until the caches are replaced."""
 
     def __init__(self, session: Session, spec: GraphSpec, source: dict[str, onnxruntime.OrtValue]):
         self.session = session
@@ -386,8 +389,9 @@ class LookupGraph:
         }
 
     def run(self, caches: dict, tokens: np.ndarray, place: int, position: int) -> np.ndarray:
-        """The logits (1, T, V) after each of `tokens` (1, T), which stand in `caches` from `place`
-        on and have positions from `position` on."""
+        """Return the logits (1, T, V) after each of `tokens` (1, T).
+
+        They are written to `caches` from slot `place` and have positions from `position`."""
         if caches is not self.caches:
             self.caches, self.bound = caches, {}
         count = tokens.shape[1]
@@ -402,9 +406,10 @@ class LookupGraph:
 
 
 class BoundGraph:
-    """A decoder graph with all its inputs and outputs bound once, to `inputs` and `caches` by name,
-    so that a step allocates nothing. `caches` are taken over from another one, or made; each is an
-    array and its `OrtValue`."""
+    """A decoder graph with all inputs and outputs bound once, so a step allocates nothing.
+
+    `inputs` are arrays by name. `caches` are pairs of an array and its `OrtValue` by name, passed
+    by the caller or created here."""
 
     def __init__(
         self,
@@ -437,8 +442,8 @@ class BoundGraph:
             )
 
     def run(self, **values: np.ndarray | int) -> np.ndarray:
-        """The logits (rows, V) with `values` put into the inputs; the array is the same at each
-        call."""
+        """Copy `values` to the inputs, run the graph and return the logits (rows, V). Each call
+        returns the same array."""
         for name, array in values.items():
             self.inputs[name][...] = array
         self.session.run_bound(self.binding)
@@ -446,7 +451,7 @@ class BoundGraph:
 
 
 def zeros(tensor: TensorSpec, sizes: dict[str, int]) -> tuple[np.ndarray, onnxruntime.OrtValue]:
-    """An array of zeros as `tensor` says, and the `OrtValue` that has its memory."""
+    """Return an array of zeros for `tensor`, and the `OrtValue` of the same memory."""
     value = to_ortvalue(np.zeros(shape_of(tensor, sizes), tensor.dtype))
     return value.numpy(), value
 

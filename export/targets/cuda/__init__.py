@@ -1,5 +1,5 @@
-"""The cuda target: onnxruntime's own operators in half precision, with caches that stay on the
-device; a step is one CUDA graph, and so is one of beam search."""
+"""The cuda target: onnxruntime's own operators in half precision, with caches on the device. A
+decode step is one CUDA graph, and so is a step of beam search."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Cuda:
-    """The `Target`."""
+    """The cuda `Target`."""
 
     name = "cuda"
     help = "onnxruntime's own operators for NVIDIA GPUs"
     dtypes = ("fp32", "fp16", "bf16", "int8", "int4")
     opsets = (24,)
     default_device = "cuda"
-    max_workers = 1  # one thread alone runs sessions: the GPU runs one batch at a time
+    max_workers = 1  # the GPU runs one batch at a time
     shares_weights = False
     is_standard = False
     integer_dtypes: tuple[str, ...] = ()
@@ -38,8 +38,9 @@ class Cuda:
         return {}
 
     def activations(self, model: "PreTrainedModel | None", dtype: str | None) -> str:
-        """That of the weights; for integers and by default float16, or bfloat16 where float16
-        overflows."""
+        """Return the dtype of activations: that of fp32 and bf16 weights, else fp16.
+
+        Without a dtype or with integer weights, return bf16 if the model overflows in float16."""
         if dtype in ("fp32", "bf16"):
             return dtype
         if model is None:
@@ -66,7 +67,7 @@ class Cuda:
         return target_graphs(dtype)
 
     def parity_device(self, activations: str) -> str:
-        """Return the GPU, or the CPU without one, which computes in fp32 and fp16."""
+        """Return "cuda" with a GPU, else "cpu". The CPU computes fp32 and fp16 only."""
         from ...inference.devices import require
 
         try:
@@ -78,7 +79,7 @@ class Cuda:
         return "cuda"
 
     def provider_options(self, role: str) -> dict[str, str]:
-        """Steps of a decoder are replayed."""
+        """Return the provider options, which enable CUDA graphs except for encoders."""
         return {"enable_cuda_graph": str(int(role != "encoder"))}
 
     def open(self, export: "LoadedExport") -> "CudaDecoders":

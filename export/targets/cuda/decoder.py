@@ -1,4 +1,4 @@
-"""Generating with the cuda target's graphs, in buffers on the device that are replayed as CUDA
+"""The decoders of the cuda target. Its graphs use buffers on the device and are replayed as CUDA
 graphs."""
 
 import collections
@@ -22,10 +22,10 @@ from ...inference.search import Processors
 from ...inference.session import Session
 from ...specs.graph_spec import GraphSpec, TensorSpec, shape_of
 
-BFLOAT16 = 16  # among ONNX's types
-SYNC_EVERY = 16  # steps of a search on the device between two looks at the tokens
-# Sizes of caches are multiples of these, so that other batches find the same captured graphs: 1, 2,
-# 4 rows and multiples of 8 as well.
+BFLOAT16 = 16  # ONNX's number of the type
+SYNC_EVERY = 16  # steps of a search on the device between two checks for its end
+# Cache sizes are multiples of these, so that batches share captured graphs. 1, 2 and 4 rows are
+# sizes as well.
 SLOTS = 64
 SOURCE = 32
 ROWS = 8
@@ -47,10 +47,10 @@ class CudaDecoders:
         )
 
     def start(self, request: GenerationRequest) -> "CudaDecoder":
-        """As `DecoderFactory`."""
+        """Return a decoder of `request` with buffers of the pool, after encoding its source."""
         options = request.options
         ids = request.input_ids
-        # Caches do not grow: each beam fills a slot at each step.
+        # Caches do not grow, and each beam fills one slot per step.
         room = options.max_new_tokens * options.rows_per_input
         cache_bytes = 0
         if self.export.device == "cpu":
@@ -68,10 +68,10 @@ class CudaDecoders:
     def encode(
         self, ids: np.ndarray, mask: np.ndarray, sizes: dict[str, int]
     ) -> tuple["Buffers", np.ndarray]:
-        """Buffers with the keys and values of the source, which stay on the device; and its mask as
-        they have it."""
+        """Return buffers with the keys and values of the source on the device, and the padded
+        mask."""
         added = -ids.shape[1] % SOURCE
-        # positions that count ids do not count padding
+        # pad tokens, which positions derived from ids do not count
         fills = (self.export.config.get("pad_token_id") or 0, 0)
         padded = [
             pad_batch(
@@ -92,15 +92,16 @@ class CudaDecoders:
     def buffers(self, sizes: dict[str, int]) -> "Buffers":
         try:
             return self.pool.take(sizes)
-        except Exception as error:  # onnxruntime's own have no other class in common
+        except Exception as error:  # onnxruntime's errors have no other common class
             raise UsageError(
                 f"caches of {sizes['slots']} slots, which hold max_new_tokens, cannot be made: "
                 f"{error}"
             ) from None
 
     def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """As `DecoderFactory`: greedy and beam search, where nothing changes logits, are on the
-        device as a whole."""
+        """Run greedy or beam search on the device and return what `Search.result` does.
+
+        Return `None` for sampling, logits processors and sliding windows."""
         options = request.options
         is_beam_search = options.num_beams > 1
         if (
@@ -111,7 +112,7 @@ class CudaDecoders:
             return None
         if self.export.config.get("sliding_window") is not None:
             return None
-        # the graph takes as many of each beam
+        # the graph selects that many candidates per beam
         if is_beam_search and options.candidates > self.export.config["vocab_size"]:
             return None
         decoder = self.start(request)
@@ -125,13 +126,12 @@ class CudaDecoders:
             decoder.close()
 
     def beam_session(self, sizes: dict[str, int]) -> tuple[Session, GraphSpec]:
-        """A session of the beams' graph whose axes have these `sizes`, and its spec: no shape is
-        left to compute."""
+        """Return a session of the beam search graph with axes fixed to `sizes`, and its spec."""
         return self.export.make_session("beams", sizes), self.export.specs["beams"]
 
 
 def bucket_of(rows: int) -> int:
-    """The next power of two, or from `ROWS` on the next multiple of that."""
+    """Return the next power of two, or above `ROWS` the next multiple of `ROWS`."""
     return round_up(rows, ROWS) if rows > ROWS else 1 << (rows - 1).bit_length()
 
 
@@ -140,9 +140,11 @@ def round_up(number: int, multiple: int) -> int:
 
 
 class CudaDecoder:
-    """The `Decoder` of a batch, in `buffers` of its own. Nothing moves: `visible` (B, beams, slots)
-    says which slots of its input's cache each beam reads. Where the batch is smaller than the
-    buffers, its first row is in the others too, which end when it does, and nobody sees."""
+    """The `Decoder` of a batch in its own `buffers`.
+
+    Caches are never reordered: `visible` (B, beams, slots) says which slots of the input's cache
+    each beam reads. If the batch is smaller than the buffers, the other rows repeat the first row,
+    and their results are ignored."""
 
     all_logits = False
     max_step_tokens = 1
@@ -159,21 +161,20 @@ class CudaDecoder:
         self.pool = pool
         self.window = window
         self.source = {} if source_mask is None else {"encoder_attention_mask": source_mask}
-        buffers.step_graph(beams)  # captured before there is anything in the caches
+        buffers.step_graph(beams)  # capture while the caches are empty
 
     def close(self) -> None:
-        """As `Decoder`: the next batch of these sizes has the buffers."""
+        """Return the buffers to the pool, for the next batch of their sizes."""
         if hasattr(self, "buffers"):
             self.pool.free.append(self.buffers)
-            del self.buffers  # which are another batch's from here on
+            del self.buffers  # another batch may use them now
 
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-        """As `Decoder`; the prompts may be padded on either side."""
+        """Read prompts padded on either side and return the logits after the last token."""
         return self.read(input_ids, attention_mask).logits.numpy()[: len(input_ids), :1].copy()
 
     def read(self, ids: np.ndarray, mask: np.ndarray, beams: int = 1) -> "DeviceGraph":
-        """The graph that has read the prompts, with the logits after each for each of the
-        `beams`."""
+        """Read the prompts and return the graph with their last logits, repeated for `beams`."""
         rows = self.buffers.sizes["batch_size"]
         slots = self.buffers.sizes["slots"]
         self.count = len(ids)
@@ -201,7 +202,7 @@ class CudaDecoder:
         return graph
 
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """As `Decoder`."""
+        """Feed one token per beam and return logits."""
         rows, beams, slots = self.visible.shape
         if beam_idx is not None:
             parents = pad_batch((beam_idx % beams).reshape(-1, beams, 1), rows)
@@ -219,13 +220,14 @@ class CudaDecoder:
         return graph.logits.numpy()[: self.count].reshape(self.count * beams, 1, -1).copy()
 
     def expand(self, expand_size: int) -> None:
-        """As `Decoder`: all have one cache."""
+        """Repeat the visible slots for `expand_size` beams. They share the cache of their input."""
         self.visible = np.repeat(self.visible, expand_size, axis=1)
 
     def greedy(self, ids: np.ndarray, mask: np.ndarray, options: Options) -> np.ndarray:
-        """As `search.TokenSearch`: the likeliest tokens, with no copy to or from the device between
-        two steps. Whether all rows have ended is seen after `SYNC_EVERY` steps and their
-        multiples."""
+        """Return the new tokens of greedy search, padded after the end token.
+
+        Nothing is copied between two steps. Every `SYNC_EVERY` steps the host checks whether all
+        rows have ended."""
         self.read(ids, mask)
         step = self.buffers.step_graph(1)
         length = ids.shape[1]
@@ -252,9 +254,10 @@ class CudaDecoder:
     def beam_search(
         self, ids: np.ndarray, mask: np.ndarray, options: Options, make_session: Callable
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As `search.BeamSearch`, with nothing copied between two steps but, after `SYNC_EVERY` of
-        them, whether any input can still improve. `make_session` makes the session of the beams'
-        graph."""
+        """Return the tokens and scores of beam search.
+
+        Nothing is copied between two steps. Every `SYNC_EVERY` steps the host checks whether any
+        input can still improve. `make_session` opens a session of the beam search graph."""
         rows = self.buffers.sizes["batch_size"]
         beams = options.num_beams
         step = self.buffers.step_graph(beams)
@@ -279,8 +282,8 @@ class CudaDecoder:
     def best(
         self, search: "BeamSearchState", prompt: int, options: Options
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The new tokens of the best finished hypotheses (B * N, up to the longest), and their
-        scores (B * N,)."""
+        """Return the new tokens (B * N, T) of the best finished hypotheses, and their scores
+        (B * N,)."""
         count = options.num_return_sequences
         names = ("visible", "tokens", "lengths", "scores")
         state = {
@@ -296,7 +299,9 @@ class CudaDecoder:
         return sequences, state["scores"].reshape(-1)
 
     def generated(self, prompt: int, count: int) -> np.ndarray:
-        """The tokens (B, count) after a prompt of this length, copied from the device."""
+        """Copy the first `count` new tokens (B, count) from the device and return them.
+
+        `prompt` is the length of the prompts."""
         return (
             self.buffers.states["tokens"]
             .numpy()[: self.count, 0, prompt : prompt + count, 0]
@@ -326,19 +331,20 @@ class CudaDecoder:
 
 
 def has_ended(tokens: np.ndarray, options: Options) -> np.ndarray:
-    """(B, t): whether the row has ended at or before each of its `tokens`."""
+    """Return whether each row has ended at or before each of its `tokens` (B, t)."""
     return np.isin(tokens, options.eos_token_ids).cumsum(axis=1) > 0
 
 
 def pad_batch(array: np.ndarray, rows: int) -> np.ndarray:
-    """`array` with its first row after its last, as often as it takes to have `rows`."""
+    """Return `array` with its first row appended until it has `rows` rows."""
     return np.concatenate([array, np.repeat(array[:1], rows - len(array), axis=0)])
 
 
 class Buffers:
-    """Caches of `sizes` on `device`, for a decoder graph of the cuda target, and that graph with
-    all bound to it. One batch at a time has them: `Pool` keeps them for the next, since a CUDA
-    graph, once captured, reads and writes these alone."""
+    """Caches of `sizes` on `device`, and the decoder graphs of the cuda target bound to them.
+
+    One batch at a time uses them, and `Pool` keeps them for the next. A captured CUDA graph can
+    only read and write the buffers that it was captured with."""
 
     numbers = itertools.count(1)  # of captured graphs
 
@@ -357,15 +363,18 @@ class Buffers:
         self.searches: dict[tuple[int, int], BeamSearchState] = {}
 
     def prompt_graph(self, length: int, beams: int) -> "DeviceGraph":
-        """For prompts of `length`, with the logits after the last token for each of the `beams`;
-        what their next step takes is put into its inputs, the logits where its own will be."""
+        """Return the graph of prompts of `length`, with the logits after the last token for
+        `beams`.
+
+        It writes the logits and the inputs of the next step to those of the step graph."""
         return DeviceGraph(
             self, {"target_length": length, "logits": beams}, self.step_graph(beams), number=-1
         )
 
     def step_graph(self, beams: int) -> "DeviceGraph":
-        """For one token of each beam, with the logits of all; what the next step takes is put into
-        the inputs."""
+        """Return the graph of a step of one token per beam, with the logits of all beams.
+
+        It writes the inputs of the next step to its own inputs."""
         if beams not in self.steps:
             sizes = {"target_length": beams, "logits": beams}
             self.steps[beams] = DeviceGraph(self, sizes, None, next(self.numbers))
@@ -379,7 +388,7 @@ class Buffers:
 
 
 class Pool:
-    """Buffers that no batch has at the moment, `size` at most."""
+    """A pool of at most `size` unused buffers."""
 
     def __init__(self, session: Session, spec: GraphSpec, device: str, size: int = 4):
         self.make = lambda sizes: Buffers(session, spec, sizes, device)
@@ -394,9 +403,10 @@ class Pool:
 
 
 class DeviceGraph:
-    """A decoder graph of the cuda target with inputs and outputs on the device, bound once;
-    replayed as CUDA graph `number`, or not captured if that is -1. What the next step takes is put
-    into the inputs of `following`, or into its own."""
+    """A decoder graph of the cuda target with inputs and outputs on the device, bound once.
+
+    It is replayed as CUDA graph `number`, or not captured if that is -1. It writes the inputs of
+    the next step to those of `following`, or by default to its own."""
 
     def __init__(
         self, buffers: Buffers, sizes: dict[str, int], following: "DeviceGraph | None", number: int
@@ -411,21 +421,21 @@ class DeviceGraph:
             following.logits if following else device_zeros(spec.outputs[0], sizes, device)
         )
         taken = {**(following or self).inputs, **buffers.states, "logits": self.logits}
-        # Computes `logits` (B, N, V), on the device, and what the next step takes.
+        # Computes `logits` (B, N, V) on the device, and the inputs of the next step.
         inputs = self.inputs | buffers.states
         self.run: Callable[[], None] = bind_and_capture(
             buffers.session, spec, inputs, taken, number
         )
 
     def put(self, **values: np.ndarray) -> None:
-        """`values` into the inputs."""
+        """Copy `values` to the inputs."""
         for name, array in values.items():
             self.inputs[name].update_inplace(np.ascontiguousarray(array))
 
 
 class BeamSearchState:
-    """The beams' graph, bound to the logits and inputs of their steps, and to a `state` of its own
-    on the device."""
+    """The beam search graph, bound to the logits and inputs of the step graph, and to its own
+    `state` on the device."""
 
     def __init__(self, make_session: Callable, buffers: Buffers, key: tuple[int, int], number: int):
         sizes = {
@@ -443,9 +453,9 @@ class BeamSearchState:
         self.run = bind_and_capture(session, spec, shared | self.state, shared | self.state, number)
 
     def begin(self, options: Options) -> None:
-        """The state before the first token, for `options`."""
+        """Reset the state to that before the first token, for `options`."""
         fresh = {name: values.copy() for name, values in self.zeros.items()}
-        # rows of one input are equal at first: only the first of them counts
+        # the rows of one input are equal at first, so only the first row counts
         fresh["scores"][:, 1:] = EXCLUDED_SCORE
         fresh["finished_scores"][:] = -np.inf
         fresh["is_best"][: options.num_beams] = fresh["can_improve"][:] = True
@@ -462,9 +472,10 @@ class BeamSearchState:
 def bind_and_capture(
     session: Session, spec: GraphSpec, inputs: dict, outputs: dict, number: int
 ) -> Callable[[], None]:
-    """A function that runs `session`, its inputs bound to the values `inputs`, its outputs to those
-    of `outputs` that the next step takes: as CUDA graph `number`, captured here, or uncaptured if
-    that is -1."""
+    """Return a function that runs `session` with bound inputs and outputs.
+
+    Its outputs are bound to the values in `outputs` that are inputs of the next step. It replays
+    CUDA graph `number`, which is captured here, or captures nothing if that is -1."""
     binding = session.io_binding()
     options = onnxruntime.RunOptions()
     options.add_run_config_entry("gpu_graph_id", str(number))
@@ -477,15 +488,15 @@ def bind_and_capture(
         session.run_bound(binding, options)
 
     if number > 0:
-        run()  # capturing takes several steps, here of nothing
+        run()  # the capture takes several runs, with empty caches
     return run
 
 
 def device_zeros(tensor: TensorSpec, sizes: dict[str, int], device: str) -> onnxruntime.OrtValue:
-    """An `OrtValue` of zeros on `device`. What an attention does not read is multiplied by 0, so it
-    must be a number."""
+    """Return an `OrtValue` of zeros on `device`. Attention multiplies masked values by 0, so they
+    must be finite."""
     shape = shape_of(tensor, sizes)
-    if tensor.dtype == "bfloat16":  # which numpy does not have
+    if tensor.dtype == "bfloat16":  # numpy has no bfloat16
         value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, BFLOAT16, device)
         value.update_inplace(
             onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(

@@ -1,4 +1,4 @@
-"""Whether a model can be computed in float16."""
+"""A check for overflow in float16."""
 
 import torch
 from transformers import PreTrainedModel
@@ -15,15 +15,16 @@ FLOAT16_MAX = torch.finfo(torch.float16).max
 
 @torch.no_grad()
 def overflow(model: PreTrainedModel) -> str | None:
-    """Where `model`, in float32, makes a number of random tokens or images that float16 cannot
-    hold; `None` if nowhere. Looked at are what each module returns and the scores of attention,
-    before the softmax."""
+    """Return where `model` computes values that float16 cannot hold, or `None`.
+
+    The model runs in float32 on random tokens or images. The outputs of all modules and the
+    attention scores before the softmax are checked."""
     problems = []
 
     def check(name, states):
         if isinstance(states, torch.Tensor) and states.is_floating_point():
             largest = states.abs().max().item()
-            # as far from it again, for tokens that were not tried
+            # a margin of a factor of 2 for other inputs
             if not largest <= FLOAT16_MAX / 2:
                 problems.append(f"{name or 'the model'} reaches {largest:.3g}")
 

@@ -1,4 +1,4 @@
-"""Generating with portable graphs, which return their caches longer than they took them."""
+"""The decoders of the portable target, whose graphs return extended copies of their caches."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class PortableDecoders:
     takes_candidates = True
 
     def start(self, request: GenerationRequest) -> "PortableDecoder":
-        """As `DecoderFactory`."""
+        """Return a decoder of `request`, after encoding its source."""
         cache_bytes = 0
         if self.export.device == "cpu":
             rows = len(request.input_ids) * request.options.rows_per_input
@@ -40,12 +40,12 @@ class PortableDecoders:
         return PortableDecoder(self.export, feeds, len(request.input_ids))
 
     def generate(self, request: GenerationRequest) -> None:
-        """As `DecoderFactory`: the search is on the host."""
+        """Return `None`, because the search runs in numpy."""
 
 
 class PortableDecoder:
-    """The `Decoder` of `rows` prompts. `feeds` are what the graph takes at each step beside tokens
-    and caches."""
+    """The `Decoder` of `rows` prompts. `feeds` are the other inputs of each step besides tokens and
+    caches."""
 
     all_logits = True
     max_step_tokens = None
@@ -55,13 +55,13 @@ class PortableDecoder:
         self.session = export.sessions["decoder"]
         self.outputs = [tensor.name for tensor in spec.outputs]
         self.feeds = feeds
-        # how many tokens a token sees, itself among them, if the caches may lose what is before
+        # sliding window in tokens, `None` if the caches must keep all tokens
         self.window = None
-        # the other decoders count positions by their caches
+        # other graphs derive positions from the length of the caches
         if "attention_mask" in {tensor.name for tensor in spec.inputs}:
             self.window = export.config.get("sliding_window")
             self.feeds["attention_mask"] = np.zeros((rows, 0), np.int64)
-            # tokens of each row that are in the caches no more
+            # tokens of each row that were dropped from the caches
             self.dropped = np.zeros((rows, 1), np.int64)
         # Every cache starts with length 0.
         self.past = {
@@ -74,21 +74,21 @@ class PortableDecoder:
         }
 
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-        """As `Decoder`; the logits are those of the rows with their padding on the left."""
+        """Read the prompts and return logits, both with padding on the left."""
         ids, mask = move_padding(input_ids, attention_mask, "left", 0)
         length = ids.shape[1] if self.window is None else max(self.window, INITIAL_ROOM)
         parts = [slice(start, start + length) for start in range(0, ids.shape[1], length)]
         return np.concatenate([self.run(ids[:, part], mask[:, part]) for part in parts], axis=1)
 
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """As `Decoder`."""
+        """Feed tokens and return the logits after each."""
         if beam_idx is not None:
             self.reorder_cache(beam_idx)
         return self.run(tokens, np.ones_like(tokens), tokens.shape[1] - 1)
 
     def run(self, tokens: np.ndarray, mask: np.ndarray, to_crop: int = 0) -> np.ndarray:
-        """The logits of new tokens (rows, T), whose `mask` is 0 for padding; the last `to_crop` of
-        them may be taken back."""
+        """Return the logits of new tokens (rows, T), whose `mask` is 0 for padding. `crop` may
+        remove the last `to_crop` tokens."""
         feeds = {**self.feeds, **self.past, "input_ids": tokens}
         if "attention_mask" in self.feeds:
             mask = self.feeds["attention_mask"] = np.concatenate(
@@ -104,8 +104,7 @@ class PortableDecoder:
         return logits
 
     def drop(self, surplus: int) -> None:
-        """The first tokens of the caches, if `surplus` is above 0: those that the next one does not
-        see."""
+        """Drop the first `surplus` tokens of the caches, if any. They fell out of the window."""
         if surplus > 0:
             mask = self.feeds["attention_mask"]
             self.feeds["attention_mask"] = mask[:, surplus:]
@@ -113,7 +112,7 @@ class PortableDecoder:
             self.past = {name: states[:, :, surplus:] for name, states in self.past.items()}
 
     def crop(self, count: int) -> None:
-        """As `CandidateDecoder`."""
+        """Remove the last `count` tokens from the caches."""
         if not count:
             return
         for name, states in self.past.items():
@@ -123,7 +122,7 @@ class PortableDecoder:
             self.feeds["attention_mask"] = self.feeds["attention_mask"][:, :-count]
 
     def expand(self, expand_size: int) -> None:
-        """As `Decoder`."""
+        """Repeat all rows of feeds and caches `expand_size` times in place."""
         for arrays in (self.feeds, self.past):
             for name, array in arrays.items():
                 arrays[name] = np.repeat(array, expand_size, axis=0)
@@ -131,7 +130,7 @@ class PortableDecoder:
             self.dropped = np.repeat(self.dropped, expand_size, axis=0)
 
     def reorder_cache(self, beam_idx: np.ndarray) -> None:
-        """Beams of one input share the encoder's output, so only the decoder's own caches move."""
+        """Reorder the caches of self-attention. Beams of one input share the encoder's output."""
         for name, states in self.past.items():
             if ".encoder." not in name:
                 self.past[name] = states[beam_idx]
@@ -140,4 +139,4 @@ class PortableDecoder:
             self.dropped = self.dropped[beam_idx]
 
     def close(self) -> None:
-        """As `Decoder`; nothing outlives it."""
+        """Do nothing: there are no shared buffers to release."""
