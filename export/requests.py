@@ -1,4 +1,4 @@
-"""Checks of what callers give, and the batch that is made of it. No graph is needed."""
+"""Checks of arguments, and the requests made from them. No graph is needed."""
 
 from typing import Any
 
@@ -148,8 +148,8 @@ def prompts(
     attention_mask: np.ndarray | None,
     options: dict[str, Any],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids and mask (B, S); by default the mask is 0 where the ids have the pad token, unless
-    that is an end token too."""
+    """Return ids and mask (B, S). The default mask is 0 for pad tokens, unless the pad token is
+    also an end token."""
     pad = special_token("pad_token_id", options, info.defaults, info.config)
     ends = as_list(special_token("eos_token_id", options, info.defaults, info.config))
     if attention_mask is None and pad is not None and pad not in ends:

@@ -141,12 +141,12 @@ class Runtime:
         token_type_ids: np.ndarray | None = None,
         **inputs: np.ndarray,
     ) -> np.ndarray:
-        """The first of `outputs`: `last_hidden_state` (B, S, D), or the `logits` of the model's
+        """Return the first of `outputs`: `last_hidden_state` (B, S, D), or the `logits` of the
         head.
 
         Raises:
-            ValueError: as `outputs`; for a seq2seq model whose encoder returns only what its
-                decoder takes.
+            ValueError: as in `outputs`; for a seq2seq model whose encoder only returns keys and
+                values for its decoder.
         """
         spec = self.specs.get("encoder")
         if spec is not None and spec.outputs[0].name.startswith("present"):
@@ -167,15 +167,20 @@ class Runtime:
         decoder_attention_mask: np.ndarray | None = None,
         **inputs: np.ndarray,
     ) -> dict[str, np.ndarray]:
-        """All that the encoder graph returns, by name: of each token (B, S, ...), or of the
-        sequence (B, ...).
+        """Return all outputs of the encoder graph by name, (B, S, ...) per token or (B, ...) per
+        sequence.
 
-        `input_ids` (B, S) integers, rows padded on the right (a decoder's on either side), for
-        multiple choice (B, C, S); `attention_mask`, 1 for tokens that are not padding, by default
-        all, and `token_type_ids`, by default 0, of the same shape; `decoder_input_ids` and
-        `decoder_attention_mask` (B, T), for a seq2seq model that returns states; and what else the
-        graph takes, by name; for a model of images only `pixel_values` (B, C, H, W). Rows of
-        similar length run together; what is returned for padding may be 0.
+        Rows of similar length run together. Outputs of padding may be 0.
+
+        Args:
+            input_ids: integers (B, S), for multiple choice (B, C, S). Rows are padded on the right;
+                those of a decoder-only model on either side.
+            attention_mask: 1 for tokens, 0 for padding, by default all 1.
+            token_type_ids: by default all 0.
+            decoder_input_ids, decoder_attention_mask: (B, T), for a seq2seq model that returns
+                states.
+            inputs: other inputs of the graph by name. A vision model takes only `pixel_values`
+                (B, C, H, W).
 
         Raises:
             ValueError: for an input that is missing, or that the graph does not take; for an empty
@@ -270,11 +275,11 @@ class Runtime:
         seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What `generate` returns, and the score of each row (B * N,): sum(log p) /
-        length^length_penalty of its new tokens, the end token among them. With beams these are
-        transformers' `sequences_scores`, which has none without. There, p is the softmax of the
-        logits after those settings that change them, but before temperature, top_k, top_p and
-        min_p.
+        """Return what `generate` does, and the score of each row (B * N,).
+
+        The score is sum(log p) / length^length_penalty of the new tokens, including the end token.
+        In beam search it equals `sequences_scores` of transformers. Without beams, p is the softmax
+        of the processed logits, before temperature, top_k, top_p and min_p.
         """
         request = self.request(input_ids, attention_mask, decoder_input_ids, options, True)
         tokens, scores = self._generated(request.with_seeds(seeds))
@@ -284,12 +289,12 @@ class Runtime:
     def stream(
         self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, **options: Any
     ) -> Iterator[np.ndarray]:
-        """As `generate`, but yields the new token of each row (B * N,) after each step, the pad
-        token where a row has ended.
+        """Yield the new token of each row (B * N,) after each step. Finished rows get the pad
+        token. The arguments are those of `generate`.
 
         Raises:
-            ValueError: as `generate`, before the first step; for more than one beam, whose tokens
-                are known at the end only.
+            ValueError: as in `generate`, before the first step; for beam search, whose tokens are
+                only known at the end.
         """
         request = self.request(input_ids, attention_mask, None, options)
         if request.options.num_beams > 1:
@@ -308,9 +313,11 @@ class Runtime:
     def rows_together(
         self, rows: int, batch_size: int, options: dict[str, Any], is_scored: bool = False
     ) -> int:
-        """Return how many of `rows` rows are best given to `generate` at once, or where `is_scored`
-        to `generate_with_scores`: `batch_size`, more where they run in workers, or 1 with
-        `prompt_lookup_num_tokens`. Raise as `check_options`."""
+        """Return how many of `rows` rows one call of `generate` should get.
+
+        It is 1 with `prompt_lookup_num_tokens`, more than `batch_size` with continuous batching,
+        and else `batch_size`. `is_scored` stands for `generate_with_scores`. Raise as
+        `check_options` does."""
         resolved = self.check_options(options)
         if resolved.prompt_lookup_num_tokens is not None:
             return 1
@@ -325,7 +332,7 @@ class Runtime:
         options: dict[str, Any],
         is_scored: bool = False,
     ) -> GenerationRequest:
-        """Return the batch of a call of `generate`. Raise as `generate`."""
+        """Return the request of a call of `generate`. Raise as `generate` does."""
         request = requests.generation_request(
             self.info, input_ids, attention_mask, decoder_input_ids, options, is_scored
         )
@@ -347,8 +354,7 @@ class Runtime:
 
     @functools.cached_property
     def _worker_model(self) -> OnnxModel:
-        """The model with a step that has the threads of a worker, opened when it is first
-        needed."""
+        """The model with a step graph and the threads of a worker, opened on first use."""
         assert self.info.step is not None  # see `many_rows.is_suited`
         threads = arrangement(self.config, self.threads, self.workers).threads
         return self.model.with_threads(threads, self.info.step)

@@ -1,5 +1,5 @@
-"""The export directory: ONNX files, the checkpoint's configs and tokenizer, and a manifest that
-says what they are."""
+"""The export directory: ONNX files, the checkpoint's configs and tokenizer, and a manifest of the
+files."""
 
 import hashlib
 import io
@@ -18,14 +18,14 @@ from .lfs import check_no_pointer
 from .options import FIELDS, check
 
 MANIFEST = "manifest.json"
-CARD = "README.md"  # not in the manifest: people edit it
+CARD = "README.md"  # not in the manifest, because users edit it
 SCHEMA_VERSION = 2
 HASHING_THREADS = 2
 IMAGE_PROCESSOR = "preprocessor_config.json"
-# of target text, where that is cut otherwise than source text
+# tokenizer of target text, if it differs from that of source text
 TARGET_TOKENIZER = "target_tokenizer.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TARGET_TOKENIZER)
-# What the manifest must say, and what it may.
+# Required and optional fields of the manifest.
 REQUIRED = {
     "architecture": str,
     "files": dict,
@@ -40,13 +40,11 @@ OPTIONAL = {"languages": dict, "step": str}
 
 @dataclass(frozen=True)
 class ExportInfo:
-    """An export directory that was found whole: `manifest`, and the `config` and
-    `generation_config` beside it. `model.open_export` adds the chosen `dtype` and the `specs` of
-    its graphs, by role. No graph is open.
+    """A complete export directory: its `manifest`, `config` and `generation_config`.
 
-    `stamps` says which files these were, and which directory: another one under the name, or other
-    content, has another stamp. `hashing` are the files whose content threads compare with the
-    manifest, see `open_export_info`.
+    `model.open_export` adds the `dtype` and the `specs` of the graphs, by role. No graph is open.
+    `stamps` identify the directory and its files, and change if one is replaced or modified.
+    `hashing` are the files whose hashes are checked in threads, see `open_export_info`.
     """
 
     directory: Path
@@ -65,7 +63,7 @@ class ExportInfo:
 
     @property
     def step(self) -> str | None:
-        """The role of the graph whose rows join and leave a running batch, if there is one."""
+        """The role of the step graph for continuous batching, or `None`."""
         role = self.manifest.get("step")
         return role if role in self.specs else None
 
@@ -76,8 +74,7 @@ class ExportInfo:
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
-        """The generation options of generation_config.json; ValueError for a value that one cannot
-        have."""
+        """The generation options of generation_config.json. An invalid value raises ValueError."""
         config = self.generation_config
         try:
             return check({name: config[name] for name in config if name in FIELDS})
@@ -87,16 +84,16 @@ class ExportInfo:
 
     @property
     def dtypes(self) -> list[str]:
-        """Of the weights, the default first."""
+        """The dtypes of the weights, the default first."""
         default = self.manifest["default_dtype"]
         return [default, *(dtype for dtype in self.manifest["variants"] if dtype != default)]
 
     def read(self, name: str) -> bytes | None:
-        """The content of the file `name`; `None` if there is none, and the manifest lists none.
+        """Return the content of the file `name`, or `None` if the export has no such file.
 
         Raises:
-            FileNotFoundError, ValueError: as `read_export_info`, if it is not the one that was
-                exported.
+            FileNotFoundError, ValueError: as in `read_export_info`, if the file is missing,
+                changed or not in the manifest.
         """
         path = self.directory / name
         if name in self.manifest["files"]:
@@ -122,22 +119,21 @@ class ExportInfo:
                     )
 
     def check_hashes(self, ending: str = "") -> None:
-        """Waits until the files whose names have this `ending` were compared with the manifest.
+        """Wait until the hashes of files whose names end with `ending` are checked.
 
         Raises:
-            ValueError: for one that is not what was exported.
+            ValueError: if a file differs from the manifest.
         """
         for name, comparing in self.hashing.items():
             if name.endswith(ending):
                 comparing.result()
 
     def check_unchanged(self) -> None:
-        """Checks that what has been opened by name since, graphs and their data, is what was
-        exported.
+        """Check that graphs and data that were opened by name are those of the manifest.
 
         Raises:
-            FileNotFoundError, ValueError: as `read_export_info`, and if the export was replaced or
-                changed.
+            FileNotFoundError, ValueError: as in `read_export_info`, and if the export was replaced
+                or changed.
         """
         wait(self.hashing.values())
         for name, stamp in self.stamps.items():
@@ -150,8 +146,9 @@ class ExportInfo:
 
 
 def write_manifest(directory: Path, **facts: Any) -> dict[str, Any]:
-    """Records `facts` and the size and SHA-256 of every other file of `directory` but its card, and
-    returns the manifest."""
+    """Write the manifest with `facts` and the size and SHA-256 of each file, and return it.
+
+    The manifest does not list itself and the model card."""
     unlisted = (directory / MANIFEST, directory / CARD)
     files = sorted(path for path in directory.rglob("*") if path.is_file() and path not in unlisted)
     manifest = {"schema_version": SCHEMA_VERSION, **facts}
@@ -167,13 +164,13 @@ def write_manifest(directory: Path, **facts: Any) -> dict[str, Any]:
 
 
 def read_export_info(directory: str | os.PathLike) -> ExportInfo:
-    """Checks every file against the manifest.
+    """Check every file against the manifest and return the export.
 
     Raises:
-        FileNotFoundError: if the directory, its manifest or a file named there is missing.
-        ValueError: if the manifest is of another schema, lacks a fact or has one of another type,
-            or lists a file outside the directory; if a file is not the one that was exported, or is
-            none where it should be JSON.
+        FileNotFoundError: if the directory, its manifest or a listed file is missing.
+        ValueError: if the manifest has another schema version, lacks a field, has a field of a
+            wrong type, or lists a file outside the directory; if a file has changed or a config is
+            not JSON.
     """
     info = open_export_info(directory)
     info.check_hashes()
@@ -195,9 +192,11 @@ def check_has_manifest(directory: Path) -> None:
 
 
 def open_export_info(directory: str | os.PathLike) -> ExportInfo:
-    """As `read_export_info`, but threads go on comparing all files but the configs with their
-    hashes: whoever opens them must call `check_unchanged` before anything comes of it."""
-    # a link that comes to lead elsewhere meanwhile changes nothing
+    """Return the export while threads still check the hashes of all files but the configs.
+
+    Callers that open files must call `check_unchanged` before they use the results. Raise as
+    `read_export_info` does."""
+    # resolved, so that a link that changes meanwhile has no effect
     directory = Path(directory).resolve()
     check_has_manifest(directory)
     path = directory / MANIFEST
@@ -233,8 +232,7 @@ def open_export_info(directory: str | os.PathLike) -> ExportInfo:
     pool = ThreadPoolExecutor(HASHING_THREADS)
     try:
         for name, facts in manifest["files"].items():
-            # A link is followed, the Hub's cache is made of them: what it leads to must have the
-            # right hash.
+            # Links are followed, as in the Hub's cache. Their targets must have the right hash.
             if Path(name).is_absolute() or ".." in Path(name).parts:
                 raise ValueError(
                     f"{path} lists {name!r:.200}, which is outside the directory: export again"
@@ -252,15 +250,15 @@ def open_export_info(directory: str | os.PathLike) -> ExportInfo:
                 stamps[name], file = open_file(directory / name, facts)
                 hashing[name] = pool.submit(check_hash, file, facts, directory / name)
     finally:
-        pool.shutdown(wait=False)  # what was submitted goes on
+        pool.shutdown(wait=False)  # submitted checks continue
     config, generation_config = configs.values()
-    # config.json names a model type that clients know.
+    # config.json has a model type for clients, the manifest ours.
     config |= {"model_type": manifest["model_type"]}
     return ExportInfo(directory, manifest, config, generation_config, stamps, hashing)
 
 
 def json_object(path: Path, content: bytes) -> dict:
-    """`content` of the file `path`, parsed; ValueError if it is no object."""
+    """Return the parsed `content` of the file `path`. Raise ValueError if it is no object."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -271,8 +269,7 @@ def json_object(path: Path, content: bytes) -> dict:
 
 
 def read_file(path: Path, facts: dict) -> tuple[tuple, bytes]:
-    """The stamp and the content of the file, which must be the one that the manifest states the
-    `facts` of."""
+    """Return the stamp and the content of a file, checked against its `facts` in the manifest."""
     stamp, file = open_file(path, facts)
     with file:
         content = file.read()
@@ -281,11 +278,11 @@ def read_file(path: Path, facts: dict) -> tuple[tuple, bytes]:
 
 
 def open_file(path: Path, facts: dict) -> tuple[tuple, io.BufferedReader]:
-    """The stamp of the file, which must have the size that the manifest states, and the file,
-    open."""
+    """Return the stamp of a file and the open file. Raise ValueError if its size differs from the
+    manifest."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: the export is incomplete, export again")
-    file = open(path, "rb")  # noqa: SIM115 - whoever takes it closes it
+    file = open(path, "rb")  # noqa: SIM115 - the caller closes it
     found = os.fstat(file.fileno())
     if found.st_size != facts["bytes"]:
         file.close()
@@ -297,8 +294,8 @@ def open_file(path: Path, facts: dict) -> tuple[tuple, io.BufferedReader]:
 
 
 def check_hash(file: io.BufferedReader | io.BytesIO, facts: dict, path: Path) -> None:
-    """Reads and closes `file`, that of `path`; ValueError if it is not the one that the manifest
-    states the `facts` of."""
+    """Read and close `file`. Raise ValueError if its hash differs from its `facts` in the
+    manifest."""
     with file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != facts["sha256"]:
@@ -306,8 +303,7 @@ def check_hash(file: io.BufferedReader | io.BytesIO, facts: dict, path: Path) ->
 
 
 def stamp_of(found: os.stat_result) -> tuple:
-    """With the time of the last renaming, so that a directory that was away and came back has
-    another."""
+    """Return a stamp that changes if a file is replaced, modified or renamed."""
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 

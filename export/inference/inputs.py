@@ -1,5 +1,4 @@
-"""What callers give, checked against what a graph takes, and run with rows of similar length
-together."""
+"""Checks of inputs against the spec of a graph, padding, and batches of rows of similar length."""
 
 from collections.abc import Sequence, Sized
 from typing import Any
@@ -11,10 +10,9 @@ from ..specs.sequences import pair
 from .config import LEARNED_POSITIONS
 from .session import Session
 
-MAX_TOKENS = 256  # of one run of a graph that reads whole sequences, for each thread
+MAX_TOKENS = 256  # tokens per thread in one run of a full-sequence graph
 
-# Of one run of a graph that reads whole sequences: what it may hold of padding, and what it must
-# hold of tokens to be worth a run.
+# One run of a full-sequence graph: maximum share of padding, and minimum number of tokens.
 MAX_PADDING = 0.15
 MIN_TOKENS = 128
 
@@ -22,16 +20,19 @@ MIN_TOKENS = 128
 def check_inputs(
     tensors: Sequence[TensorSpec], given: dict[str, np.ndarray | None], reader: str
 ) -> dict[str, np.ndarray]:
-    """Each of `tensors` by its name, of its type: what was `given`, or its default where that is
-    `None`. onnxruntime can end the process on an empty batch, and reads what is outside a table.
+    """Return the inputs `tensors` by name, converted to their dtypes. Inputs that are `None` get
+    their defaults.
+
+    onnxruntime does not check them: it may crash on an empty batch, and reads out of bounds.
 
     Args:
-        reader: what takes the inputs, for errors.
+        tensors: specs of the inputs.
+        given: inputs of the caller by name.
+        reader: the model or graph, for errors.
 
     Raises:
-        ValueError: for an input that is missing or that `reader` does not take, and for one of
-            another type, number of axes, size of an axis that is fixed or that another input has
-            too, or range; for one without any elements; and for a number that is not finite.
+        ValueError: for a missing or unknown input, and for a wrong dtype, shape or range; for an
+            empty input, and for a number that is not finite.
     """
     names = [tensor.name for tensor in tensors]
     for name, values in given.items():
@@ -51,7 +52,8 @@ def check_inputs(
 
 
 def check_input(tensor: TensorSpec, values: np.ndarray, sizes: dict[str, int]) -> np.ndarray:
-    """`values` in the type of `tensor`. The axes in `sizes` must have these; others are added."""
+    """Return `values` in the dtype of `tensor`. Check its axes against `sizes`, and add new
+    ones."""
     is_flag = tensor.name.endswith("mask")
     is_float = "float" in tensor.dtype
     kinds = "biuf" if is_flag else "iuf" if is_float else "iu"
@@ -86,8 +88,8 @@ def check_input(tensor: TensorSpec, values: np.ndarray, sizes: dict[str, int]) -
 
 
 def check_contiguous(mask: np.ndarray, name: str) -> None:
-    """Raises ValueError for a row of `mask` (B, T) with a hole: a decoder counts its positions by
-    the ones."""
+    """Raise ValueError for a row of `mask` (B, T) with a hole. A decoder counts positions by the
+    ones of the mask."""
     begins = mask[:, 1:] > mask[:, :-1]
     if (begins.sum(axis=1) + mask[:, 0]).max() > 1:
         row, place = next(
@@ -100,7 +102,7 @@ def check_contiguous(mask: np.ndarray, name: str) -> None:
 
 
 def check_ends(ids: np.ndarray, mask: np.ndarray, eos_token_ids: Sequence[int]) -> None:
-    """Raises ValueError for a row of `ids` (B, S) that has tokens, but none that ends it."""
+    """Raise ValueError for a row of `ids` (B, S) that has tokens but no end token."""
     endless = mask.any(axis=1) & ~(np.isin(ids, eos_token_ids) & (mask == 1)).any(axis=1)
     if endless.any():
         raise ValueError(
@@ -110,13 +112,13 @@ def check_ends(ids: np.ndarray, mask: np.ndarray, eos_token_ids: Sequence[int]) 
 
 
 def position_limit(config: dict) -> int | None:
-    """The rows of a learned table, `None` for positions of another kind, and for images."""
+    """Return the rows of the learned position table, or `None` for other positions and images."""
     is_learned = config.get("position_embedding_type") in LEARNED_POSITIONS
     return config.get("max_position_embeddings") if is_learned else None
 
 
 def check_positions(length: int, config: dict) -> None:
-    """Raises ValueError for more tokens than a learned table has rows."""
+    """Raise ValueError for more tokens than the learned position table has rows."""
     rows = position_limit(config)
     if rows is not None and length > rows:
         counted = (
@@ -128,7 +130,7 @@ def check_positions(length: int, config: dict) -> None:
 
 
 def check_patches(pixel_values: np.ndarray, config: dict) -> None:
-    """Raises ValueError for images (B, C, H, W) that are smaller than a patch."""
+    """Raise ValueError for images (B, C, H, W) that are smaller than a patch."""
     patch = pair(config["patch_size"])
     if any(side < least for side, least in zip(pixel_values.shape[2:], patch)):
         found = "x".join(map(str, pixel_values.shape[2:]))
@@ -138,8 +140,7 @@ def check_patches(pixel_values: np.ndarray, config: dict) -> None:
 
 
 def num_positions(ids: np.ndarray, mask: np.ndarray, config: dict) -> int:
-    """How many positions the longest row takes, by what the model counts, see
-    `VanillaTransformerConfig`."""
+    """Return the number of positions of the longest row, by `position_ids_from` of the config."""
     counts = config.get("position_ids_from") or "place"
     if counts == "place":
         return ids.shape[-1]
@@ -148,7 +149,7 @@ def num_positions(ids: np.ndarray, mask: np.ndarray, config: dict) -> int:
 
 
 def pad_sequences(rows: list[list[int]], pad_token_id: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Lists of token ids -> `input_ids` and `attention_mask` (B, S), padded on the right."""
+    """Return `input_ids` and `attention_mask` (B, S) of lists of token ids, padded on the right."""
     lengths = np.array([len(row) for row in rows])
     mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
     ids = np.full(mask.shape, pad_token_id or 0)
@@ -159,8 +160,7 @@ def pad_sequences(rows: list[list[int]], pad_token_id: int | None) -> tuple[np.n
 def move_padding(
     ids: np.ndarray, mask: np.ndarray, side: str, pad_token_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Moves each row, with its holes, so that all padding is on its `side`: the new ids and
-    mask."""
+    """Move the padding of each row to `side` and return the new ids and mask. Holes are kept."""
     if mask.all():
         return ids, mask
     first = mask.argmax(axis=1) if side == "right" else -mask[:, ::-1].argmax(axis=1)
@@ -172,11 +172,15 @@ def move_padding(
 def run_by_length(
     session: Session, spec: GraphSpec, feeds: dict[str, np.ndarray], max_tokens: int
 ) -> dict[str, np.ndarray]:
-    """The outputs of `spec`, by name. Where there is a mask, rows run with others of similar
-    length, so that a ragged batch pays for little padding; what no run covers is 0.
+    """Run a graph in batches of similar length and return the outputs of `spec` by name.
+
+    Without a mask, all rows run at once. Outputs that no run computes are 0.
 
     Args:
-        max_tokens: of one run, where more would only take memory.
+        session: session of the graph.
+        spec: spec of the graph.
+        feeds: checked inputs by name.
+        max_tokens: maximum tokens per run. More would only take memory.
     """
     names = [tensor.name for tensor in spec.outputs]
     groups = (
@@ -201,10 +205,10 @@ def run_by_length(
 
 
 def bucket_by_length(mask: np.ndarray, max_tokens: int) -> list[tuple[np.ndarray, int]]:
-    """The rows of `mask` (B, ..., S) in groups, longest first, each with the length it needs. A
-    group ends where one row more would make it more than `max_tokens`, or padding more than
-    `MAX_PADDING` of it, if it has `MIN_TOKENS`; a row of `LONG` tokens or more is a group of its
-    own."""
+    """Return groups of rows of `mask` (B, ..., S) with their lengths, longest first.
+
+    A group has at most `max_tokens`. From `MIN_TOKENS` on, its padding is at most `MAX_PADDING`. A
+    row of `LONG` tokens or more is a group of its own."""
     ends = mask * np.arange(1, mask.shape[-1] + 1)
     lengths = np.maximum(ends.reshape(len(mask), -1).max(axis=1), 1).tolist()
     groups: list[list[int]] = []
@@ -221,6 +225,6 @@ def bucket_by_length(mask: np.ndarray, max_tokens: int) -> list[tuple[np.ndarray
 
 
 def batches(rows: Sequence[Sized], size: int) -> list[list[int]]:
-    """The indices of `rows`, those of similar length together."""
+    """Return batches of at most `size` indices of `rows`, sorted by length."""
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     return [order[start : start + size] for start in range(0, len(order), size)]

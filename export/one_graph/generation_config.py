@@ -1,4 +1,4 @@
-"""What generation_config.json makes of the logits, for a graph that knows no other options than its
+"""Logits processors of generation_config.json as nodes, for a graph without options besides its
 inputs."""
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ OF_PROMPTS = ("min_length", "forced_bos_token_id")
 
 @dataclass(frozen=True)
 class Rules:
-    """The special tokens, and what changes logits, of a model with a vocabulary of `size`
-    tokens."""
+    """The special tokens and logits processors of a model with a vocabulary of `size` tokens."""
 
     options: Options
     size: int
 
     @classmethod
     def of(cls, mode: str, generation: dict[str, Any], config: dict[str, Any]) -> Rules:
-        """Of generation_config.json, and of the model's config.json.
+        """Return the rules of generation_config.json and of the model's config.json.
 
         Raises:
-            ValueError: for a field whose value a graph that generates cannot hold.
+            ValueError: for a field with a value that the graph does not support.
         """
         check_fields(mode, generation, config)
         chosen = {
@@ -48,8 +47,9 @@ class Rules:
         )
 
     def applied(self, ops: Ops, scores: ir.Value, place: ir.Value, limit: ir.Value) -> ir.Value:
-        """`scores` (rows, V) of the token at `place` (a scalar) as these rules leave them; `limit`
-        (rows, 1) is how many tokens there are at most."""
+        """Return the processed `scores` (rows, V) of the token at position `place` (a scalar).
+
+        `limit` (rows, 1) is the maximum number of tokens."""
         options = self.options
         never = [
             word[0] for word in options.bad_words_ids or () if word[0] not in options.eos_token_ids
@@ -73,7 +73,7 @@ class Rules:
     def without(
         self, ops: Ops, scores: ir.Value, tokens: Any, condition: ir.Value | None = None
     ) -> ir.Value:
-        """-inf for `tokens`, those of them that there are, where the `condition` holds."""
+        """Return the scores with -inf for valid `tokens`, if the `condition` holds."""
         known = [token for token in tokens if 0 <= token < self.size]
         if not known:
             return scores
@@ -84,14 +84,14 @@ class Rules:
         )
 
     def only(self, ops: Ops, scores: ir.Value, tokens: Any, condition: ir.Value) -> ir.Value:
-        """0 for `tokens` and -inf for all others, where the `condition` holds."""
+        """Return scores of 0 for `tokens` and -inf for all others, if the `condition` holds."""
         forced = np.full(self.size, -np.inf, np.float32)
         forced[list(tokens)] = 0
         return ops("Where", condition, forced, scores)
 
 
 def check_fields(mode: str, generation: dict[str, Any], config: dict[str, Any]) -> None:
-    """Raises ValueError for a field that is set and that the graph of `mode` cannot hold."""
+    """Raise ValueError for a field that is set and that the graph of `mode` cannot hold."""
     refused = REFUSED | ({"min_p": 0.0} if mode == "sample" else {})
     if config["model_type"] == "vanilla-decoder":
         refused |= dict.fromkeys(OF_PROMPTS)

@@ -46,5 +46,5 @@ class GraphSpec:
 
 
 def shape_of(tensor: TensorSpec, sizes: dict[str, int]) -> list[int]:
-    """The shape of `tensor` where its axes have these `sizes`."""
+    """Return the shape of `tensor` with its axes replaced by `sizes`."""
     return [sizes[size] if isinstance(size, str) else size for size in tensor.shape]

@@ -77,13 +77,13 @@ def sequence_specs(config: dict, architecture: str) -> dict[str, GraphSpec] | No
 
 
 def pair(size: int | list[int]) -> tuple[int, ...]:
-    """Height and width; one number is both."""
+    """Return height and width. A single number is both."""
     return (size, size) if isinstance(size, int) else tuple(size)
 
 
 def reads_any_size(config: dict) -> bool:
-    """Whether the graph interpolates positions; else it reads images of the size of its model's
-    training."""
+    """Return whether the graph interpolates positions. Otherwise images must have the size of the
+    model's training images."""
     return bool(config.get("interpolate_pos_encoding"))
 
 

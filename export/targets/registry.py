@@ -1,4 +1,4 @@
-"""The targets there are: one line each."""
+"""The registry of targets."""
 
 from ..errors import did_you_mean
 from .cpu import Cpu
@@ -10,10 +10,10 @@ _TARGETS: dict[str, Target] = {}
 
 
 def register(target: Target) -> None:
-    """Adds `target`, under its name, to those that `export` and `Runtime` know.
+    """Register `target` by its name for `export` and `Runtime`.
 
     Raises:
-        ValueError: for a name that is registered already.
+        ValueError: if the name is already registered.
     """
     if target.name in _TARGETS:
         raise ValueError(
@@ -28,12 +28,12 @@ def unregister(name: str) -> None:
 
 
 def targets() -> tuple[Target, ...]:
-    """All of them; the first is the default."""
+    """Return all targets by name; the first is the default."""
     return tuple(_TARGETS.values())
 
 
 def get_target(name: str) -> Target:
-    """Raises ValueError for a name that is not registered."""
+    """Return the target `name`. Raise ValueError if it is not registered."""
     if name in _TARGETS:
         return _TARGETS[name]
     raise ValueError(
@@ -46,7 +46,7 @@ def default_target() -> str:
 
 
 def known_targets() -> str:
-    """In words, for messages and help."""
+    """Return the names of all targets as text, for messages and help."""
     return "; ".join(f"{target.name} with {', '.join(target.dtypes)}" for target in targets())
 
 
