@@ -1,4 +1,4 @@
-"""An export whose graphs are open, which runs one batch at a time."""
+"""A model of open graphs, which runs one batch at a time."""
 
 import collections
 import dataclasses
@@ -113,10 +113,10 @@ class OnnxModel:
 
     Args:
         info: see `open_export`.
-        threads: processor threads of one operator.
-        arena: whether onnxruntime keeps memory from one run for the next.
+        threads: CPU threads per operator.
+        arena: whether onnxruntime keeps memory between runs.
         device: one that the target has.
-        engine_cache: the directory where TensorRT keeps what it compiled.
+        engine_cache: directory of compiled TensorRT engines.
         sessions: graphs that are open already, by role.
     """
 
@@ -186,8 +186,8 @@ class OnnxModel:
         return session
 
     def with_threads(self, threads: int, role: str) -> "OnnxModel":
-        """Return this model with the graph of `role` opened for `threads`. The other graphs that
-        are open are shared."""
+        """Return this model with the graph of `role` opened for `threads`. It shares the other open
+        graphs."""
         if threads == self.threads:
             return self
         opened = {own: session for own, session in self.sessions.items() if own != role}
@@ -207,7 +207,7 @@ class OnnxModel:
 
     @functools.cached_property
     def decoders(self) -> DecoderFactory:
-        """Makes a decoder for each batch. Raise ValueError for a model that does not generate."""
+        """The factory of decoders. Raise ValueError for a model that does not generate."""
         check_generates(self.info)
         self.open(main_roles(self.info))
         info, sessions = self.info, self.sessions

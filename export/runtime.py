@@ -207,20 +207,26 @@ class Runtime:
         seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> np.ndarray:
-        """Token ids (B * N, T) as `transformers.generate` returns them: after the start token for
-        seq2seq, after the prompt for a decoder, padded at the end, by beam search with the end
-        token if the pad token is 0; the N `num_return_sequences` of each input stand together.
+        """Return token ids (B * N, T) like `transformers.generate`, N `num_return_sequences` per
+        input.
 
-        `input_ids` (B, S), rows padded on either side; `attention_mask` (B, S), by default 0 where
-        `input_ids` have the pad token, unless that is an end token too. Tokens between others may
-        be masked in a source, whose positions count them; not in a decoder's prompts, which come
-        back padded on the left. `decoder_input_ids` (B, P), for seq2seq only, are what each target
-        begins with, after the start token, which they may begin with themselves; they come back
-        too, and count for `max_length` and `min_length`, not for `max_new_tokens` and the score.
-        `seeds`, one for each input in place of `seed`, make the samples of an input independent of
-        the other inputs.
+        Rows of one input are adjacent. They begin with the start token for seq2seq, or with the
+        prompt for a decoder-only model. They are padded at the end with the pad token. If it is 0,
+        beam search pads with the end token.
 
-        Options, over those of generation_config.json and with the meaning and defaults they have in
+        `input_ids` (B, S) may be padded on either side. `attention_mask` (B, S) is by default 0 for
+        pad tokens, unless the pad token is also an end token. A source may have masked tokens
+        between others, which count as positions. Prompts of a decoder-only model may not, and are
+        returned padded on the left.
+
+        `decoder_input_ids` (B, P), for seq2seq only, are the decoder prompts, with or without the
+        start token. They are returned too. They count for `max_length` and `min_length`, but not
+        for `max_new_tokens` and the score.
+
+        `seeds`, one per input, replace `seed`. The samples of an input then do not depend on the
+        other inputs.
+
+        Options take precedence over generation_config.json. They have the meanings and defaults of
         transformers:
 
             max_new_tokens: new tokens at most (20)

@@ -1,4 +1,4 @@
-"""The one graph: what is read, the loop around a step and a search, and what is returned."""
+"""The graph that generates: its inputs, the loop around a step and a search, and its outputs."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -78,8 +78,8 @@ def one_graph(
 
 
 def max_steps(ops: Ops, settings: Values) -> Value:
-    """Return how many tokens each row may get, (B, 1): with sampling no more than there are uniform
-    numbers."""
+    """Return the maximum new tokens of each row, (B, 1), limited by the uniform numbers of
+    sampling."""
     steps = settings["max_new_tokens"]
     return (
         ops("Min", steps, ops("Shape", settings["uniforms"], start=1))

@@ -1,4 +1,4 @@
-"""Graphs that read whole sequences, for all targets.
+"""Specs of full-sequence graphs, for all targets.
 
 | model | takes | returns |
 |---|---|---|
@@ -59,7 +59,7 @@ def head_outputs(config: dict, head: Head) -> tuple[TensorSpec, ...]:
 
 
 def sequence_specs(config: dict, architecture: str) -> dict[str, GraphSpec] | None:
-    """The one graph, in the role of an encoder; `None` for an `architecture` that generates.
+    """Return the graph in the role of an encoder, or `None` for an `architecture` that generates.
 
     Args:
         config: the checkpoint's config.json.
@@ -124,5 +124,5 @@ def token_inputs(config: dict, shape: tuple[str, ...], prefix: str = "") -> tupl
 
 
 def source_encoder_spec(config: dict, outputs: tuple[TensorSpec, ...]) -> GraphSpec:
-    """The encoder of a seq2seq model that generates, which returns what its decoder takes."""
+    """Return the spec of the encoder of a seq2seq model that generates."""
     return GraphSpec(ENCODER_FILE, token_inputs(config, ("batch_size", "source_length")), outputs)

@@ -1,4 +1,4 @@
-"""A target: one way to write and to run graphs."""
+"""The Protocol of targets: a target writes graphs and runs them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 
 class Target(Protocol):
-    """One folder, and one line in the registry.
+    """A target: a folder of modules and a line in the registry.
 
-    The runtime has no torch and no onnx: of the methods here only `activations` and `graphs` need
-    them.
+    Only `activations` and `graphs` may need torch and onnx, which the runtime does not have.
     """
 
     @property
@@ -29,70 +28,75 @@ class Target(Protocol):
 
     @property
     def help(self) -> str:
-        """In a few words."""
+        """A short description for the command line."""
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Of the weights."""
+        """The dtypes of weights that the target supports."""
 
     @property
     def opsets(self) -> tuple[int, ...]:
-        """The first is the default."""
+        """The ONNX opsets that the target supports; the first is the default."""
 
     @property
     def default_device(self) -> str: ...
 
     @property
     def max_workers(self) -> int | None:
-        """The most threads of a scheduler that run sessions; None for any number."""
+        """The maximum number of workers that run sessions; None for no limit."""
 
     @property
     def shares_weights(self) -> bool:
-        """True if the graphs of an export have their weights in one file beside them, each weight
-        once."""
+        """True if the graphs of an export share one file of weights."""
 
     @property
     def is_standard(self) -> bool:
-        """Only standard operators: other clients run the graphs, and several dtypes stand side by
-        side."""
+        """True if graphs have only standard operators. Other clients can run them, and one export
+        may have several dtypes."""
 
     @property
     def integer_dtypes(self) -> tuple[str, ...]:
-        """Those of `dtypes` whose products are in integers, with scales that a text and ways that a
-        machine can choose."""
+        """The dtypes with integer matmuls. A calibration text may set their scales, and the CPU
+        their methods."""
 
     @property
     def generation_step(self) -> Callable[[dict[str, ir.Model]], Step] | None:
-        """Makes the graphs of a model that generates, by role, the step of a graph that generates
-        by itself, and uses them up; `None` where there is none."""
+        """The function that builds the `Step` of `export --generate` from graphs by role, or
+        `None`.
+
+        It consumes the graphs."""
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
-        """What the graphs of these roles run on."""
+        """Return the devices that the graphs of these roles run on."""
 
     def unsupported_fields(self, config: Config) -> dict[str, str]:
-        """Fields of `config` whose values the graphs cannot hold, and what fits."""
+        """Return the fields of `config` with unsupported values, and the values expected."""
 
     def activations(self, model: PreTrainedModel | None, dtype: str | None) -> str:
-        """What is computed in where the weights are of `dtype`, `None` for the default. `model` is
-        `None` without torch.
+        """Return the dtype of activations for weights of `dtype`, or of the default dtype for
+        `None`.
+
+        `model` is `None` without torch.
 
         Raises:
-            ValueError: if it cannot hold what the model computes.
+            ValueError: if the model overflows in this dtype.
         """
 
     def graph_specs(
         self, config: dict, architecture: str, dtype: str, activations: str
     ) -> dict[str, GraphSpec]:
-        """The graphs by role: `"encoder"` reads whole sequences, `"decoder"` continues them; models
-        that do both have both."""
+        """Return the specs of the graphs by role: `"encoder"`, `"decoder"` or both.
+
+        An encoder reads full sequences, and a decoder generates tokens."""
 
     def step_role(self, config: dict, architecture: str) -> str | None:
-        """That of the graph whose rows join and leave between two steps, each with its own length,
-        and give the same bits whatever rows run beside them; `None` where there is none. A graph
-        that is only that has the role `"step"`."""
+        """Return the role of the graph for continuous batching, or `None` if there is none.
+
+        Each row has its own length, and its results have the same bits in any batch. A graph that
+        is used for nothing else has the role `"step"`."""
 
     def graphs(self, dtype: str) -> TargetGraphs:
-        """Return what writes the graphs with weights of `dtype`."""
+        """Return the functions that write graphs with weights of `dtype`."""
 
     def parity_device(self, activations: str) -> str:
         """Return the device on which an export is compared with torch here.
@@ -102,14 +106,14 @@ class Target(Protocol):
         """
 
     def provider_options(self, role: str) -> dict[str, str]:
-        """For the device's provider of onnxruntime, over those that hold for all targets."""
+        """Return options of the device's onnxruntime provider, which override common ones."""
 
     def open(self, export: LoadedExport) -> DecoderFactory:
-        """What generates with an export that has a decoder."""
+        """Return the decoder factory of a loaded export that has a decoder."""
 
 
 def check_activations(activations: str, known: Collection[str]) -> None:
-    """Raises ValueError for a type that the target's graphs are not computed in."""
+    """Raise ValueError if the target does not support this dtype of activations."""
     if activations not in known:
         raise ValueError(
             f"the activations are {activations!r:.100}, expected one of {', '.join(known)}"

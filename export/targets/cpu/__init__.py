@@ -1,5 +1,5 @@
-"""The cpu target: onnxruntime's own attention operators, with caches written in place, and integer
-products."""
+"""The cpu target: onnxruntime's own attention operators, caches written in place, and integer
+matmuls."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Cpu:
-    """The `Target`."""
+    """The cpu `Target`."""
 
     name = "cpu"
     help = "onnxruntime's own operators for processors"

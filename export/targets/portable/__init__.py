@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Portable:
-    """The `Target`."""
+    """The portable `Target`."""
 
     name = "portable"
     help = "standard operators"
@@ -37,8 +37,8 @@ class Portable:
         return PortableSeq2SeqStep(graphs) if "encoder" in graphs else PortableDecoderStep(graphs)
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
-        """TensorRT compiles what reads whole sequences, in fp32. A decoder would be compiled for
-        each size of its caches."""
+        """Return the devices. TensorRT is only for full-sequence graphs in fp32, because it would
+        compile a decoder for each size of the caches."""
         return (
             ("cpu", "cuda", "tensorrt")
             if "encoder" in roles and dtype == "fp32"
