@@ -207,7 +207,7 @@ class OnnxModel:
 
     @functools.cached_property
     def decoders(self) -> DecoderFactory:
-        """The factory of decoders. Raise ValueError for a model that does not generate."""
+        """The factory of decoders. A model that does not generate raises ValueError."""
         check_generates(self.info)
         self.open(main_roles(self.info))
         info, sessions = self.info, self.sessions

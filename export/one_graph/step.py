@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoopInputs:
-    """The inputs of a run.
+    """The inputs of a run of the graph.
 
     Args:
         ops: the graph that the loop stands in.

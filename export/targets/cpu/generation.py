@@ -34,7 +34,7 @@ class CpuSeq2SeqStep:
     def advance(
         self, ops: Ops, tokens: Value, states: list[Value], place: Value
     ) -> tuple[Value, list[Value]]:
-        """Beams of one input read the same source."""
+        """Return the logits and new states. Beams of one input read the same source."""
         length = ops.cast(ops("Reshape", place, [1]), "int32")
         bindings = {
             "input_ids": tokens,
@@ -104,7 +104,7 @@ class CpuDecoderStep:
     def advance(
         self, ops: Ops, tokens: Value, states: list[Value], place: Value
     ) -> tuple[Value, list[Value]]:
-        """Each row's token goes behind the tokens that the row has."""
+        """Return the logits and new states. Each row's token is appended to the row."""
         last = ops("Add", self.last, place)
         bindings = {
             "input_ids": tokens,

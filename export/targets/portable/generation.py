@@ -29,7 +29,8 @@ class PortableSeq2SeqStep:
     def advance(
         self, ops: Ops, tokens: Value, states: list[Value], place: Value
     ) -> tuple[Value, list[Value]]:
-        """The caches of the source are empty, so that all of it is projected, before the loop."""
+        """Return the logits and new states. Caches of the source are empty: the source is projected
+        before the loop."""
         decoder = self.graphs["decoder"]
         bindings = {
             "input_ids": tokens,
@@ -80,7 +81,7 @@ class PortableDecoderStep:
     def advance(
         self, ops: Ops, tokens: Value, states: list[Value], place: Value
     ) -> tuple[Value, list[Value]]:
-        """The mask is the first state."""
+        """Return the logits and new states, of which the mask is the first."""
         before, *caches = states
         mask = ops("Concat", before, self.one, axis=1)
         positions = self.inputs.known(ops, ops("Add", self.last, place))
