@@ -104,12 +104,13 @@ def set_types(values: Sequence[Value], types: Sequence[ir.TensorType]) -> None:
 def padded_on_the_left(
     ops: Ops, ids: Value, mask: Value, pad: int | None
 ) -> tuple[Value, Value, Value]:
-    """The tokens of each row of `ids` (B, S) in order, with all padding before them; their mask,
-    and how many there are (B, 1). A row without tokens has its last one."""
+    """Return `ids` (B, S) with all padding moved to the left, their mask, and their lengths (B, 1).
+
+    A row without tokens keeps its last one."""
     size = ops("Shape", ids, start=1)
     places = ops.range(size)
     is_padding = ops("Less", mask, 1)
-    # all are different
+    # ranks are distinct
     rank = ops("Sub", ops("Where", is_padding, ops("Mul", size, 2), size), places)
     _, order = ops.outputs(2, "TopK", rank, size, axis=1)
     lengths = ops("Max", ops("ReduceSum", ops.cast(ops("Not", is_padding), "int64"), [1]), 1)
@@ -121,8 +122,9 @@ def padded_on_the_left(
 def at_most_positions(
     ops: Ops, steps: Value, lengths: Value | None, positions: int | None
 ) -> Value:
-    """`steps` (B, 1) as far as there are `positions` after prompts of these `lengths` (B, 1), 1 if
-    `None`; 0 for less."""
+    """Return `steps` (B, 1), at least 0 and limited by the `positions` of a learned table.
+
+    Prompts have `lengths` (B, 1), or 1 token if `None`."""
     steps = ops("Max", steps, 0)
     if positions is None:
         return steps

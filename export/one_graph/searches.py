@@ -31,7 +31,7 @@ ChooseTokens = Callable[[Ops, Value, Value, Values], Value]
 
 
 class GraphSearch(Protocol):
-    """Chooses the tokens of B inputs. `settings` are the inputs of the graph by name.
+    """A search that selects the tokens of B inputs. `settings` are the inputs of the graph by name.
 
     Args:
         inputs: inputs of the graph beside ids, mask and max_new_tokens.
@@ -78,7 +78,7 @@ class GraphTokenSearch:
         self.inputs = inputs
 
     def beams(self, ops: Ops, settings: Values) -> None:
-        """There are none."""
+        """Return `None`: there are no beams."""
 
     def begin(
         self, inputs: LoopInputs, settings: Values, prompt: Value, limit: Value

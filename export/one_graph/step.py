@@ -64,7 +64,7 @@ class LoopInputs:
         return [ops("Gather", state, rows, axis=0) for state in states]
 
     def known(self, ops: Ops, positions: Value) -> Value:
-        """`positions` where the table has them: a row that has ended runs on beside longer ones."""
+        """Return `positions`, clipped to the table. Finished rows run on beside longer ones."""
         return positions if self.positions is None else ops("Min", positions, self.positions - 1)
 
 
