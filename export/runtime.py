@@ -20,39 +20,34 @@ from .scheduler import many_rows
 from .scheduler.capacity import arrangement, workers_of_many_rows
 from .targets.registry import default_target
 
-# rows that it is worth to run in workers at once: what is left at the end hardly matters any more
+# rows per call with continuous batching; above it, the idle slots at the end hardly matter
 MOST_TOGETHER = 4096
 
 
 class Runtime:
-    """An export directory, loaded.
+    """A loaded export directory.
 
     Args:
-        directory: what `vanilla-transformer export` wrote.
-        threads: processor threads of one operator, 1 to 1024; by default as many as this process
-            may use.
-        arena: whether onnxruntime keeps memory from one run for the next; without, it gives it back
-            and asks for it again.
-        device: `"cpu"` or `"cuda"`, by default that of the target; or, for the portable target in
-            fp32, `"tensorrt"`, which compiles what reads whole sequences. Decoders, whose caches
-            grow, are on CUDA then: each size would be compiled.
-        engine_cache: the directory where TensorRT keeps what it compiled for the next time; by
-            default it keeps nothing.
-        dtype: which of the export's weights, by default the first that it was made with.
-        workers: batches beside each other, each with its share of `threads`, in which many rows
-            run: one that has ended leaves, and the next one joins. By default as many as suit the
-            model.
+        directory: directory written by `vanilla-transformer export`.
+        threads: CPU threads per operator, 1 to 1024; by default all that this process may use.
+        arena: whether onnxruntime keeps memory between runs.
+        device: `"cpu"` or `"cuda"`, by default that of the target. The portable target in fp32 also
+            has `"tensorrt"`, which compiles full-sequence graphs. Decoders run on CUDA then,
+            because TensorRT would compile them for each size of their caches.
+        engine_cache: directory where TensorRT keeps compiled engines; by default they are not kept.
+        dtype: dtype of the weights, by default the default dtype of the export.
+        workers: number of batches for continuous batching of many rows. They share `threads`. The
+            default depends on the model.
 
     Raises:
-        FileNotFoundError, ValueError: if the directory is incomplete or changed, see
-            `read_export_info`, or replaced meanwhile; ValueError for a target, dtype or config this
-            runtime does not know, and for a graph that onnxruntime cannot load, that does not fit
-            the config, or that keeps data outside the export.
-        UsageError: for a number of threads other than 1 to 1024, a device that does not go with the
-            target, a dtype that the export has not, an `engine_cache` without TensorRT or inside
-            the export, and for `workers` other than 1 to `threads`, or of an export whose rows
-            cannot join and leave.
-        OSError: if CUDA or TensorRT is asked for and cannot be used, with what to do about it.
+        FileNotFoundError, ValueError: if the directory is incomplete, changed or replaced, see
+            `read_export_info`; ValueError for an unknown target, dtype or config, and for a graph
+            that onnxruntime cannot load, that does not match the config, or that keeps data outside
+            the export.
+        UsageError: for an invalid number of threads, a device that the target does not support, a
+            dtype that the export does not have, an `engine_cache` without TensorRT or inside the
+            export, and for `workers` other than 1 to `threads` or without continuous batching.
+        OSError: if CUDA or TensorRT is requested but not available, with the fix.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ class Config:
         self.architecture = architecture
 
     def __getattr__(self, name: str) -> Any:
-        if name == "values":  # of a copy that is not complete
+        if name == "values":  # during an incomplete copy
             raise AttributeError(name)
         return getattr(self.values, name)
 

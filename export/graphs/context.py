@@ -15,7 +15,7 @@ from .weights import WeightStore, unchanged
 
 Values = dict[str, Value]  # inputs of a graph by name
 Pair = tuple[Value, Value]  # keys and values
-Pairs = list[Pair]  # of each layer
+Pairs = list[Pair]  # one per layer
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from .quantization import TINY, Quantized, int8_columns
 
 SAMPLED = 256  # rows on which errors are measured
 MEASURED_COLUMNS = 4096  # columns of a matrix on which errors are measured
-# of one scale for all rows; from here on each row keeps a scale, if that loses less
+# error of one scale for all rows from which each row gets its own scale, if that is better
 MAX_ERROR = 0.01
 
 

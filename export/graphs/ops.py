@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
-import ml_dtypes  # noqa: F401  # numpy knows bfloat16 by it
+import ml_dtypes  # noqa: F401  # registers bfloat16 with numpy
 import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
@@ -14,7 +14,7 @@ from ..specs.graph_spec import TensorSpec
 Operand: TypeAlias = "Value | np.ndarray | np.generic | bool | int | float | list[int] | None"
 FLOAT32 = np.dtype(np.float32)
 IR_VERSION = 10
-CONTRIB = "com.microsoft"  # domain of the operators that only onnxruntime has
+CONTRIB = "com.microsoft"  # domain of onnxruntime's own operators
 
 
 class Ops:

@@ -9,7 +9,7 @@ TINY = np.finfo(np.float32).tiny
 INT8_COMPUTE = 4  # the `accuracy_level` of MatMulNBits that quantizes activations too
 BLOCK = 32  # weights of one column that share a scale
 EMBEDDING_BLOCK = 128  # weights of one row that share a scale
-SLICE = 2**21  # weights quantized at a time: what is computed in between is several times as large
+SLICE = 2**21  # weights quantized at a time; intermediate arrays are several times as large
 
 
 def in_slices(
@@ -40,7 +40,7 @@ def int4_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
     blocks), of the same type."""
     blocks = column_blocks(matrix, block)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2, keepdims=True), axis=2)
-    # the largest becomes -8, the one integer without a positive twin
+    # the largest weight becomes -8, which has no positive counterpart
     scales = nonzero(largest / -8, matrix.dtype)
     integers = np.clip(np.rint(blocks / scales) + 8, 0, 15).astype(np.uint8)
     return integers[..., ::2] | integers[..., 1::2] << 4, scales[..., 0]
@@ -61,7 +61,7 @@ def column_blocks(matrix: np.ndarray, block: int) -> np.ndarray:
 
 
 def nonzero(scales: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """`scales` in `dtype`, in which the integers are found, and 1 where they are 0 in it."""
+    """Return `scales` rounded to `dtype`, with 1 for scales that round to 0."""
     rounded = scales.astype(dtype)
     rounded[rounded == 0] = 1
     return rounded
