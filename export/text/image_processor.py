@@ -157,9 +157,9 @@ class ImageProcessor:
         return cls(settings)
 
     def __call__(self, image: Image.Image | np.ndarray) -> np.ndarray:
-        """A Pillow image, or an array (H, W, C) or (C, H, W) of 0 to 255 or, if it has fractions, 0
-        to 1 -> (C, H, W), float32. As in transformers, an array whose first and last axes could
-        both be channels (1, 3 or 4 of them) has them first.
+        """Return the pixel values of `image`, (C, H, W) float32. `image` is a Pillow image or an
+        array (H, W, C) or (C, H, W). Integers are 0 to 255, floats 0 to 1. As in transformers,
+        channels are first if the first and the last axis could both be channels (1, 3 or 4).
 
         Raises:
             ValueError: for an array of other axes or values, and for another number of channels
@@ -215,7 +215,8 @@ def size_of(name: str, value: Any, is_square: bool, path: Path) -> dict[str, int
 
 
 def layout(pixels: np.ndarray) -> str:
-    """Where the axis of channels is; the first where both could be."""
+    """Return the layout of `pixels`, channels first or channels last. Channels first wins if both
+    are possible."""
     for name, axis in zip(LAYOUTS, (0, 2)):
         if pixels.shape[axis] in (1, 3, 4):
             return name
@@ -225,7 +226,7 @@ def layout(pixels: np.ndarray) -> str:
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """What is transparent is white."""
+    """Return `image` as RGB, with white in place of transparency."""
     if "A" not in image.getbands() and image.info.get("transparency") is None:
         return image.convert("RGB")
     background = Image.new("RGBA", image.size, (255, 255, 255, 255))
@@ -233,7 +234,7 @@ def rgb(image: Image.Image) -> Image.Image:
 
 
 def rgb_pixels(pixels: np.ndarray) -> np.ndarray:
-    """As `rgb`, of (C, H, W)."""
+    """Return pixels (C, H, W) as RGB, with white in place of transparency."""
     if len(pixels) == 1:
         return np.repeat(pixels, 3, axis=0)
     if len(pixels) != 4:

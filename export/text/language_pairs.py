@@ -1,5 +1,5 @@
-"""Which languages a model translates, under the codes that clients know, and what the runtime calls
-them."""
+"""The language pairs of a model: the codes that clients know and the names that the runtime
+uses."""
 
 import re
 from collections import Counter
@@ -37,17 +37,17 @@ class Direction(NamedTuple):
 
 @dataclass(frozen=True)
 class Directions:
-    """Of one model: its `pairs`; the names that the model itself has for languages, by code; and
-    whether these are words of texts, for targets only. Without `pairs` nothing is known of its
-    languages, and any are taken."""
+    """The directions that one model translates. `pairs` are codes of source and target. `names` are
+    the model's own names of languages, by code. With `has_words` the names are words of texts, for
+    targets only. Without `pairs` the languages are unknown and any are accepted."""
 
     pairs: Sequence[Pair]
     names: dict[str, str]
     has_words: bool
 
     def find(self, source: str, target: str) -> Direction | None:
-        """That of codes, in any case, or of the model's own names; `None` if the model does not
-        have it."""
+        """Return the direction of two codes, in any case, or of two names of the model. Return
+        `None` if the model does not translate it."""
         if not self.pairs:
             return Direction(source, target)
         found = self.codes.get(key(source)), self.codes.get(key(target))
@@ -76,7 +76,7 @@ class Directions:
 
     @cached_property
     def targets(self) -> dict[str, set[str]]:
-        """Those of each language, none for one that is only a target."""
+        """Target languages of each language; empty for a language that is only a target."""
         found: dict[str, set[str]] = {}
         for source, target in self.pairs:
             found.setdefault(source, set()).add(target)
@@ -175,18 +175,18 @@ def names_by_code(names: Iterable[str]) -> dict[str, str]:
 
 
 def key(code: str) -> str:
-    """What is compared of a code."""
+    """Return the form of `code` that comparisons use."""
     return code.strip("<>").replace("_", "-").lower()
 
 
 def language_name(code: str) -> str:
-    """In English; `code` itself where the table has none."""
+    """Return the English name of the language `code`, or `code` itself if the table lacks it."""
     stem, *rest = code.split("-", 1)
     return " ".join([NAMES[stem], *(f"({each})" for each in rest)]) if stem in NAMES else code
 
 
 def front_matter(info: ExportInfo) -> str:
-    """What stands above the card of an export; empty without one."""
+    """Return the metadata above the card of an export, or an empty string without a card."""
     try:
         found = OF_CARD.match((info.directory / CARD).read_text(encoding="utf-8", errors="replace"))
     except OSError:

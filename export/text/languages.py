@@ -17,11 +17,11 @@ Choice = str | list[str] | None  # one for all texts, or one for each
 
 @dataclass(frozen=True)
 class Languages:
-    """`tokens` by name; the name of the `source` that the tokenizer has by itself; `before` and
-    `after`, the ids around a text, `None` for its language; `target`, the option of generation that
-    the target language is. Or `words`, which a text begins with. All are empty for a model without
-    languages.
-    """
+    """The languages of a tokenizer. `tokens` are ids by name, `source` is the source language that
+    tokenizer.json sets. `before` and `after` are the ids around a text, with `None` for the
+    language. `target` is the generation option that selects the target language. Some models have
+    `words` instead, which a text begins with. All fields are empty for a model without
+    languages."""
 
     tokens: dict[str, int] = field(default_factory=dict)
     source: str | None = None
@@ -42,7 +42,8 @@ class Languages:
         ]
 
     def ids(self, name: str, given: Choice, count: int) -> list[int]:
-        """Of the languages that are `given` for `count` texts as the argument `name`.
+        """Return the token ids of the languages `given` for `count` texts. `name` is the argument,
+        for errors.
 
         Raises:
             UsageError: for a model without languages, one that is unknown, and another number of
@@ -113,7 +114,8 @@ class Languages:
 
 
 def languages_of(info: ExportInfo) -> Languages:
-    """By the manifest of `info`; ValueError for what it cannot hold."""
+    """Return the languages in the manifest of `info`. Raises ValueError if the manifest has unknown
+    fields."""
     found = info.manifest.get("languages") or {}
     try:
         return Languages(**found)
@@ -129,8 +131,8 @@ def some(names: Iterable[str]) -> str:
 
 
 def nearest_language(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that has the same language with another script or region, that `name` is
-    the beginning of, or that is most like it, if any is."""
+    """Return the name in `known` that is closest to `name`, or None. The same language with another
+    script or region comes first, then names that begin with `name`, then similar spellings."""
     stem = name.partition("_")[0].lower()
     same = [language for language in known if language.partition("_")[0].lower() == stem]
     longer = [language for language in known if stem and language.lower().startswith(stem)]

@@ -85,7 +85,7 @@ def classify(
 
 
 def scoring(runtime: "TextRuntime", name: str | None) -> Scoring:
-    """From logits to scores, see `classify`."""
+    """Return the function from logits to scores, as described at `classify`."""
     if name is not None:
         check_one_of("function_to_apply", name, FUNCTIONS)
         return FUNCTIONS[name]
@@ -100,8 +100,8 @@ def scoring(runtime: "TextRuntime", name: str | None) -> Scoring:
 
 
 def recorded_activation(runtime: "TextRuntime") -> str | None:
-    """What a cross-encoder applies to its logits, by the name of torch's class, in one of the three
-    places where sentence-transformers has put it."""
+    """Return the name of the torch class that a cross-encoder applies to its logits, or None.
+    sentence-transformers has stored the name in three places."""
     config = runtime.info.config
     nested = config.get("sentence_transformers")
     if isinstance(nested, dict) and nested.get("activation_fn"):
@@ -118,7 +118,7 @@ def sentence_config(runtime: "TextRuntime") -> dict:
 
 
 def activation(name: object, place: str) -> Scoring:
-    """That of the class `name` of torch; `place` is for errors."""
+    """Return the activation of torch's class `name`. `place` is named in errors."""
     kind = str(name).rpartition(".")[2]
     if not str(name).startswith("torch.") or kind not in ACTIVATIONS:
         expected = ", ".join(f"torch.nn.{known}" for known in ACTIVATIONS)
@@ -137,9 +137,9 @@ def zero_shot(
     hypothesis_template: str = "This example is {}.",
     multi_label: bool = False,
 ) -> list[dict[str, Any]]:
-    """How well each of `candidate_labels` fits each text, by a model of natural language inference
-    (Yin et al. 2019): `{"sequence": text, "labels": [str, ...], "scores": [float, ...]}`, the
-    likeliest label first, as the pipeline "zero-shot-classification" gives them.
+    """Score how well each of `candidate_labels` fits each text, with a model of natural language
+    inference (Yin et al. 2019). Each result is `{"sequence": text, "labels": [str, ...], "scores":
+    [float, ...]}`, best label first, as the pipeline "zero-shot-classification" returns it.
 
     Args:
         texts: strings; what is longer than the tokenizer's `model_max_length` with its hypothesis

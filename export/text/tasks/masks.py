@@ -1,4 +1,4 @@
-"""What stands behind a mask, as transformers' pipeline "fill-mask"."""
+"""The tokens that fill a mask, as transformers' pipeline "fill-mask" predicts them."""
 
 import reprlib
 import warnings

@@ -30,10 +30,10 @@ def answer(
     doc_stride: int | None = None,
     max_question_len: int | None = None,
 ) -> list[list[dict[str, Any]]]:
-    """What in each of `contexts` answers the question at its place, the likeliest first: `{"score":
-    float, "start": int, "end": int, "answer": str}`, where `answer` is `context[start:end]`. A
-    context that is too long for the model is read in overlapping windows, each with the question.
-    All is as in our pipeline "question-answering".
+    """Return the spans of each context that answer the question at the same index, best first. An
+    answer is `{"score": float, "start": int, "end": int, "answer": str}`, where `answer` is
+    `context[start:end]`. A context that is too long for the model is read in overlapping windows,
+    each with the question. Results equal our pipeline "question-answering".
 
     Args:
         questions, contexts: as many of one as of the other.
@@ -123,8 +123,8 @@ def checked_examples(questions: object, contexts: object) -> list[tuple[str, str
 
 
 def sequence_of(runtime: "TextRuntime") -> int:
-    """Which of the two the context is: padding goes to the side of the question, as in the
-    pipeline."""
+    """Return the index of the context in the pair. As in the pipeline, padding goes to the side of
+    the question."""
     return 1 if runtime.tokenizer_settings.padding_side == "right" else 0
 
 
@@ -161,8 +161,9 @@ def windows_of(
 def probabilities(
     runtime: "TextRuntime", row: Encoding, outputs: dict[str, np.ndarray]
 ) -> tuple[list[int], np.ndarray, np.ndarray, float]:
-    """The places of the context's tokens; of each to be the answer's first one, and its last; and
-    of the CLS token to be both, or 0."""
+    """Return the positions of the context's tokens, their probabilities to begin and to end the
+    answer, and the null score. The null score is the probability that the CLS token is both, or 0
+    without a CLS token."""
     tokens = [
         place for place, found in enumerate(row.sequence_ids) if found == sequence_of(runtime)
     ]
@@ -177,8 +178,8 @@ def probabilities(
 def extents_of(
     row: Encoding, tokens: list[int], sequence: int, align_to_words: bool
 ) -> list[tuple[int, int]]:
-    """Where in the text each of `tokens` begins and ends; or with `align_to_words` so much of its
-    word as is in the row."""
+    """Return the start and end of each of `tokens` in the text. With `align_to_words`, extend them
+    to the part of the word that is in the row."""
     offsets, words = row.offsets, row.word_ids
     if not align_to_words:
         return [offsets[token] for token in tokens]

@@ -1,5 +1,5 @@
-"""What the tasks share: texts that are checked and cut into tokens, and rows of tokens, run with
-others of similar length."""
+"""Helpers that the tasks share: texts are checked and cut into tokens, and rows of similar length
+run together."""
 
 import contextlib
 import reprlib
@@ -44,9 +44,10 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """What tokenizer_config.json adds to tokenizer.json, as transformers reads it: `longest` texts,
-    in tokens, where a task cuts them; which token is for what, by name; whether the tokens of a
-    pair have types; and the sides."""
+    """The settings that tokenizer_config.json adds to tokenizer.json, as transformers reads them.
+    `longest` is the maximum number of tokens where a task cuts texts. `special_tokens` are ids by
+    name. `has_types` is True if the tokens of a pair have types. The sides are those of truncation
+    and padding."""
 
     longest: int | None
     special_tokens: dict[str, int | None]
@@ -70,7 +71,7 @@ def errors_of(path: Path) -> Iterator[None]:
 
 
 def tokenizer_settings(runtime: "TextRuntime") -> TokenizerSettings:
-    """Those of `runtime`'s export."""
+    """Return the tokenizer settings of `runtime`'s export."""
     info = runtime.info
     config = json_object(info.directory / TOKENIZER_CONFIG, info.read(TOKENIZER_CONFIG) or b"{}")
     is_silent = not any(name.endswith("_token") for name in config)
@@ -233,8 +234,9 @@ def check_count(name: str, value: object, least: int = 1, most: int | None = Non
 
 
 class Cut(NamedTuple):
-    """That texts of more than `longest` tokens are cut: of which part of a pair, what windows of
-    one text share, and at which `side`, by default the tokenizer's."""
+    """The truncation of texts to `longest` tokens. `strategy` selects the part of a pair that is
+    cut. `stride` is the number of tokens that windows of one text share. `side` is the tokenizer's
+    by default."""
 
     longest: int
     strategy: str = "longest_first"
@@ -252,8 +254,8 @@ class TokenRow(NamedTuple):
 def rows_of(
     runtime: "TextRuntime", texts: Sequence[str | Pair], cut: Cut | None = None
 ) -> list[Encoding]:
-    """What the tokenizer makes of each, with special tokens; with a `cut` the first window, which
-    knows those that follow."""
+    """Return the encoding of each text, with special tokens. With a `cut`, return its first window,
+    which refers to the windows that follow."""
     tokenizer = runtime.tokenizer
     with runtime.lock, errors_of(runtime.path):
         if cut is None:

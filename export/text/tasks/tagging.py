@@ -94,7 +94,7 @@ def tag(
 
 
 def cut_of(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut | None:
-    """How long texts are cut, or read in windows."""
+    """Return the truncation of texts, or the windows they are read in, or None."""
     longest = runtime.tokenizer_settings.longest
     if stride is not None:
         room = (
@@ -209,12 +209,13 @@ def grouped(runtime: "TextRuntime", entities: list[dict]) -> list[dict[str, Any]
 
 
 def prefix_and_tag(label: str) -> tuple[bool, str]:
-    """Whether `label` begins an entity, and its name without `B-` or `I-`."""
+    """Return whether `label` begins an entity, and the label without `B-` or `I-`."""
     return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
 
 
 def without_overlaps(entities: list[dict]) -> list[dict[str, Any]]:
-    """Of those of several windows that overlap the longest, and of equally long ones the surest."""
+    """Return the entities without overlaps between windows. The longest is kept; of equally long
+    ones the one with the best score."""
     kept: list[dict] = []
     for entity in sorted(entities, key=lambda entity: entity["start"]):
         if not kept or not kept[-1]["start"] <= entity["start"] < kept[-1]["end"]:

@@ -98,9 +98,9 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is generated for a number of texts: of each text its `parts`; all `sentences` that are
-    translated, in order; and of each of these the tokens in `rows`, the options of its language in
-    `targets`, and at most `limit` new tokens."""
+    """The generation inputs of several texts. `parts` are the parts of each text; `sentences` are
+    translated in order. `rows` holds the tokens of each sentence, `targets` the options of its
+    target language. `limit` is the maximum number of new tokens."""
 
     parts: list[list[Part]]
     sentences: list[str]
@@ -130,7 +130,8 @@ def plan_of(
     tgt_lang: Choice,
     options: dict[str, Any],
 ) -> Plan:
-    """How `texts` are translated with `options`, which have been checked. Raises as `translate`."""
+    """Return the plan to translate `texts` with `options` that have been checked. Raises as
+    `translate`."""
     require(runtime, TRANSLATE)
     splitting.check()
     texts = single_texts(texts)
@@ -183,7 +184,7 @@ def one_for_each(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_each(language: Choice, places: list[int]) -> Choice:
-    """That of each sentence, of the texts at `places`."""
+    """Return the language of each sentence; `places` are the indices of the sentences' texts."""
     return (
         language
         if language is None or isinstance(language, str)
@@ -276,7 +277,7 @@ def most_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
 
 
 def is_cut(runtime: "TextRuntime", tokens: list[int], limit: int, options: dict[str, Any]) -> bool:
-    """Whether no end token came by itself before the limit."""
+    """Return True if the model reached the limit before it generated an end token."""
     ends = as_list(
         special_token("eos_token_id", options, runtime.info.defaults, runtime.info.config)
     )
