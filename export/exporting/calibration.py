@@ -1,5 +1,5 @@
-"""What the products of a model read when it runs on text, so that they can be quantized with one
-scale for all rows.
+"""The ranges of the inputs of matrix multiplications while the model runs on text. With them the
+products can be quantized with one scale for all rows.
 
 The ranges of activations are found once, on given text, instead of in each row while the graph runs
 (Jacob et al. 2018, section 3.1).

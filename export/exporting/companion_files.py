@@ -1,5 +1,5 @@
-"""What stands beside the graphs of an export: configs, tokenizer, sentence modules, the card, and
-what other programs read."""
+"""The files beside the graphs of an export: configs, tokenizer, sentence modules, the card, and the
+files that other programs read."""
 
 import json
 import shutil

@@ -54,7 +54,7 @@ class Backend(Protocol):
     def generate(self, texts: list[str], /, **options: Any) -> list[str]: ...
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """How many of so many texts `generate` is best given at once, `batch_size` or more."""
+        """Return how many of `rows` texts `generate` should get at once, at least `batch_size`."""
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """The first output for whole sequences (B, S)."""
@@ -297,18 +297,20 @@ class OnnxEngine:
         return None if token is None else self.tokenizer.id_to_token(token)
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """As `Backend`."""
+        """Return the number that the runtime recommends for these options, without the
+        languages."""
         options = {
             name: value for name, value in options.items() if name not in ("src_lang", "tgt_lang")
         }
         return self.runtime.rows_together(rows, batch_size, options)
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """As `Backend`."""
+        """Return the logits of a model that reads full sequences."""
         return self.runtime.encode(ids, mask)
 
     def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """As `Backend`."""
+        """Yield all logits from one prefill if the graph returns them, else those of one token at a
+        time."""
         first = ids[:, :1]
         request = GenerationRequest(
             Options(max_new_tokens=max(1, ids.shape[1] - 1)), first, np.ones_like(first)
@@ -377,7 +379,7 @@ class TorchEngine:
         return self.text.batch_decode(outputs, skip_special_tokens=True)
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """As `Backend`."""
+        """Return `batch_size`."""
         return batch_size
 
     def chosen_languages(self, src_lang: str | None, tgt_lang: str | None) -> dict[str, int]:
@@ -405,7 +407,7 @@ class TorchEngine:
             )
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """As `Backend`."""
+        """Return the logits of full sequences, computed without gradients."""
         import torch
 
         self.check(ids)
@@ -414,5 +416,5 @@ class TorchEngine:
             return logits.numpy()
 
     def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """As `Backend`: all at once."""
+        """Yield the logits of all tokens at once."""
         yield 0, self.logits(ids, np.ones_like(ids))

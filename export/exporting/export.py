@@ -113,8 +113,8 @@ def write_export(
 def write_one_graph(
     checkpoint: Checkpoint, options: ExportOptions, directory: Path, triton: Path | None
 ) -> dict[str, Any]:
-    """As `write_export`, with the one graph of `options.generate`. It is made of the graphs of an
-    export, which are compared with torch first."""
+    """Write an export with the one graph of `options.generate`, like `write_export`. The graph is
+    made from those of an export that is compared with torch first."""
     from .one_graph import check_model, write_generator
 
     mode = str(options.generate)

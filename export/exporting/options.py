@@ -1,4 +1,4 @@
-"""What `export` takes beside the checkpoint and the directory to write. An option is one field of
+"""The options of `export` beside the checkpoint and the output directory. An option is one field of
 `ExportOptions`: its default, how its flag is read, its help, and its check. The flags of the
 command, the docstring of `export` and the table of the documentation are made from the fields."""
 
@@ -265,7 +265,7 @@ class ExportOptions:
 
     @property
     def dtypes(self) -> list[str | None]:
-        """Of the weights, in order; `None` is the default of the target."""
+        """Dtypes of the weights, in order; `None` is the default of the target."""
         is_one = self.dtype is None or isinstance(self.dtype, str)
         return [self.dtype] if is_one else list(self.dtype)  # type: ignore[list-item, arg-type]
 

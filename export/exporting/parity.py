@@ -29,11 +29,11 @@ HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass
 class Report:
-    """What was compared, and what differed. `tokens` are choices of the largest logit: greedy
-    tokens, or a head's labels, answers and choices. `ties` are those that differ where torch's own
-    two best logits are closer than twice the tolerance; each difference beyond the tolerance is a
-    line of `failures`. Quantized weights have no tolerance (`None`): the errors and the tokens that
-    agree are reported.
+    """The result of a comparison with torch. `tokens` counts choices of the largest logit: greedy
+    tokens, or a head's labels, answers and choices. `ties` counts the choices that differ where
+    torch's two best logits are closer than twice the tolerance. Each difference beyond the
+    tolerance is a line of `failures`. Quantized weights have no tolerance (`None`); only errors and
+    equal tokens are reported.
 
     Half precision is compared with torch in float64, and so is torch in the same precision: both
     round what they compute to as many bits and differ in the order of sums only, so `judge` expects
@@ -129,8 +129,8 @@ class Report:
             )
 
     def judge(self) -> None:
-        """In half precision, once all is compared: where torch's own numbers are not finite,
-        nothing is allowed."""
+        """Add a failure if errors in half precision are larger than allowed. No error is allowed
+        where torch's own numbers are not finite."""
         for name, error, allowed in (
             ("largest", self.max_error, 2 * self.torch_max_error),
             ("mean", self.mean_error, 2 * self.torch_mean_error),
@@ -162,8 +162,8 @@ class Report:
 
 
 def scale_of(expected: np.ndarray) -> np.ndarray:
-    """What an error of each value of (..., C) is relative to: 1, the value, or `OF_LARGEST` of the
-    largest of its vector, by which is the largest of the three."""
+    """Return the scale of the error of each value of (..., C): the largest of 1, the value, and
+    `OF_LARGEST` times the largest of its vector."""
     sizes = np.abs(expected)
     return np.maximum(
         np.maximum(1, sizes), OF_LARGEST * sizes.max(axis=-1, keepdims=True, initial=0)
@@ -178,8 +178,8 @@ def verify(
     device: str | None = None,
     dtype: str | None = None,
 ) -> Report:
-    """`model` is the checkpoint in torch, float32 and in evaluation mode; `directory` its export,
-    run on `device` with the weights of `dtype`, the first by default.
+    """Compare an export in `directory` with `model`, the checkpoint in torch, float32 and
+    evaluation mode. The export runs on `device` with the weights of `dtype`, the first by default.
 
     Each case is a batch of 1 to 5 rows of 1 to 33 random tokens: full rows, rows of different
     lengths padded on the right, or the same with one row that is all padding (a decoder that
@@ -246,8 +246,8 @@ class Case:
 
 
 def references(model: PreTrainedModel, dtype: str) -> list[PreTrainedModel]:
-    """What an export of `dtype` is compared with: `model`; in half precision `model` in float64 and
-    in that precision."""
+    """Return the models to compare an export of `dtype` with. In half precision these are `model`
+    in float64 and in that precision, otherwise `model`."""
     if dtype not in HALF:
         return [model]
     dtypes = (torch.float64, HALF[dtype])
@@ -363,8 +363,8 @@ def compare_choices(
 
 
 def sequence_inputs(case: Case, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
-    """What `Runtime.outputs` takes beside random `ids` and their `mask` (B, S): all that the graph
-    reads."""
+    """Return the inputs of the graph for random `ids` and their `mask` (B, S), as `Runtime.outputs`
+    takes them."""
     spec = case.runtime.specs["encoder"]
     names = {tensor.name for tensor in spec.inputs}
     config = case.config
@@ -406,7 +406,7 @@ def torch_inputs(feeds: dict[str, np.ndarray], config: PretrainedConfig) -> dict
 
 
 def compare_seq2seq(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
-    """What the encoder returns, if it returns states, and the logits of the decoder."""
+    """Compare the states of the encoder, if it returns any, and the logits of the decoder."""
     source_mask = torch.from_numpy(mask)
     encoded = [model.get_encoder()(torch.from_numpy(ids), source_mask) for model in case.models]
     if case.runtime.specs["encoder"].outputs[0].name == "last_hidden_state":
@@ -498,8 +498,7 @@ def compare_lookup(
     expected: list[np.ndarray],
     real: np.ndarray,
 ) -> None:
-    """As `compare_steps`, of the first row alone, with the graph that checks several tokens at
-    once."""
+    """Compare the logits of the first row, from the graph that checks several tokens at once."""
     runtime = case.runtime
     if "lookup" not in runtime.info.manifest["variants"][runtime.dtype]["graphs"]:
         return
@@ -516,9 +515,9 @@ def compare_steps(
     expected: list[np.ndarray],
     real: np.ndarray,
 ) -> None:
-    """Feeds `tokens` (B, T) in steps, the first those of `request`, and compares the logits after
-    each token, or after the last of a step where a graph gives no others. `expected` are those (B,
-    T, V) of each of `references`."""
+    """Feed `tokens` (B, T) in steps, the first those of `request`, and compare the logits after
+    each token. Graphs that return only the last logits of a step are compared there. `expected` has
+    the logits (B, T, V) of each of `references`."""
     end = request.input_ids.shape[1]
     with closing(case.runtime.model.decoders.start(request)) as decoder:
         lengths = LATER_STEPS if decoder.max_step_tokens != 1 else (1,) * sum(LATER_STEPS)

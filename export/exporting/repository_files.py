@@ -1,5 +1,5 @@
-"""What other programs read beside the graphs: config.json, genai_config.json, and the card of a
-repository on the Hub."""
+"""The files that other programs read beside the graphs: config.json, genai_config.json, and the
+card of a repository on the Hub."""
 
 import json
 import os
@@ -98,7 +98,7 @@ def give_first_token(directory: Path) -> None:
 
 
 def template_of(tokenizer: dict) -> list[dict]:
-    """What the tokenizer.json with this content makes of one text: the text, and the special tokens
+    """Return the parts that a tokenizer.json makes of one text: the text and the special tokens
     around it."""
     processor = tokenizer.get("post_processor") or {}
     parts = processor.get("processors", [processor])
@@ -118,8 +118,8 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def write_genai_config(directory: Path, config: dict, generation: dict, file: str) -> dict:
-    """Writes genai_config.json for the portable graph `file` of a decoder with the config `config`
-    and the generation config `generation`, and returns what the manifest says of it.
+    """Write genai_config.json for the portable graph `file` of a decoder. `config` and `generation`
+    are its configs. Return the entry for the manifest.
 
     Without a tokenizer that genai reads rightly it names a folder that does not exist as that of
     the tokenizer: genai would otherwise give wrong ids without a word. There is no
@@ -282,8 +282,8 @@ def write_generator_card(
     dtypes: Sequence[str],
     mode: str,
 ) -> None:
-    """As `write_card`, of a graph that generates by itself, which no other library has a class
-    for."""
+    """Write the card of a graph that generates by itself. No other library has a class for the
+    graph."""
     of_base = read_metadata(readme)
     metadata = {
         **{name: of_base[name] for name in OF_THE_BASE if name in of_base},
@@ -311,7 +311,8 @@ console.log(await {call});"""
 
 
 def read_metadata(readme: Path) -> dict:
-    """What stands above a card; nothing if there is no card, or no metadata that can be read."""
+    """Return the metadata above a card; empty if there is no card or the metadata cannot be
+    read."""
     try:
         matched = FRONT_MATTER.match(readme.read_text(encoding="utf-8-sig"))
         found = yaml.safe_load(matched[1]) if matched else None

@@ -158,8 +158,9 @@ class ImageProcessor:
 
     def __call__(self, image: Image.Image | np.ndarray) -> np.ndarray:
         """Return the pixel values of `image`, (C, H, W) float32. `image` is a Pillow image or an
-        array (H, W, C) or (C, H, W). Integers are 0 to 255, floats 0 to 1. As in transformers,
-        channels are first if the first and the last axis could both be channels (1, 3 or 4).
+        array (H, W, C) or (C, H, W). Arrays hold whole numbers of 0 to 255, or fractions of 0 to 1.
+        As in transformers, channels are first if the first and the last axis could both be channels
+        (1, 3 or 4).
 
         Raises:
             ValueError: for an array of other axes or values, and for another number of channels
