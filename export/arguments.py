@@ -1,5 +1,4 @@
-"""How the command line reads its words: what kinds of values there are, and a parser whose errors
-are one line."""
+"""Parsing of the command line: the types of values, and a parser whose errors are one line."""
 
 import argparse
 import dataclasses

@@ -64,10 +64,9 @@ class ImageRuntime:
         self.processor = ImageProcessor.from_config(json_object(path, content), path)
 
     def classify(self, images: Sequence[Input], /, top_k: int = 5) -> list[list[dict[str, Any]]]:
-        """For each image its `top_k` likeliest labels (all, if there are fewer), the likeliest
-        first, each as `label` and `score`: a probability, by softmax; of labels that are
-        independent, or of a single one, by the logistic function; of a regression the number
-        itself.
+        """Return the `top_k` best labels of each image, best first, or all if there are fewer. Each
+        is a `label` and a `score`: the probability by softmax, or by the logistic function for
+        independent labels and for a single label. The score of a regression is its output.
 
         Raises:
             UsageError: for a `top_k` below 1.
@@ -100,7 +99,7 @@ class ImageRuntime:
         return self._outputs(images, "pooler_output" if pool else "last_hidden_state")
 
     def pixel_values(self, images: Sequence[Input], /) -> Iterator[np.ndarray]:
-        """What the model reads of each image, (C, H, W) float32. Raises: as `classify`."""
+        """Yield the model's input for each image, (C, H, W) float32. Raises as `classify`."""
         if isinstance(images, str | os.PathLike | Image.Image) or not isinstance(
             images, Sequence | np.ndarray
         ):
@@ -188,8 +187,7 @@ def upright(image: Image.Image) -> Image.Image:
 
 @contextlib.contextmanager
 def image_errors() -> Iterator[None]:
-    """What Pillow raises for a file that it cannot read, of many classes, as a ValueError of one
-    line."""
+    """Raise Pillow's errors for a file that it cannot read as ValueErrors of one line."""
     try:
         yield
     except UnidentifiedImageError:

@@ -1,4 +1,5 @@
-"""What a program is around its verbs: its streams, signals and warnings, and errors in one line."""
+"""The frame of a program around its commands: streams, signals and warnings, and errors in one
+line."""
 
 import contextlib
 import errno
@@ -19,8 +20,8 @@ EXPECTED = {
 
 
 def open_standard_streams() -> None:
-    """Where one is closed, the next file that is opened gets its number, and whatever a library
-    prints."""
+    """Open closed standard streams on the null device. Otherwise the next open file gets the number
+    of the stream and receives what libraries print."""
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
         os.set_inheritable(number, True)
     os.close(number)
@@ -48,8 +49,7 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def warnings_in_one_line() -> Iterator[None]:
-    """Those for users: what they typed or wrote is old, and what this package has to say. Where in
-    the code that was found is nothing to them."""
+    """Print our warnings and deprecations as one line without a source location."""
     before = warnings.formatwarning
     package = os.path.join(os.path.dirname(__file__), "")
 
@@ -104,9 +104,8 @@ def output_errors() -> Iterator[None]:
 
 
 def is_expected(error: Exception) -> bool:
-    """Whether `error` is what the library, or one that it calls, raises for wrong input, files and
-    devices: no mistake of ours. Those of other libraries are known by name, because none is
-    imported here."""
+    """Return True if `error` is about wrong input, files or devices, raised by us or by a library.
+    Errors of other libraries are known by name, because none is imported here."""
     if isinstance(
         error,
         OSError

@@ -147,7 +147,7 @@ class TextRuntime:
         seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[list[str], np.ndarray]:
-        """What `generate` returns, and the score of each text, as
+        """Return the texts of `generate`, and the score of each as in
         `Runtime.generate_with_scores`."""
         options = option_fields.check(options)
         rows = self.rows(texts, src_lang)
@@ -164,8 +164,8 @@ class TextRuntime:
         seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[list[str], np.ndarray]:
-        """As `generate_with_scores`, of tokens, each row with the options of its target language;
-        the scores are NaN unless `is_scored`."""
+        """Return the texts and scores for rows of tokens, each with the options of its target
+        language. Scores are NaN unless `is_scored`."""
         tokens, scores = self.generate_tokens(rows, prefixes, targets, is_scored, seeds, **options)
         return self.decode(tokens), scores
 
@@ -178,8 +178,8 @@ class TextRuntime:
         seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[list[list[int]], np.ndarray]:
-        """As `generate_rows`, the new tokens of each, with their padding. Rows with prefixes of one
-        length and one target language run together."""
+        """Return the new tokens of each row with their padding, and the scores. Rows with prefixes
+        of the same length and one target language run together."""
         option_fields.check_seeds(seeds, len(rows))
         copies = (
             options.get("num_return_sequences")
@@ -239,13 +239,13 @@ class TextRuntime:
     def target_options(
         self, tgt_lang: Choice, count: int, options: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        """Those of the target language of each of `count` texts. Raises UsageError as
+        """Return the options of the target language of each of `count` texts. Raises UsageError as
         `generate`."""
         return self.languages.target_options(tgt_lang, count, options, self.default_target)
 
     @property
     def default_target(self) -> int | None:
-        """What the model's own settings have where the target language is chosen."""
+        """Token of the target language in the model's own settings, or None."""
         config = self.info.config if self.languages.target == "decoder_start_token_id" else {}
         return special_token(self.languages.target, self.info.defaults, config)
 
@@ -303,7 +303,8 @@ class TextRuntime:
         ]
 
     def encodings(self, texts: list[str], special_tokens: bool) -> Iterator[Encoding]:
-        """As `encode`, a few at a time: each takes hundreds of times the memory of its text."""
+        """Yield the encodings of `texts`, encoded a few at a time. An encoding takes hundreds of
+        times the memory of its text."""
         for start in range(0, len(texts), TOGETHER):
             yield from self.encode(texts[start : start + TOGETHER], special_tokens)
 
@@ -334,8 +335,8 @@ class TextRuntime:
     def encode(
         self, texts: list[str], special_tokens: bool, tokenizer: Tokenizer | None = None
     ) -> list[Encoding]:
-        """What the tokenizer makes of each text, by default that of what is read; ValueError where
-        it fails on one."""
+        """Return the encoding of each text, by default with the tokenizer of source text. Raises
+        ValueError if the tokenizer fails on a text."""
         for text, name in named(texts):
             check_unicode(text, name)
         chosen = tokenizer or self.tokenizer
@@ -361,8 +362,8 @@ def task_function(task: Task) -> Callable[..., Any]:
 
 
 def prompt(encoding: Encoding) -> list[int]:
-    """What a decoder goes on from: without what the tokenizer adds, where that puts the end token
-    after a text, as older ones of ours do."""
+    """Return the tokens that a decoder continues. Without the tokens that the tokenizer adds if it
+    puts the end token after a text, as our older tokenizers do."""
     added = encoding.special_tokens_mask
     return (
         [token for token, is_added in zip(encoding.ids, added) if not is_added]
