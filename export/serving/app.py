@@ -89,7 +89,7 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def describe_errors(protocol: Protocol) -> None:
-    """In the document of the interface; FastAPI would describe its own form."""
+    """Describe the protocol's errors in /openapi.json. FastAPI would describe its own format."""
     wrong = RequestError(
         protocol.validation, "n is 0, expected a number greater than or equal to 1", "n"
     )
@@ -121,8 +121,7 @@ class Errors:
         )
 
     def response(self, path: str, error: BaseException) -> JSONResponse:
-        """Of whatever went wrong; what is no fault of the request is 500 and says nothing of
-        itself."""
+        """Return the error response for `error`. Server faults become a 500 without details."""
         protocol = self.protocol(path)
         if isinstance(error, HTTPException) and error.status_code == 405:
             error = HTTPException(405, headers={"Allow": self.allowed_methods(path, error)})
@@ -154,16 +153,16 @@ class Errors:
         return method == "GET" and within(path) in self.public_paths
 
     def template(self, scope: Scope) -> str:
-        """Of the route that a request has, or would have if it had not been refused before; all
-        paths without one are one."""
+        """Return the path template of the request's route, also if the request was rejected before
+        routing. All paths without a route are "none"."""
         route = scope.get("route") or next(
             (each for each, _ in self.routes if each.path_regex.match(within(scope["path"]))), None
         )
         return "none" if route is None else route.path.removeprefix(OF_A_MODEL) or "/"
 
     def protocol(self, path: str) -> Protocol | None:
-        """That of the route at `path`; for a path without one, that of the routes below the same
-        first name."""
+        """Return the protocol of the route at `path`. A path without a route has the protocol of
+        the routes below the same first name."""
         path = within(path)
         below = f"/{path.split('/')[1]}/" if path.startswith("/") else ""
         exact = (protocol for route, protocol in self.routes if route.path_regex.match(path))
@@ -187,7 +186,8 @@ def headers_of(refusal: RequestError, error: BaseException) -> dict[str, str]:
 
 
 def refusal_of(error: BaseException, validation: int) -> RequestError:
-    """What to answer for `error`; a body of the wrong form has the status `validation`."""
+    """Return the error response for `error`. A body of the wrong form gets the status
+    `validation`."""
     refused = unshortened(error, validation)
     refused.message = one_line(refused.message)
     return refused
@@ -222,8 +222,8 @@ def unshortened(error: BaseException, validation: int) -> RequestError:
 
 
 def is_of_answer(error: ValueError) -> bool:
-    """Whether it came when an answer was written: NaN, or half of a character. No request is to
-    blame for that."""
+    """Return True if writing an answer raised `error`, for NaN or half of a character. The request
+    is not at fault then."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

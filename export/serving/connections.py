@@ -63,8 +63,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def _should_upgrade(self) -> bool:
-        """Of a request that asks for another protocol: whether it is given to
-        `handle_websocket_upgrade` in place of the application."""
+        """Return True if `handle_websocket_upgrade` gets the request in place of the application,
+        which is so for requests to upgrade but not for CONNECT."""
         return self.parser.get_method() != b"CONNECT"  # which asks for nothing else
 
     def handle_websocket_upgrade(self) -> None:
@@ -89,7 +89,7 @@ class Refused(asyncio.Protocol):
 
 
 class Connections:
-    """Of one server.
+    """The open connections of one server.
 
     Args:
         most: open at once; those that come above are closed.
@@ -135,8 +135,8 @@ class Connections:
 
 
 def files_for(connections: int) -> int:
-    """How many connections this process may open, at most `connections`; it raises its limit of
-    open files for them."""
+    """Return how many connections this process may open, at most `connections`. Increase the limit
+    of open files as far as the system allows."""
     import resource  # which Windows has not
 
     wanted = connections + SPARE

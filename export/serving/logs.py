@@ -61,7 +61,7 @@ class Log:
 
 
 def line(seconds: float, level: str, message: str, facts: dict[str, Any]) -> str:
-    """Of what happened so many `seconds` after 1970."""
+    """Return the line of the log for an event `seconds` after 1970."""
     stamp = (
         f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{int(seconds % 1 * 1000):03d}Z"
     )
@@ -69,8 +69,8 @@ def line(seconds: float, level: str, message: str, facts: dict[str, Any]) -> str
 
 
 class Records:
-    """What libraries log, as lines of `log`; a formatter and a stream for
-    `logging.StreamHandler`."""
+    """A formatter and a stream for `logging.StreamHandler` that write the records of libraries to
+    `log`."""
 
     def __init__(self, log: Log):
         self.log = log
@@ -97,8 +97,7 @@ def described(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def taking_over(log: Log) -> Iterator[None]:
-    """What libraries log goes to `log`, warnings too; where everything is logged, what they say of
-    their work as well."""
+    """Send library logs and warnings to `log`. At level debug, include their debug messages."""
     records = Records(log)
     handler = logging.StreamHandler(records)
     handler.setFormatter(records)  # type: ignore[arg-type]

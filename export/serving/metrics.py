@@ -1,4 +1,4 @@
-"""What the server measures, in the text format of Prometheus."""
+"""The metrics of the server, in the text format of Prometheus."""
 
 import functools
 from collections.abc import Callable
@@ -19,8 +19,8 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class EngineMetrics:
-    """Of the engine of one model. Its workers call these from their threads at every step, so that
-    they look nothing up."""
+    """The metrics of the engine of one model. Workers call them from their threads at every step,
+    so nothing is looked up."""
 
     def __init__(self, joined: Histogram, first_token: Histogram, rows: Histogram, tokens: Counter):
         # seconds that a row waited in the queue
@@ -37,7 +37,8 @@ class EngineMetrics:
 
 
 class Metrics:
-    """In a registry of its own: two servers in one process do not mix."""
+    """The metrics of one server. Each has its own registry, so two servers in one process do not
+    mix."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

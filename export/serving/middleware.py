@@ -1,5 +1,5 @@
-"""What stands between the server and the application: limits, tokens, request ids, cancellation,
-metrics, a line in the log."""
+"""The ASGI layer between the server and the application: limits, tokens, request ids, cancellation,
+metrics and log lines."""
 
 import asyncio
 import hmac
@@ -70,8 +70,8 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Of the application. One that is cancelled while its client does not read is to see that
-        where it waits itself, so that what makes a stream is closed: here it goes on to there."""
+        """The ASGI `send` of the application. If the request was cancelled, re-raise the
+        cancellation at the application's next await, so that it closes its generators."""
         try:
             await (self.answer(message) if self.cancelled is None else asyncio.sleep(0))
         except asyncio.CancelledError:

@@ -35,22 +35,22 @@ class ServedModel:
     async def read(
         self, rows: int, function: Callable[..., Any], /, *args: Any, **options: Any
     ) -> Any:
-        """What `function` returns, from a thread, as `Reader.call` has it for about so many
-        `rows`."""
+        """Run `function` in a thread and return its result, as one request of about `rows` rows
+        like `Reader.call`."""
         if self.reader is None:
             return await asyncio.to_thread(function, *args, **options)
         return await self.reader.call(rows, function, *args, **options)
 
     @property
     def backend(self) -> Client | Reader:
-        """What its requests wait for."""
+        """The scheduler or the reader that runs the model's requests."""
         found = self.scheduler or self.reader
         assert found is not None  # one of them is there
         return found
 
     @property
     def admission(self) -> Admission:
-        """What the scheduler checks of requests; for models that generate."""
+        """The scheduler's checks of requests, for models that generate."""
         assert self.scheduler is not None
         return self.scheduler.admission
 

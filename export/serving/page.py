@@ -28,7 +28,8 @@ router = APIRouter(tags=["page"], include_in_schema=False)
 
 
 def hashes(element: str) -> str:
-    """Of what `PAGE` has in `element`, as a Content-Security-Policy takes them."""
+    """Return the hashes of the contents of `element` in `PAGE`, as a Content-Security-Policy lists
+    them."""
     found = re.findall(rf"<{element}>(.*?)</{element}>", PAGE, re.DOTALL)
     return " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

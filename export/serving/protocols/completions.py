@@ -40,7 +40,7 @@ class StopTexts:
 
 
 def begun(text: str, stop: str) -> int:
-    """How many of the last characters of `text` are the first ones of `stop`, at most."""
+    """Return the length of the longest proper prefix of `stop` that `text` ends with."""
     return next(
         (
             size
@@ -52,8 +52,8 @@ def begun(text: str, stop: str) -> int:
 
 
 class Logprobs:
-    """Of tokens, in the form of the API; `runtime` names them. Offsets are places in the text that
-    is given."""
+    """Log probabilities of tokens, in the format of the API. `runtime` names the tokens. Offsets
+    are positions in the text that is returned."""
 
     def __init__(self, runtime: TextRuntime):
         self.name = runtime.token_names
@@ -75,7 +75,7 @@ class Logprobs:
         return top
 
     def take(self) -> dict[str, list]:
-        """What was added since the last time."""
+        """Return the columns that were added since the last call."""
         taken, self.columns = self.columns, {kind: [] for kind in KINDS}
         return taken
 
@@ -146,17 +146,17 @@ class Completion:
 
     @property
     def is_replayed(self) -> bool:
-        """Whether it is generated as a whole: beams, and what is told of the prompt, come with the
-        end only."""
+        """True if the answer is available at the end only, as with beams and log probabilities of
+        the prompt."""
         return self.job.options.num_beams > 1 or self.job.scores_prompt or self.is_empty
 
     @property
     def is_read(self) -> bool:
-        """Whether tokens are looked at one by one, as something is asked of them."""
+        """True if each token is inspected, for stop texts, log probabilities or an empty answer."""
         return bool(self.stops) or self.job.top_logprobs is not None or self.is_empty
 
     def size(self, generated: list[Generated]) -> int:
-        """How much work `whole` is, in characters that could be cut into tokens meanwhile."""
+        """Return the cost of `whole` in characters that could be tokenized meanwhile."""
         tokens = (
             sum(len(each.tokens) for each in generated)
             + len(self.job.prompt) * self.job.scores_prompt
@@ -184,7 +184,7 @@ class Completion:
                     return
 
     def replayed(self, generated: list[Generated]) -> Iterator[Chunk]:
-        """What `chunks` would give, of what was generated as a whole."""
+        """Yield the chunks of an answer that was generated completely."""
         yield from self.beginnings(generated[0].prompt_logprobs)
         for index, each in enumerate(generated):
             if self.is_empty:
@@ -198,7 +198,8 @@ class Completion:
                 )
 
     def heard(self, event: Event) -> Iterator[Chunk]:
-        """What the next token makes certain, unless its answer has ended at a stop text."""
+        """Yield the text that the next token makes certain, unless the answer has ended at a stop
+        text."""
         answer = self.answers[event.index]
         if answer.finish_reason is None:
             text = answer.add(event)

@@ -174,7 +174,7 @@ async def translate_plain(
 async def translate_html(
     model: ServedModel, direction: Direction, texts: list[str], splitting: Splitting
 ) -> list[list[str]]:
-    """Of each text one translation, which differs in what stands between tags alone."""
+    """Return the translation of each text, in which only the text between tags differs."""
     size = sum(map(len, texts))
     runs = await offloaded(size, runs_of, texts)
     translated = await translate_plain(
@@ -198,7 +198,7 @@ def runs_of(texts: list[str]) -> list[list[TextRun]]:
 
 
 async def body_of(request: Request) -> Translation:
-    """Of JSON, or of a form, in which several `q` are a list.
+    """Return the request in JSON or in a form. Several `q` of a form are a list.
 
     Raises:
         RequestValidationError: for a field of another type, and for a body that is none.

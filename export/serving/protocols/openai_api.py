@@ -246,7 +246,7 @@ def asked_of(
     stops: list[str],
     body: CompletionFields,
 ) -> list[Completion]:
-    """Of each prompt what is to be generated. Raises as `job_of`."""
+    """Return the completion to generate for each prompt. Raises as `job_of`."""
     n, is_empty = options["num_return_sequences"], body.max_tokens == 0
     jobs = [job_of(scheduler, each, options, body) for each in prompts]
     echoes = [""] * len(prompts)
@@ -297,9 +297,9 @@ def stops_of(stop: Any) -> list[str]:
 
 
 def options_of(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, Any]:
-    """Those of `Runtime.generate`. What the request does not have is taken from `defaults`, of
-    generation_config.json, as in vLLM; what that has not is what OpenAI has, one row that is
-    sampled from all tokens.
+    """Return the options of `Runtime.generate`. Fields missing in the request come from `defaults`,
+    of generation_config.json, as in vLLM. Otherwise OpenAI's defaults apply: one row, sampled from
+    all tokens.
 
     Raises:
         UsageError: for a value that an option cannot have, and for values that do not go together.
@@ -449,7 +449,8 @@ def rendered(about: dict[str, Any], choices: list[Chunk], asked: Sequence[Comple
 
 
 async def parts(scheduler: Client, asked: Sequence[Completion]) -> AsyncGenerator[Chunk, None]:
-    """Of all choices, as they come. Closed early, it leaves nothing running."""
+    """Yield the chunks of all choices in the order of their arrival. Closing it early stops all
+    that runs."""
     if len(asked) == 1:
         async with aclosing(asked[0].chunks(scheduler)) as chunks:
             async for chunk in chunks:
@@ -566,8 +567,8 @@ def embeddings_of(
 
 
 def rows_of(runtime: TextRuntime, inputs: list[Any]) -> tuple[Sequence[Encoding | TokenRow], int]:
-    """What is read of each input, and how many of its tokens are a prompt's; ids are read as they
-    are."""
+    """Return the tokens of each input, and how many of them are the prompt's. Ids are used
+    unchanged."""
     if not isinstance(inputs[0], str):
         return [TokenRow(ids, [0] * len(ids)) for ids in inputs], 0
     for place, text in enumerate(inputs):

@@ -273,7 +273,7 @@ Answers = Callable[[Any, list[Any], dict[str, Any]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class Format:
-    """How a pipeline differs from the function of its task.
+    """The differences of a pipeline from the function of its task.
 
     Args:
         inputs: reads `inputs`, if not as the form of the task says.
@@ -293,7 +293,7 @@ class Format:
 
 
 def plain(task: Task, runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    """What the function of a task returns."""
+    """Return the result of the function of a task for each row."""
     keys = task.forms[0]
     if keys == IMAGE:
         columns = [[image_of(row) for row in rows]]

@@ -63,7 +63,7 @@ class InferRequest(BaseModel):
 
 
 def described(tensor: TensorSpec) -> dict[str, Any]:
-    """As metadata say it: -1 for a size that is free."""
+    """Return the metadata of a tensor. A size that is free is -1."""
     shape = [-1 if isinstance(size, str) else size for size in tensor.shape]
     return {"name": tensor.name, "datatype": DATATYPES[tensor.dtype], "shape": shape}
 
@@ -149,8 +149,8 @@ def inputs_of(
 
 
 def binary_size(tensor: InputTensor, most: int) -> int | None:
-    """How many of the `most` bytes that are left are the values of `tensor`; `None` if they are in
-    the JSON."""
+    """Return how many of the `most` remaining bytes hold the values of `tensor`, or `None` if the
+    JSON holds them."""
     parameters = tensor.parameters or {}
     check_no_shared_memory(tensor.name, parameters)
     size = parameters.get("binary_data_size")
@@ -174,7 +174,7 @@ def check_no_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
 
 
 def values_of(tensor: InputTensor, dtype: str) -> np.ndarray:
-    """Those in the JSON."""
+    """Return the values of `tensor` in the JSON."""
     if not isinstance(tensor.data, list):
         raise UsageError(f"data of {tensor.name} is {tensor.data!r:.60}, expected a list of values")
     # of a type of numpy's own, one long text would make every value as long
@@ -205,7 +205,7 @@ def values_of(tensor: InputTensor, dtype: str) -> np.ndarray:
 
 
 def values_in(content: memoryview, tensor: InputTensor, dtype: str) -> np.ndarray:
-    """Those of the bytes `content`."""
+    """Return the values of `tensor` in the bytes `content`."""
     count = math.prod(tensor.shape)
     if dtype == TEXTS:
         texts = texts_in(content, tensor.name)

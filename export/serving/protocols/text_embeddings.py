@@ -334,7 +334,7 @@ def has_tokenizer(model: ServedModel) -> bool:
 
 
 def longest(model: ServedModel) -> int:
-    """How many tokens of a text are read at most."""
+    """Return the maximum number of tokens of a text."""
     limit = (
         model.runtime.info.config["max_position_embeddings"]
         if model.reader is None
@@ -422,8 +422,7 @@ def sequence_of(given: Any, name: str) -> str | Pair:
 
 
 def encoded(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> list[Encoding]:
-    """What the tokenizer makes of each, cut if that is asked for. Raises TooLong for what is too
-    long."""
+    """Return the encoding of each text, truncated if requested. Raises TooLong for longer texts."""
     limit = longest(model)
     if how.truncate:
         shortened = [first_characters(text, limit * CHARACTERS, how.side) for text in texts]
@@ -455,8 +454,8 @@ def first_characters(text: str | Pair, most: int, side: str) -> str | Pair:
 def rows_to_embed(
     model: ServedModel, inputs: Sequence[str | list[int]], how: Embedded | SimilarityParameters
 ) -> tuple[list[Encoding | TokenRow], int]:
-    """As `embedding.rows_to_embed`, of texts and ids; ids are read as they are, or with a prompt as
-    the text that they are."""
+    """Return the rows of `embedding.rows_to_embed` for texts and ids. Ids are used unchanged, or
+    decoded to text if there is a prompt."""
     runtime = model.runtime
     prompt = embedding.chosen_prompt(sentence_config(runtime), how.prompt_name, None)
     lowered = (
@@ -506,7 +505,8 @@ def listed(values: Iterator[Any]) -> bytes:
 def states_of(
     model: ServedModel, inputs: Sequence[str | list[int]], how: Embedded | SimilarityParameters
 ) -> tuple[list[np.ndarray], int]:
-    """Of the tokens of each input (S, D), and how many of them are the prompt's."""
+    """Return the states (S, D) of the tokens of each input, and how many tokens are the
+    prompt's."""
     rows, prompt_length = rows_to_embed(model, inputs, how)
     states: list[np.ndarray] = [np.empty(0)] * len(rows)
     for index, outputs in run(model.runtime, rows):
@@ -561,8 +561,8 @@ def cosines(
 def scores_of(
     model: ServedModel, sequences: Sequence[str | Pair], how: Truncation, is_raw: bool
 ) -> list[np.ndarray]:
-    """Of all labels of each: logits, or probabilities, by the sigmoid where labels are independent
-    or there is only one."""
+    """Return the scores of all labels for each input: logits if `is_raw`, otherwise probabilities.
+    The sigmoid applies to independent labels and to a single label, else the softmax."""
     config = model.runtime.info.config
     is_independent = (
         config.get("problem_type") == "multi_label_classification" or len(config["id2label"]) == 1
