@@ -43,11 +43,11 @@ Sizes = tuple[tuple[str, int], ...]
 
 
 class Gone(Exception):
-    """The client of a request, so that nobody wants what it asked for."""
+    """An error that says that the client of a request has left."""
 
 
 class Ticket:
-    """What was asked in one request."""
+    """A request of a client, which can be cancelled."""
 
     def __init__(self) -> None:
         self.is_cancelled = False
@@ -57,7 +57,8 @@ TICKET: contextvars.ContextVar[Ticket] = contextvars.ContextVar("ticket")
 
 
 def padded(length: int, longest: int) -> int:
-    """What a sequence of `length` tokens is padded to, where the model has `longest` positions."""
+    """Return the padded length of a sequence of `length` tokens, at most the model's `longest`
+    positions."""
     step = 8 if length <= 64 else 16 if length <= 128 else 32
     return max(length, min(-(-length // step) * step, longest))
 
@@ -132,8 +133,8 @@ Rows = list[tuple[Call, int]]
 
 
 class ReadingQueue:
-    """Calls in the order of their coming; each in turn gives one of its rows, so that a long list
-    of texts holds up no short one. `most` is how many rows of the same sizes may run together."""
+    """A first-come-first-served queue of calls. Calls take turns, one row each, so a long list of
+    texts delays no short one. `most` returns how many rows of the same sizes may run together."""
 
     def __init__(self, most: Callable[[Sizes], int]):
         self.most = most
@@ -251,7 +252,7 @@ class Reader:
             worker.start()
 
     def describe(self) -> str:
-        """In one line, for who starts it."""
+        """Return one line for the person who starts the server."""
         alone = "" if self.most_rows > 1 else " one row at a time (its rows depend on each other),"
         return f"dynamic batches,{alone} {Arrangement(len(self.workers), self.runtime.threads)}"
 
@@ -268,9 +269,8 @@ class Reader:
     async def call(
         self, rows: int, function: Callable[..., Result], /, *args: Any, **options: Any
     ) -> Result:
-        """What `function` returns, from a thread; all that it reads through a `BatchingRuntime` is
-        one request, of about so many `rows`. Cancelled, it leaves nothing to be computed but what
-        is running.
+        """Run `function` in a thread and return its result. Its calls to a `BatchingRuntime` count
+        as one request of about `rows` rows. Cancelling drops rows that have not started.
 
         Raises:
             RequestError: if too many rows are there already, or the server is shutting down; and
@@ -294,7 +294,7 @@ class Reader:
             self.asked -= rows
 
     def read(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """As `Runtime.outputs`, of what `Runtime.feeds` has checked, together with the rows of
+        """Return the outputs for `feeds`, which `Runtime.feeds` has checked, together with rows of
         other threads.
 
         Raises:
@@ -319,7 +319,7 @@ class Reader:
     # ----------------------------------------------------------------------------------------- runs
 
     def sizes(self, feeds: dict[str, np.ndarray], lengths: dict[str, list[int]]) -> list[Sizes]:
-        """Of each row, those of its axes, padded."""
+        """Return the padded sizes of the axes of each row."""
         fixed: dict[str, int] = {}
         for tensor in self.spec.inputs:
             for axis, size in zip(tensor.shape[1:], feeds[tensor.name].shape[1:]):
@@ -333,13 +333,13 @@ class Reader:
         return [tuple((fixed | own).items()) for own in of_rows]
 
     def most(self, sizes: Sizes) -> int:
-        """How many rows of these `sizes` may run together."""
+        """Return how many rows of these `sizes` may run together."""
         return max(
             1, min(self.most_rows, MAX_TOKENS * self.runtime.threads // self.tokens(dict(sizes)))
         )
 
     def tokens(self, sizes: dict[str, int]) -> int:
-        """Of a row, with its padding."""
+        """Return the number of tokens of a row, with its padding."""
         config = self.runtime.config
         if "image_size" in config:
             height, width = pair(config["image_size"])
@@ -410,7 +410,7 @@ class BatchingRuntime:
         token_type_ids: np.ndarray | None = None,
         **inputs: np.ndarray,
     ) -> dict[str, np.ndarray]:
-        """As `Runtime.outputs`; raises TooLong as `Reader.read`."""
+        """Return the outputs like `Runtime.outputs`. Raises TooLong as `Reader.read`."""
         given = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -429,7 +429,7 @@ def batched(runtime: Any, workers: int = 1, queue: int = QUEUE, **options: Any) 
 
 
 def ends(mask: np.ndarray) -> list[int]:
-    """Of each row of `mask` (B, ..., S) the length up to its last one, at least 1."""
+    """Return for each row of `mask` (B, ..., S) the length up to the last one, at least 1."""
     places = mask * np.arange(1, mask.shape[-1] + 1)
     return np.maximum(places.reshape(len(mask), -1).max(axis=1), 1).tolist()
 
@@ -438,8 +438,8 @@ def ends(mask: np.ndarray) -> list[int]:
 
 
 def company(reader: Reader) -> tuple[int, int]:
-    """In how many rows, at least and at most, a row must run so that its bits do not depend on how
-    many there are: found by trying, as kernels differ from machine to machine."""
+    """Return the minimum and maximum number of rows for which the bits of a row do not depend on
+    that number. It is measured, because kernels differ between machines."""
     fewest = 1
     for length in PROBED_LENGTHS:
         feeds = probe(reader, min(length, reader.positions), max(PROBED_ROWS))

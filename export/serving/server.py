@@ -93,7 +93,7 @@ class Server:
         self.error: Exception | None = None  # for which the server stops
 
     def most_connections(self) -> int:
-        """As the system allows."""
+        """Return the maximum number of connections that the settings and the system allow."""
         wanted = self.settings.connections
         most = files_for(wanted)
         if most < wanted:
@@ -165,7 +165,7 @@ class Server:
         self.gave_up = not await self.service.drain()
 
     def stop(self, number: int) -> None:
-        """Of a signal."""
+        """Begin to shut down after a signal. A second signal ends the process at once."""
         if self.stopping.is_set():
             self.service.log.flush(0.1)
             os._exit(128 + number)

@@ -1,5 +1,5 @@
-"""What a process that serves is, without the server before it: the models, the application and its
-limits, what is measured."""
+"""The service of a process, without the server in front: the models, the application, its limits
+and metrics."""
 
 import asyncio
 import contextlib
@@ -238,8 +238,8 @@ class Service:
 
 
 def in_thread(function: Callable[[], Any]) -> asyncio.Future:
-    """What `function` returns. Unlike those of asyncio, the thread does not keep the process from
-    ending."""
+    """Run `function` in a thread and return a future of its result. Unlike a thread of asyncio, the
+    thread does not keep the process from ending."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future = loop.create_future()
 

@@ -1,5 +1,5 @@
-"""What `serve` can be told. A setting is one field of `Settings`: its default, what it must be,
-what it is for. The flags of the command, the variables of the environment and the table of the
+"""The settings of `serve`. A setting is one field of `Settings`: its default, its valid values and
+its purpose. The flags of the command, the variables of the environment and the table of the
 documentation are made from the fields."""
 
 import argparse
@@ -179,8 +179,8 @@ def add_settings(parser: Parser) -> None:
 
 
 def settings_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
-    """What the flags say, else the environment, else the defaults. A variable of several values has
-    spaces between them; an empty one is as one that is not set.
+    """Return the settings: flags, else variables of the environment, else defaults. A variable with
+    several values has spaces between them. An empty variable counts as not set.
 
     Raises:
         UsageError: for a variable that cannot be read.
@@ -206,7 +206,7 @@ def read(name: str, text: str, field: dataclasses.Field) -> Any:
 
 
 def token_of(settings: Settings, environment: Mapping[str, str]) -> bytes | None:
-    """What clients must send; `None` where nobody has to.
+    """Return the token that clients must send, or `None` if no token is required.
 
     Raises:
         UsageError: for a file and a variable.

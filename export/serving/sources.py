@@ -30,7 +30,7 @@ class Source:
 def sources(
     exports: Sequence[str], languages: Sequence[tuple[str | None, str, str]]
 ) -> list[Source]:
-    """What `exports` are, each PATH or NAME=PATH, as far as can be told at once.
+    """Parse `exports` (PATH or NAME=PATH) and check that each directory has a manifest.
 
     Raises:
         UsageError: for a name that no path of a request can have, for two of one name, and for

@@ -102,9 +102,9 @@ class TextRun(NamedTuple):
 
 
 def text_runs(html: str) -> list[TextRun]:
-    """What is to be translated, in order: text with letters, its entities as characters and its
-    white space as single spaces, but for elements with `translate="no"` or the class `notranslate`,
-    and those of `KEPT` and `RAW`."""
+    """Return the texts to translate, in order. They contain letters; entities become characters and
+    white space single spaces. Elements with `translate="no"` or the class `notranslate`, and those
+    of `KEPT` and `RAW`, are skipped."""
     runs = []
     elements = Elements()
     place = 0
@@ -127,7 +127,8 @@ def run_between(html: str, start: int, end: int) -> list[TextRun]:
 
 
 def end_of_markup(html: str, start: int, elements: "Elements") -> int:
-    """Where what begins at `start` ends; the end of all where it never does."""
+    """Return where the markup that begins at `start` ends, or the end of `html` if it has no
+    end."""
     if html.startswith("<!--", start):
         found = COMMENT.match(html, start)
     elif (found := TAG.match(html, start)) is None:
@@ -164,7 +165,7 @@ class Elements:
             self.counts[name] += 1
 
     def close(self, name: str) -> None:
-        """With those that are open within it, if it is open."""
+        """Close the element `name` with those open within it, if it is open."""
         while self.counts[name]:
             inner = self.stack.pop()[0]
             self.counts[inner] -= 1
@@ -173,7 +174,8 @@ class Elements:
 
 
 def own_choice(rest: str) -> bool | None:
-    """What the attributes of an element say of its translation; `None` if nothing."""
+    """Return whether the attributes of an element ask to translate it, or `None` if they do not
+    say."""
     if "translate" not in rest.lower():
         return None
     attributes: dict[str, str] = {}

@@ -24,9 +24,9 @@ async def translate(
     splitting: Splitting = Splitting(),  # noqa: B008, it cannot change
     **options: Any,
 ) -> list[list[str]]:
-    """Of each text its `num_return_sequences` translations, the best first. The first is what
-    `TextRuntime.translate` gives, the second is joined of the second of each sentence, and so on.
-    `options` as `Runtime.generate`.
+    """Return `num_return_sequences` translations of each text, best first. The first is the result
+    of `TextRuntime.translate`; the second joins the second-best of each sentence, and so on.
+    `options` are those of `Runtime.generate`.
 
     Raises:
         UsageError, ValueError: as `TextRuntime.translate`.
@@ -44,7 +44,8 @@ async def translate(
 
 
 async def offloaded(size: int, function: Callable, *args: Any) -> Any:
-    """What `function` returns: from a thread if `size` characters make it long, else at once."""
+    """Call `function` and return its result, in a thread if there are more than `LONG`
+    characters."""
     return await asyncio.to_thread(function, *args) if size > LONG else function(*args)
 
 
