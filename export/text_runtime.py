@@ -109,8 +109,8 @@ class TextRuntime:
         seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> list[str]:
-        """One text for each of `texts`, or `num_return_sequences` of them: the translation, or for
-        a decoder the continuation. `options` as `Runtime.generate`.
+        """Return one text for each of `texts`, or `num_return_sequences`: the translation, or the
+        continuation of a decoder. `options` as `Runtime.generate`.
 
         `target_prefix`, for seq2seq only, is what each translation begins with, one text (or an
         empty one) for each of `texts`; the translation has it too.
@@ -218,8 +218,8 @@ class TextRuntime:
     def stream(
         self, text: str, /, src_lang: str | None = None, tgt_lang: str | None = None, **options: Any
     ) -> Iterator[str]:
-        """Pieces of the one text that `generate` gives for `text`, each as soon as its tokens are
-        there. `options` as `Runtime.stream`.
+        """Yield pieces of the one text that `generate` returns for `text`, as soon as their tokens
+        exist. `options` as `Runtime.stream`.
 
         Raises:
             UsageError: for more than one sequence, and as `Runtime.stream`.
@@ -250,7 +250,7 @@ class TextRuntime:
         return special_token(self.languages.target, self.info.defaults, config)
 
     def first_tokens(self, options: dict[str, Any]) -> list[int]:
-        """The target language, which stands before what a target begins with where it is no start
+        """Return the target language's token that precedes a target, if it is not the start
         token."""
         is_first = self.languages.target == "forced_bos_token_id"
         language = options.get("forced_bos_token_id", self.default_target) if is_first else None
@@ -273,7 +273,7 @@ class TextRuntime:
         return CleanPieces(pieces) if self.tokenizer_settings.cleans_up else pieces
 
     def text_of(self, steps: Iterator[np.ndarray]) -> Iterator[str]:
-        """The pieces of the text of one row, whose tokens come in arrays of one."""
+        """Yield the pieces of the text of one row, whose tokens come in arrays of one."""
         pieces = self.pieces()
         for [token] in steps:
             if piece := pieces.add(int(token)):
@@ -282,14 +282,14 @@ class TextRuntime:
             yield rest
 
     def tokenize(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and mask (B, S), padded on the right, as `AutoTokenizer` gives them."""
+        """Return ids and mask (B, S), padded on the right, as `AutoTokenizer` does."""
         return self.batch(self.rows(texts))
 
     def batch(self, rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
         return pad_sequences(rows, self.info.config.get("pad_token_id"))
 
     def rows(self, texts: list[str], src_lang: Choice = None) -> list[list[int]]:
-        """The tokens of each text, in its language. A decoder's prompt gets no end token."""
+        """Return the tokens of each text in its language. A decoder's prompt gets no end token."""
         texts = single_texts(texts)
         self.languages.check_words(texts)
         if src_lang is not None:
@@ -309,7 +309,7 @@ class TextRuntime:
             yield from self.encode(texts[start : start + TOGETHER], special_tokens)
 
     def prefixes(self, texts: list[str] | None, count: int) -> list[list[int]]:
-        """The tokens of each of `count` prefixes, all empty without `texts`."""
+        """Return the tokens of each of `count` prefixes, all empty without `texts`."""
         if texts is None or not any(texts):
             return [[]] * count
         if "encoder" not in self.info.specs:
@@ -347,7 +347,8 @@ class TextRuntime:
 
 
 def open_runtime(directory: str | os.PathLike, threads: int | None = None, **options: Any) -> Any:
-    """A `TextRuntime`, or an `ImageRuntime` for a model that reads images; `options` as theirs."""
+    """Return a `TextRuntime`, or an `ImageRuntime` for a model that reads images. `options` as
+    theirs."""
     path = Path(directory) / MANIFEST
     if path.is_file() and json_object(path, path.read_bytes()).get("model_type") == VISION:
         from .image_runtime import ImageRuntime

@@ -113,7 +113,7 @@ class ImageProcessor:
 
     @classmethod
     def from_config(cls, config: dict, path: Path) -> "ImageProcessor":
-        """`config` is the content of `path`.
+        """Return the processor of the settings `config`, the content of `path`.
 
         Raises:
             ValueError: for an image processor or a step that is not known, and for a value of
@@ -183,7 +183,7 @@ class ImageProcessor:
         return pixels.astype(np.float32)
 
     def pixels(self, image: Image.Image | np.ndarray) -> np.ndarray:
-        """(C, H, W), of the type that `image` has."""
+        """Return the pixels (C, H, W) in the dtype of `image`."""
         converts = self.settings["do_convert_rgb"]
         if isinstance(image, Image.Image):
             pixels = np.array(rgb(image) if converts else image)
@@ -200,7 +200,7 @@ class ImageProcessor:
 
 
 def size_of(name: str, value: Any, is_square: bool, path: Path) -> dict[str, int]:
-    """A size as a dictionary: older files have a number or a pair of height and width."""
+    """Return a size as a dictionary. Older files have a number, or a pair of height and width."""
     if SIZE.holds(value):
         value = {"height": value, "width": value} if is_square else {"shortest_edge": value}
     elif isinstance(value, list) and len(value) == 2:
@@ -253,8 +253,8 @@ def rgb_pixels(pixels: np.ndarray) -> np.ndarray:
 
 
 def new_size(old: tuple[int, ...], size: dict[str, int]) -> tuple[int, int]:
-    """The height and width that an image of the `old` ones is resized to; what `size` leaves open
-    keeps their ratio."""
+    """Return the height and width to resize an image of size `old` to. The aspect ratio decides
+    what `size` leaves open."""
     height, width = old
     if "height" in size:
         return size["height"], size["width"]

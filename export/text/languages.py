@@ -31,8 +31,8 @@ class Languages:
     words: list[str] = field(default_factory=list)
 
     def rows(self, rows: list[list[int]], src_lang: Choice) -> list[list[int]]:
-        """`rows` of tokens without special ones -> with those around them for the language of each.
-        Raises UsageError for what is no language of the model."""
+        """Return `rows` of tokens with the special tokens of each row's language around them.
+        Raises UsageError for a language that the model lacks."""
         ids = self.ids("src_lang", src_lang, len(rows))
         return [
             [language if id is None else id for id in self.before]
@@ -81,9 +81,9 @@ class Languages:
     def target_options(
         self, tgt_lang: Choice, count: int, options: dict[str, Any], default: int | None
     ) -> list[dict[str, Any]]:
-        """The options of generation for the target language of each of `count` texts, beside the
-        given `options`. Without `tgt_lang` it is the `default` of the model's own settings, if that
-        is a language.
+        """Return the generation options of the target language of each of `count` texts, beside the
+        given `options`. Without `tgt_lang` it is `default`, the model's own setting, if that is a
+        language.
 
         Raises:
             UsageError: as `ids`; without any target language, and for two.
@@ -102,8 +102,8 @@ class Languages:
         return [{**others, self.target: id} for id in ids]
 
     def check_words(self, texts: Iterable[str]) -> None:
-        """Raises ValueError for a text that begins with the word of a language that the model does
-        not know."""
+        """Raise ValueError if a text begins with the word of a language that the model does not
+        know."""
         for text in texts if self.words else ():
             found = LANGUAGE_WORD.match(text)
             if found and found[0] not in self.words:

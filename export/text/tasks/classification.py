@@ -52,8 +52,8 @@ def classify(
     top_k: int | None = 1,
     function_to_apply: str | None = None,
 ) -> list[list[dict[str, Any]]]:
-    """The labels of each text, the likeliest first: `{"label": str, "score": float}`, as the
-    pipeline "text-classification" gives them where it is given `top_k`.
+    """Return the labels of each text, best first: `{"label": str, "score": float}`. The pipeline
+    "text-classification" returns the same with `top_k`.
 
     Args:
         texts: strings, or pairs `(text, text_pair)` or `{"text": ..., "text_pair": ...}`. They are
@@ -112,7 +112,7 @@ def recorded_activation(runtime: "TextRuntime") -> str | None:
 
 
 def sentence_config(runtime: "TextRuntime") -> dict:
-    """The content of config_sentence_transformers.json, empty without one."""
+    """Return the content of config_sentence_transformers.json, empty without the file."""
     info = runtime.info
     return json_object(info.directory / SENTENCE_CONFIG, info.read(SENTENCE_CONFIG) or b"{}")
 
@@ -228,8 +228,8 @@ def hypothesis_of(template: object, label: str) -> str:
 
 
 def entailment_and_contradiction(runtime: "TextRuntime") -> tuple[int, int]:
-    """The numbers of these labels; the second as the pipeline has it, the first label or else the
-    last."""
+    """Return the indices of both labels. As in the pipeline, contradiction is the first label, or
+    the last if entailment is first."""
     labels = labels_of(runtime)
     found = [number for number, label in enumerate(labels) if label.lower().startswith("entail")]
     if not found:

@@ -66,9 +66,9 @@ def embed(
     prompt: str | None = None,
     truncate_dim: int | None = None,
 ) -> np.ndarray:
-    """One vector for each text (B, E), float32, as `SentenceTransformer.encode` gives it: the
-    pooling, linear maps and normalisation of the export's modules.json; the mean over all tokens
-    without one, as there.
+    """Return one vector for each text (B, E), float32, as `SentenceTransformer.encode` does. The
+    export's modules.json selects pooling, linear maps and normalization. Without modules.json it is
+    the mean over all tokens.
 
     Args:
         texts: strings, blank ones too; what is longer than the folder's `max_seq_length` is cut, as
@@ -264,7 +264,7 @@ def normalized(vectors: np.ndarray) -> np.ndarray:
 
 
 def dense(info: "ExportInfo", module: dict) -> Step:
-    """The linear map of a module, its activation after it.
+    """Return the linear map of a module, followed by its activation.
 
     Raises:
         ValueError: for one with a residual connection, an activation that is not known, and weights
@@ -296,8 +296,8 @@ def dense(info: "ExportInfo", module: dict) -> Step:
 
 
 def read_safetensors(content: bytes, name: str) -> dict[str, np.ndarray]:
-    """The tensors of a safetensors file (8 bytes with the length of a JSON header, the header, the
-    data), in float32.
+    """Return the tensors of a safetensors file in float32. The file has 8 bytes with the length of
+    a JSON header, the header, and the data.
 
     Raises:
         ValueError: for what is no such file, and for a tensor of another type than the floating

@@ -136,7 +136,7 @@ def windows_of(
     max_seq_len: int,
     doc_stride: int,
 ) -> list[Encoding]:
-    """The windows of the context `number`, each with the question."""
+    """Return the windows of the context `number`, each with the question."""
     sequence = sequence_of(runtime)
     pair = (question, context) if sequence else (context, question)
     [whole] = rows_of(runtime, [pair])
@@ -195,8 +195,7 @@ def extents_of(
 def best_spans(
     start: np.ndarray, end: np.ndarray, max_answer_len: int, count: int
 ) -> list[tuple[int, int, float]]:
-    """First token, last token and probability of the `count` likeliest spans, the likeliest
-    first."""
+    """Return the first token, last token and probability of the `count` best spans, best first."""
     firsts, lasts = np.nonzero(
         np.tril(np.triu(np.ones((len(start), len(start)), bool)), max_answer_len - 1)
     )
@@ -206,8 +205,8 @@ def best_spans(
 
 
 def merged(spans: list[dict], null_score: float | None) -> list[dict[str, Any]]:
-    """Spans with the same text become one, with all of their probability; and the empty answer,
-    unless `null_score` is `None`. The likeliest first."""
+    """Return the spans, best first. Spans of the same text become one, with the sum of their
+    probabilities. The empty answer is added unless `null_score` is `None`."""
     answers: dict[str, dict] = {}
     for span in spans:
         answers.setdefault(span["answer"].lower(), {**span, "score": 0.0})["score"] += span["score"]

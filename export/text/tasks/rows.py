@@ -94,8 +94,8 @@ def tokenizer_settings(runtime: "TextRuntime") -> TokenizerSettings:
 
 
 def token_id(runtime: "TextRuntime", token: Any, otherwise: Iterable[str]) -> int | None:
-    """The id of `token`, a string or an object with its content; or of the first of `otherwise`
-    that there is."""
+    """Return the id of `token`, a string or an object with its content, or else of the first of
+    `otherwise` that exists."""
     content = token.get("content") if isinstance(token, dict) else token
     names = [content] if isinstance(content, str) else otherwise
     ids = map(runtime.tokenizer.token_to_id, names)
@@ -118,7 +118,7 @@ def decode_batch(
 
 
 def join(runtime: "TextRuntime", tokens: Sequence[str]) -> str:
-    """The text of `tokens`."""
+    """Return the text of `tokens`."""
     decoder = runtime.tokenizer.decoder
     return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
@@ -127,7 +127,7 @@ def join(runtime: "TextRuntime", tokens: Sequence[str]) -> str:
 
 
 def require(runtime: "TextRuntime", task: Task) -> None:
-    """Raises ValueError for an export whose head is not for `task`."""
+    """Raise ValueError if the export's head is not for `task`."""
     if not has_task(runtime.info.architecture, task):
         found = f"this export is a {runtime.info.architecture}, which {task.method} is not for"
         expected = [name for name, head in HEADS.items() if task in head.tasks]
@@ -135,7 +135,7 @@ def require(runtime: "TextRuntime", task: Task) -> None:
 
 
 def listed(texts: object, expected: str) -> Sequence[Any]:
-    """`texts`, which must be a list, and not empty."""
+    """Return `texts`, and check that it is a list that is not empty."""
     if not isinstance(texts, list | tuple):
         raise ValueError(f"texts must be a list of {expected}, got {reprlib.repr(texts)}")
     if not texts:
@@ -172,7 +172,7 @@ def check_unicode(text: str, name: str) -> None:
 
 
 def single_texts(texts: object) -> list[str]:
-    """`texts`, which must be a list of strings with words."""
+    """Return `texts`, and check that it is a list of strings that are not blank."""
     return [check_text(text, name) for text, name in named(listed(texts, "strings"))]
 
 
@@ -182,7 +182,7 @@ def strings(texts: object) -> list[str]:
 
 
 def texts_or_pairs(texts: object) -> list[str | Pair]:
-    """`texts`, each a string, or a pair in one of the forms of `pair_of`. They may be blank."""
+    """Return `texts`, each a string or a pair in a form of `pair_of`. They may be blank."""
     given = named(listed(texts, "strings or pairs"))
     return [
         check_string(text, name) if isinstance(text, str) else pair_of(text, name)
@@ -191,12 +191,13 @@ def texts_or_pairs(texts: object) -> list[str | Pair]:
 
 
 def named(texts: Sequence[Any]) -> list[tuple[Any, str]]:
-    """Each with what errors call it."""
+    """Return each text with the name that errors give it."""
     return [(text, f"text {index} of {len(texts)}") for index, text in enumerate(texts)]
 
 
 def pair_of(given: object, name: str) -> Pair:
-    """Two strings, or the dict `{"text": ..., "text_pair": ...}` of transformers' pipeline."""
+    """Return a pair of strings, from two strings or the dict `{"text": ..., "text_pair": ...}` of
+    transformers' pipeline."""
     parts: Any = given
     if isinstance(given, dict):
         if given.keys() != {"text", "text_pair"}:
@@ -273,9 +274,9 @@ def rows_of(
 def run(
     runtime: "TextRuntime", rows: Sequence[Encoding | TokenRow], names: Sequence[str] | None = None
 ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """The number of each row, and what the graph returns for it by name: of each of its tokens (S,
-    ...), or of all (...). Rows of similar length run together, and come in that order. `names` are
-    what errors call them.
+    """Yield the index and the outputs by name of each row. Outputs are of each token (S, ...) or of
+    the row (...). Rows of similar length run together and come in that order. `names` are their
+    names in errors.
 
     Raises:
         ValueError: for a row of more tokens than the model has positions, or of none, before the
@@ -325,7 +326,7 @@ def check_row(ids: list[int], name: str, config: dict) -> None:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Over the last axis."""
+    """Return the softmax over the last axis."""
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return powers / powers.sum(axis=-1, keepdims=True)
 
@@ -335,7 +336,7 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def labels_of(runtime: "TextRuntime") -> list[str]:
-    """The names of the head's labels, in the order of its scores.
+    """Return the names of the head's labels in the order of its scores.
 
     Raises:
         ValueError: for a config without the name of one.

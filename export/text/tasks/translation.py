@@ -34,10 +34,9 @@ def translate(
     seeds: Sequence[int] | None = None,
     **options: Any,
 ) -> list[str]:
-    """The translation of each text, which may be as long as you like: its sentences are translated
-    one by one, and joined by what stands between them, so that line breaks and paragraphs stay.
-    Where a model has words for the language, such as `>>deu<<`, that in front of the text holds for
-    all of its sentences.
+    """Return the translation of each text, of any length. Sentences are translated one by one and
+    joined by the text between them, so line breaks and paragraphs stay. A word for the language,
+    such as `>>deu<<` at the start of a text, holds for all of its sentences.
 
     A translation that reaches the most tokens is cut, with a warning. For a sentence that is 512,
     or the model's number of positions if that is less, where neither `options` nor the export set
@@ -109,7 +108,7 @@ class Plan:
     limit: int
 
     def join(self, translated: Iterable[str]) -> list[str]:
-        """The translation of each text, of those of all sentences."""
+        """Return the translation of each text, from those of all sentences."""
         rest = iter(translated)
         return [
             joined(
@@ -264,7 +263,7 @@ def translations(
 
 
 def most_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
-    """New ones of one sentence."""
+    """Return the maximum number of new tokens of a sentence."""
     given = {**runtime.info.defaults, **options}
     if given.get("max_new_tokens") is not None:
         return given["max_new_tokens"]
@@ -287,8 +286,8 @@ def is_cut(runtime: "TextRuntime", tokens: list[int], limit: int, options: dict[
 
 
 def joined(parts: list[tuple[str, bool]]) -> str:
-    """The text of `parts`, with a space between two sentences that had none, as in Chinese, unless
-    the first ends as there."""
+    """Return the text of `parts`. A space separates two sentences without one, unless the first
+    ends as in Chinese."""
     text = ""
     is_open = False  # a sentence came last
     for part, is_sentence in parts:
