@@ -69,13 +69,13 @@ class RequestError(Exception):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that is most like `name`, if any is."""
+    """Return the name in `known` that is most like `name`, or None."""
     import difflib  # only errors need it
 
     return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error about `name`; empty if none of `known` is like it."""
+    """Return the end of an error about `name`, empty if no name in `known` is similar."""
     close = nearest(name, known)
     return f"; did you mean {close!r}?" if close else ""

@@ -88,8 +88,8 @@ class ImageRuntime:
         ]
 
     def embed(self, images: Sequence[Input], /, pool: bool = False) -> np.ndarray:
-        """The states of the first tokens and the patches (B, S, D), or with `pool` the output of
-        the model's pooler (B, D).
+        """Return the states of the first tokens and the patches (B, S, D), or with `pool` the
+        output of the model's pooler (B, D).
 
         Raises:
             ValueError: for a model without states or, with `pool`, without a pooler; for images
@@ -151,7 +151,7 @@ class ImageRuntime:
         return np.concatenate(found)
 
     def _batches(self, pixels: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Images of one size that follow each other run together, as many as are worth it."""
+        """Yield batches of consecutive images of one size, no larger than is worth it."""
         patches = math.prod(pair(self.info.config["patch_size"]))
         for (_, height, width), group in itertools.groupby(pixels, key=np.shape):
             count = max(1, MAX_TOKENS * self.runtime.threads * patches // (height * width))
@@ -160,8 +160,8 @@ class ImageRuntime:
 
 
 def opened(image: Input) -> Image.Image | np.ndarray:
-    """Raises FileNotFoundError for a path without a file, ValueError for what is no image, and for
-    a git-lfs pointer."""
+    """Return the image. Raises FileNotFoundError for a path without a file, and ValueError for
+    other files and git-lfs pointers."""
     if isinstance(image, np.ndarray):
         return image
     if isinstance(image, str | os.PathLike):
@@ -179,7 +179,7 @@ def opened(image: Input) -> Image.Image | np.ndarray:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """RGB, turned as the EXIF data say."""
+    """Return the image as RGB, rotated as the EXIF data say."""
     turned = ImageOps.exif_transpose(image)
     assert turned is not None  # it is only where the image itself is turned
     return turned.convert("RGB")
@@ -199,7 +199,7 @@ def image_errors() -> Iterator[None]:
 
 
 def activated(logits: np.ndarray, problem_type: str | None) -> np.ndarray:
-    """Scores of the logits (B, num_labels), as `classify` describes them."""
+    """Return the scores of the logits (B, num_labels), as `classify` describes them."""
     if problem_type == "regression":
         return logits
     if problem_type == "multi_label_classification" or logits.shape[1] == 1:

@@ -27,7 +27,7 @@ BUSY = 16  # requests at once for each processor of a replica, above which other
 
 
 def app(args: dict[str, Any]) -> Any:
-    """The application that `serve run` and `serve deploy` build.
+    """Return the application that `serve run` and `serve deploy` build.
 
     Args:
         args: `exports`: PATH or NAME=PATH, with commas between several. Every replica has all of
@@ -91,7 +91,7 @@ def exports_of(args: Mapping[str, Any], settings: Settings) -> list[Source]:
 
 
 def scale(replicas: str, cpus: int) -> dict[str, Any]:
-    """Ray's options for so many, as 2, or 1-4."""
+    """Return Ray's options for a number of replicas, such as 2, or 1-4."""
     least, separator, most = replicas.partition("-")
     if not separator:
         return {"num_replicas": whole("replicas", least)}

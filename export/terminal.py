@@ -127,8 +127,8 @@ def one_line(text: object) -> str:
 
 
 def words_of(error: object) -> object:
-    """`error`, in words that say what was expected where the operating system only says what is
-    wrong with a path."""
+    """Return the message of `error`, which adds the expectation if the operating system only names
+    a path."""
     if not isinstance(error, OSError) or error.filename is None:
         return error
     expected = EXPECTED.get(error.errno or 0)
@@ -136,7 +136,7 @@ def words_of(error: object) -> object:
 
 
 def fail(error: object, code: int = 1) -> NoReturn:
-    """Ends the process with one line."""
+    """End the process with one line."""
     line = f"{PROGRAM}: {one_line(words_of(error))}"
     if code == 1:
         sys.exit(line)

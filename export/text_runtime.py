@@ -218,8 +218,8 @@ class TextRuntime:
     def stream(
         self, text: str, /, src_lang: str | None = None, tgt_lang: str | None = None, **options: Any
     ) -> Iterator[str]:
-        """Yield pieces of the one text that `generate` returns for `text`, as soon as their tokens
-        exist. `options` as `Runtime.stream`.
+        """Return an iterator over pieces of the text that `generate` returns for `text`. A piece
+        comes as soon as its tokens exist. `options` as `Runtime.stream`.
 
         Raises:
             UsageError: for more than one sequence, and as `Runtime.stream`.

@@ -113,7 +113,7 @@ def cut_of(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut | N
 def tokens_of(
     runtime: "TextRuntime", text: str, row: Encoding, scores: np.ndarray
 ) -> list[dict[str, Any]]:
-    """Yield each token that is not special, with its scores (labels,) and whether it continues a
+    """Return each token that is not special, with its scores (labels,) and whether it continues a
     word."""
     knows_words = bool(getattr(runtime.tokenizer.model, "continuing_subword_prefix", None))
     unknown = runtime.tokenizer_settings.special_tokens["unk_token"]
