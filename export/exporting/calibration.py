@@ -85,7 +85,8 @@ def num_read(output: list[int], eos_token_id: int | list[int] | None) -> int:
 def read(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str | os.PathLike
 ) -> Iterator[torch.Tensor]:
-    """Rows of as many tokens each (B, S): no padding, whose states nobody reads, counts."""
+    """Yield batches of rows of equal length (B, S). They have no padding, because its states would
+    count though no one reads them."""
     lines = [line for line in lines_of([os.fspath(text)], fault=None) if line.strip()][:LINES]
     longest = min(TOKENS, model.config.max_position_embeddings)
     rows = tokenizer(lines, truncation=True, max_length=longest)["input_ids"] if lines else []

@@ -50,7 +50,7 @@ def write_companions(checkpoint: Checkpoint, graphs: Graphs, directory: Path) ->
 
 
 def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
-    """Its files, of which one is made where the checkpoint has only others."""
+    """Write the tokenizer's files. One of them is made if the checkpoint has only others."""
     with tempfile.TemporaryDirectory() as made:
         if checkpoint.tokenizer is not None:
             checkpoint.tokenizer.save(Path(made))

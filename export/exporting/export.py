@@ -133,7 +133,7 @@ def write_one_graph(
 
 
 def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> None:
-    """Raises UsageError if one of the two outputs is inside the other."""
+    """Raise UsageError if one of the two outputs is inside the other."""
     if triton is None:
         return
     places = [Path(os.path.realpath(path)) for path in (out, triton)]
@@ -145,8 +145,8 @@ def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> Non
 
 
 def check_whole_sequences(checkpoint: Checkpoint) -> None:
-    """Raises ValueError for a model whose graphs continue sequences, in steps that Triton does not
-    take by itself."""
+    """Raise ValueError for a model whose graphs continue sequences in steps, which Triton does not
+    run by itself."""
     if checkpoint.generates:
         found = f"{checkpoint.name} is a {checkpoint.architecture}"
         raise ValueError(

@@ -67,6 +67,6 @@ def languages_of(directory: Path, start: int | None) -> dict[str, Any] | None:
 
 
 def content_of(path: Path) -> dict[str, Any]:
-    """The JSON object of a file; an empty one where there is none."""
+    """Return the JSON object of a file, or an empty one without the file."""
     content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return content if isinstance(content, dict) else {}

@@ -21,7 +21,7 @@ OF_OTHER_GRAPHS = ("step", "genai")  # facts of the manifest
 
 
 def check_model(checkpoint: Checkpoint, mode: str) -> None:
-    """Raises ValueError for a model that does not generate, and as `Rules.of`."""
+    """Raise ValueError for a model that does not generate, and as `Rules.of`."""
     if not checkpoint.generates:
         found = f"{checkpoint.name} is a {checkpoint.architecture}"
         raise ValueError(f"{found}, expected for --generate a {' or a '.join(GENERATORS)}")
@@ -63,7 +63,7 @@ def write_generator(
 
 
 def whole(path: Path) -> ir.Model:
-    """The graph of the file `path`, with its weights in memory."""
+    """Return the graph of the file `path` with its weights in memory."""
     return ir.external_data.load_to_model(ir.load(path))
 
 

@@ -106,9 +106,9 @@ class Report:
         case: str,
         same: np.ndarray | None = None,
     ) -> None:
-        """`found` and `expected` (B, ..., C) where the boolean `real` (B, ...) says so; an error is
-        relative to `scale_of`. `same` is what torch gives in the precision of `found`, if
-        `expected` is in another."""
+        """Compare `found` with `expected` (B, ..., C) where the boolean `real` (B, ...) is True.
+        Errors are relative to `scale_of`. `same` is torch's result in the precision of `found`, if
+        `expected` has another."""
         never = np.isneginf(expected)  # tokens outside a shortlist
         if not np.isfinite(found[~never]).all() or not np.isneginf(found[never]).all():
             self.failures.append(f"{case}: values that are not finite")
@@ -143,7 +143,8 @@ class Report:
     def compare_tokens(
         self, found: np.ndarray, expected: np.ndarray, real: np.ndarray, case: str
     ) -> None:
-        """The largest of both, (B, ..., V) logits; `real` (B, ...)."""
+        """Compare the best tokens of two arrays of logits (B, ..., V) where `real` (B, ...) is
+        True."""
         if found.shape[-1] < 2:
             return
         found = found[real]
@@ -261,8 +262,8 @@ def array(states: torch.Tensor) -> np.ndarray:
 
 
 def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:
-    """The architecture and every size must be the checkpoint's, or comparing would fail inside
-    numpy."""
+    """Check that the architecture and all sizes are the checkpoint's. Otherwise the comparison
+    would fail inside numpy."""
     widths = (
         "vocab_size",
         "hidden_size",
@@ -298,7 +299,7 @@ def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:
 def sample(
     rng: np.random.Generator, vocab_size: int, longest: int, padding: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Random ids and a mask, both (B, S)."""
+    """Return random ids and a mask, both (B, S)."""
     shape = rng.integers(1, 6), rng.integers(1, longest + 1)
     ids = rng.integers(0, vocab_size, shape)
     mask = np.ones(shape, np.int64)
@@ -312,7 +313,7 @@ def sample(
 
 
 def compare_images(case: Case) -> None:
-    """All outputs of a graph that reads images, which are random."""
+    """Compare all outputs of a graph that reads images, for random images."""
     spec = case.runtime.specs["encoder"]
     patch = case.config.patch_shape
     height, width = (int(case.rng.integers(side, 8 * side)) for side in patch)
@@ -333,7 +334,7 @@ def compare_images(case: Case) -> None:
 
 
 def compare_sequences(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
-    """All outputs of a graph that reads whole sequences."""
+    """Compare all outputs of a graph that reads full sequences."""
     feeds = sequence_inputs(case, ids, mask)
     found = case.runtime.outputs(**feeds)
     given = {
@@ -392,8 +393,8 @@ def sequence_inputs(case: Case, ids: np.ndarray, mask: np.ndarray) -> dict[str, 
 
 
 def torch_inputs(feeds: dict[str, np.ndarray], config: PretrainedConfig) -> dict[str, np.ndarray]:
-    """Decoder graphs count the positions of tokens that are not padding; torch is told them where
-    it would count places."""
+    """Return the inputs for torch, with positions if torch would count padding as positions.
+    Decoder graphs count only tokens."""
     prefix = {"vanilla-decoder": "", "vanilla-seq2seq": "decoder_"}.get(config.model_type)
     if (
         prefix is None
@@ -443,8 +444,8 @@ def compare_rows(
     expected: list[np.ndarray],
     real: np.ndarray,
 ) -> None:
-    """The logits of the step, in which each row has a source of its own length; `tokens` (B, T) are
-    fed one by one."""
+    """Compare the logits of the decode step if each row has a source of its own length. `tokens`
+    (B, T) are fed one by one."""
     model = case.runtime.model
     spec = model.info.specs[STEP]
     ids, mask = source
@@ -476,7 +477,7 @@ def compare_rows(
 
 
 def compare_decoder(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
-    """The logits of a decoder, after prompts that are padded on the left."""
+    """Compare the logits of a decoder after prompts that are padded on the left."""
     if not case.runtime.model.decoders.takes_empty_prompts:
         mask[~mask.any(axis=1), 0] = 1
     ids, mask = move_padding(ids, mask, "left", 0)
@@ -532,7 +533,7 @@ def compare_steps(
 def compare_step(
     case: Case, logits: np.ndarray, end: int, expected: list[np.ndarray], real: np.ndarray
 ) -> None:
-    """`logits` (B, t, V) are those after the last t of the first `end` tokens."""
+    """Compare `logits` (B, t, V), those after the last t of the first `end` tokens."""
     step = slice(end - logits.shape[1], end)
     part = f"after token {end}"
     wanted = [states[:, step] for states in expected]

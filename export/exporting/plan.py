@@ -34,7 +34,7 @@ class Graphs:
 
     @classmethod
     def plan(cls, checkpoint: Checkpoint, options: ExportOptions) -> "Graphs":
-        """Raises ValueError for a model that the target cannot hold."""
+        """Return the graphs to write. Raises ValueError for a model that the target cannot hold."""
         target = get_target(options.target)
         if uses_target(checkpoint.config):
             check_fields(checkpoint.config, target)
@@ -54,7 +54,7 @@ class Graphs:
             write_graphs(self.source, form, specs, directory)
 
     def save_for_triton(self, export: Path, directory: Path) -> None:
-        """The one graph of the first dtype, which was saved to `export`."""
+        """Write the one graph of the first dtype, which was saved to `export`, for Triton."""
         specs = self.specs[self.dtypes[0]]
         [spec] = specs.values()
         write_triton_model(spec, export, directory, self.target.devices(specs, self.dtypes[0]))

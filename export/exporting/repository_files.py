@@ -50,9 +50,9 @@ NO_TOKENIZER = "no-tokenizer"
 def client_config(
     config: dict, roles: Collection[str], dtypes: Sequence[str], external: Sequence[str] = ()
 ) -> dict:
-    """config.json of an export: that of the checkpoint, but with a model type that Transformers.js
-    has for graphs of these `roles`, and which files it loads without options. The manifest has the
-    true model type. There always is a `label2id`.
+    """Return config.json of an export: that of the checkpoint with a model type that
+    Transformers.js has for graphs of these `roles`. It also says which files load without options,
+    and always has a `label2id`. The manifest has the true model type.
 
     Args:
         dtypes: of the graphs' files, the first is the default, and a browser's wasm loads int8
@@ -81,16 +81,17 @@ def client_config(
 
 
 def give_token_types(path: Path) -> None:
-    """Has Transformers.js give the second of two sequences its token type, as tokenizer_config.json
-    at `path` says it for transformers: it goes by the class."""
+    """Make Transformers.js give the second sequence its token type, as transformers does by
+    tokenizer_config.json at `path`. Transformers.js goes by the class."""
     config = json.loads(path.read_text(encoding="utf-8"))
     if config.get("tokenizer_class", UNTYPED_TOKENIZERS[0]) in UNTYPED_TOKENIZERS:
         write_json(path, {**config, "tokenizer_class": TYPED_TOKENIZER})
 
 
 def give_first_token(directory: Path) -> None:
-    """Says in tokenizer_config.json, as versions before 5 did, that tokenizer.json puts a token in
-    front of each text and none after it: Transformers.js else leaves it out of prompts."""
+    """Note in tokenizer_config.json, as versions before 5 did, that tokenizer.json puts a token
+    before each text and none after it. Otherwise Transformers.js leaves the token out of
+    prompts."""
     template = template_of(json.loads((directory / "tokenizer.json").read_text(encoding="utf-8")))
     if "SpecialToken" in template[0] and "SpecialToken" not in template[-1]:
         path = directory / "tokenizer_config.json"
@@ -185,8 +186,8 @@ def write_genai_config(directory: Path, config: dict, generation: dict, file: st
 
 
 def unread_by_genai(tokenizer: dict | None) -> str | None:
-    """Why genai does not read the tokenizer.json with this content; `None` if it gives the same ids
-    and texts. It knows byte-level BPE; of other kinds it reads some, and gives other ids."""
+    """Return why genai does not read the tokenizer.json with this content, or `None` if ids and
+    texts are equal. It reads byte-level BPE; it reads some other kinds with different ids."""
     if tokenizer is None:
         return "the checkpoint has no tokenizer.json"
     parts = {
@@ -211,7 +212,7 @@ def unread_by_genai(tokenizer: dict | None) -> str | None:
 
 
 def base_name(checkpoint: str | os.PathLike) -> str | None:
-    """The Hub id of a checkpoint, or the name of its directory if a repository can have that
+    """Return the Hub id of a checkpoint, or the name of its directory if a repository can have that
     name."""
     name = Path(checkpoint).resolve().name if Path(checkpoint).is_dir() else os.fspath(checkpoint)
     try:
@@ -229,8 +230,8 @@ def write_card(
     target: Target,
     dtypes: Sequence[str],
 ) -> None:
-    """The card of an export of the checkpoint `base`, of which `readme` is the card, if it has one:
-    its terms hold here too."""
+    """Write the card of an export of the checkpoint `base`. The terms of `readme`, the checkpoint's
+    card if any, apply too."""
     of_base = read_metadata(readme)
     task = HEADS[architecture].hub_task
     if task == "text2text-generation" and of_base.get("pipeline_tag") in (
@@ -269,7 +270,7 @@ def write_card(
 
 
 def front_matter(metadata: dict[str, Any]) -> list[str]:
-    """The lines that a card begins with: what is known of `metadata`."""
+    """Return the lines that a card begins with: the known fields of `metadata`."""
     known = {key: value for key, value in metadata.items() if value is not None}
     return ["---", yaml_dump(known).rstrip(), "---", ""]
 

@@ -34,7 +34,7 @@ class ShortlistHead(nn.Module):
 
 @contextmanager
 def with_shortlist(model: PreTrainedModel, tokens: list[int] | None) -> Iterator[PreTrainedModel]:
-    """`model` with a `ShortlistHead` of `tokens`; as it is for `None`."""
+    """Return `model` with a `ShortlistHead` of `tokens`, or unchanged for `None`."""
     head = model.get_output_embeddings()
     if tokens is not None:
         model.lm_head = ShortlistHead(head, tokens)
