@@ -42,8 +42,8 @@ def create_app(
     lifecycle: Lifecycle | None = None,
     metrics: Metrics | None = None,
 ) -> FastAPI:
-    """The application without its limits, which `Frame` adds. Whatever a handler raises becomes an
-    answer in the format of its protocol; `app.state` has what handlers need."""
+    """Return the application without its limits, which `Frame` adds. Errors become responses in the
+    format of their protocol. `app.state` has what handlers need."""
     app = FastAPI(
         title="vanilla-transformer", docs_url=None, redoc_url=None, redirect_slashes=False
     )
@@ -78,8 +78,8 @@ def add_roots(app: FastAPI, protocol: Protocol) -> None:
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document, in which the model of a path is a parameter: no handler takes it as
-    one."""
+    """Return the OpenAPI document with the model of a path as a parameter. No handler declares the
+    parameter."""
     if app.openapi_schema is None:
         named = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
         for path, operations in FastAPI.openapi(app)["paths"].items():
@@ -130,12 +130,12 @@ class Errors:
         return JSONResponse(body, refusal.status, headers_of(refusal, error))
 
     def check(self, path: str, body: bytes) -> None:
-        """Raises RequestError for values in `body` that JSON does not have."""
+        """Raise RequestError for values in `body` that JSON does not have."""
         if any(map(body.__contains__, SUSPICIOUS)):
             check_values(body, self.validation(path))
 
     def validation(self, path: str) -> int:
-        """The status of a body of the wrong form."""
+        """Return the status for a body of the wrong form."""
         protocol = self.protocol(path)
         return 400 if protocol is None else protocol.validation
 
@@ -171,7 +171,7 @@ class Errors:
 
 
 def within(path: str) -> str:
-    """`path` without the model that it names."""
+    """Return `path` without the model in it."""
     return IN_PATH.sub("", path, count=1) or "/"
 
 
@@ -232,7 +232,8 @@ def is_of_answer(error: ValueError) -> bool:
 
 
 def of_http(error: HTTPException) -> str:
-    """FastAPI's own errors, which say neither what was seen nor what was expected."""
+    """Return the message of an error of FastAPI, whose own message has neither the value seen nor
+    the value expected."""
     if error.status_code == 405:
         return (
             f"this method does not go with this path, expected "
@@ -252,7 +253,7 @@ def of_http(error: HTTPException) -> str:
 
 
 def of_validation(error: RequestValidationError) -> str:
-    """The first of the values that are wrong, and what it should be."""
+    """Return the error for the first wrong value, with the value expected."""
     errors = error.errors()
     first = errors[0]
     place = first["loc"][1:]
@@ -306,7 +307,7 @@ def shown(value: Any) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` as an answer can hold it: short, and without halves of characters."""
+    """Return `text` as a response can hold it: short, and without halves of characters."""
     line = " ".join(text.split())
     return (
         (line if len(line) <= LONGEST else f"{line[:LONGEST]}...")
@@ -316,7 +317,8 @@ def one_line(text: str) -> str:
 
 
 def check_values(body: bytes, validation: int) -> None:
-    """JSON has neither NaN and Infinity nor halves of characters, but Python reads them.
+    """Check that `body` has no NaN, Infinity or halves of characters. JSON has none of them, but
+    Python reads them.
 
     Raises:
         RequestError: of the status `validation` if a body has one.

@@ -68,7 +68,7 @@ class Connection(HttpToolsProtocol):
         return self.parser.get_method() != b"CONNECT"  # which asks for nothing else
 
     def handle_websocket_upgrade(self) -> None:
-        """Reads the request again, without its wish."""
+        """Read the request again without its upgrade."""
         wish = sys.exception()
         assert isinstance(wish, httptools.HttpParserUpgrade)
         [end] = wish.args  # of the header, in `_data`
@@ -114,7 +114,7 @@ class Connections:
         return Refused() if is_full else Connection(**settings)
 
     def sweep(self, connections: set[Any]) -> None:
-        """To be called about once a second."""
+        """Close connections that are idle or do not read. Call it about once a second."""
         self.look(connections)
         now = self._clock()
         for connection, (_, since) in self._since.items():
@@ -123,8 +123,8 @@ class Connections:
                 connection.transport.abort()
 
     def look(self, connections: set[Any]) -> None:
-        """Finds the connections that are without a request, and since when; that they had the same
-        one before tells it."""
+        """Find connections without a request, and since when, by whether they had the same request
+        before."""
         now = self._clock()
         before, self._since = self._since, {}
         for connection in connections:

@@ -41,7 +41,8 @@ class Log:
             self._filled.set()
 
     def flush(self, seconds: float = 1.0) -> None:
-        """Waits until all is written, but no longer than that: nobody may be reading."""
+        """Wait until all lines are written, for at most `seconds`, because nobody may be
+        reading."""
         limit = time.monotonic() + seconds
         while (self._lines or self._is_writing) and time.monotonic() < limit:
             time.sleep(0.005)
@@ -85,10 +86,10 @@ class Records:
         return ""
 
     def write(self, text: str) -> None:
-        """Nothing: `format` has."""
+        """Ignore `text`; `format` has written the line."""
 
     def flush(self) -> None:
-        """Nothing: the thread of the log does."""
+        """Ignore the call; the thread of the log flushes."""
 
 
 def described(error: BaseException) -> str:

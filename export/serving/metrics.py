@@ -31,7 +31,7 @@ class EngineMetrics:
         self._tokens = tokens.inc
 
     def stepped(self, rows: int, tokens: int) -> None:
-        """A worker ran one step of `rows` rows, which gave `tokens` new tokens."""
+        """Record that a worker ran one step of `rows` rows with `tokens` new tokens."""
         self._rows(rows)
         self._tokens(tokens)
 
@@ -94,13 +94,13 @@ class Metrics:
         return EngineMetrics(joined, first, rows, self._tokens.labels(model))
 
     def watch_process(self, pid: int) -> None:
-        """Beside this one; the names of its measures begin with `engine_process_`."""
+        """Add the measures of another process. Their names begin with `engine_process_`."""
         ProcessCollector("engine", pid=lambda: pid, registry=self.registry)
 
     def watch_rows(
         self, model: str, waiting: Callable[[], int], running: Callable[[], int]
     ) -> None:
-        """Asks the engine of `model` whenever the metrics are read."""
+        """Read the engine of `model` whenever the metrics are read."""
         self._waiting.labels(model).set_function(waiting)
         self._running.labels(model).set_function(running)
 
@@ -109,7 +109,7 @@ class Metrics:
         self._slots_used.labels(model).set_function(lambda: running() / slots)
 
     def text(self) -> tuple[bytes, str]:
-        """And its media type."""
+        """Return the metrics and their media type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:

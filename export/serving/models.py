@@ -102,8 +102,8 @@ class ServedModels:
         in_path: str | None = None,
         in_body: str | None = None,
     ) -> ServedModel:
-        """The model that the path names, else the body, else the only one that `fits` the
-        `purpose`, in words.
+        """Return the model that the path names, else the body, else the only one that `fits`.
+        `purpose` is for errors.
 
         Raises:
             RequestError: 404 for a name that is not served; 400 for a model that does not fit, and
@@ -124,7 +124,8 @@ class ServedModels:
         return self.only([model for model in self if fits(model)], purpose)
 
     def only(self, fitting: Iterable[ServedModel], purpose: str) -> ServedModel:
-        """The one of `fitting`. Raises RequestError 400 for none and for several, listing them."""
+        """Return the only model of `fitting`. Raises RequestError 400 for none and for several,
+        with their names."""
         found = list(fitting)
         if len(found) == 1:
             return found[0]

@@ -120,7 +120,7 @@ async def events(first: str, pieces: AsyncGenerator[str, None]) -> AsyncGenerato
 
 
 async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[str, None]:
-    """The pieces of what `translate` gives without beams."""
+    """Yield the pieces of what `translate` returns without beams."""
     direction = model.directions.find(body.source, body.target)
     if direction is None:
         pairs = ", ".join(f"{source} to {target}" for source, target in model.languages[:10])
@@ -138,7 +138,7 @@ async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[s
 
 
 async def sentences(model: ServedModel, plan: Plan, jobs: list[Job]) -> AsyncGenerator[str, None]:
-    """One after the other, with what stands between them."""
+    """Yield the sentences one after the other, with the text between them."""
     waiting = iter(jobs)
     before: list[tuple[str, bool]] = []
     given = 0  # characters

@@ -60,7 +60,7 @@ class Logprobs:
         self.columns: dict[str, list] = {kind: [] for kind in KINDS}
 
     def add(self, token: int, known: TokenLogprobs | None, offset: int) -> None:
-        """Nothing is `known` of the first token of all."""
+        """Add a token. `known` is None for the very first token."""
         logprob = None if known is None else finite(known.logprob)
         top = None if known is None else self._top(known)
         values = (self.name(token), logprob, top, offset)
@@ -68,7 +68,8 @@ class Logprobs:
             column.append(value)
 
     def _top(self, known: TokenLogprobs) -> dict[str, float]:
-        """The likeliest, and the one that was taken; of two that have the same name the first."""
+        """Return the best tokens and the token that was chosen. Of two tokens of one name the first
+        counts."""
         top: dict[str, float] = {}
         for token, logprob in (*known.top, (known.token, known.logprob)):
             top.setdefault(self.name(token), finite(logprob))
@@ -97,7 +98,8 @@ class Answer:
         self.finish_reason: str | None = None
 
     def add(self, event: Event) -> str:
-        """The text that is certain now. The last token, or a stop text, sets `finish_reason`."""
+        """Return the text that is certain now. The last token or a stop text sets
+        `finish_reason`."""
         self.tokens += 1
         if self.logprobs is not None:
             self.logprobs.add(event.token, event.logprobs, self.length)
@@ -164,8 +166,8 @@ class Completion:
         return ONE_READ * tokens if self.is_read else tokens
 
     async def chunks(self, scheduler: Client) -> AsyncGenerator[Chunk, None]:
-        """Parts of the answers, each as soon as it is known. Ends with the last answer: what the
-        engine would generate behind stop texts is given up."""
+        """Yield parts of the answers as soon as they are known. It ends with the last answer, and
+        drops what the engine would generate behind stop texts."""
         if self.is_replayed:
             [generated] = await scheduler.generate([self.job])
             for chunk in await offloaded(self.size(generated), self.whole, generated):
@@ -207,8 +209,8 @@ class Completion:
                 yield self.chunk(event.index, text, answer.finish_reason)
 
     def beginnings(self, known: list[TokenLogprobs] | None) -> Iterator[Chunk]:
-        """The prompt, for each answer, if it is to be echoed, with what is `known` of its
-        tokens."""
+        """Yield the prompt for each answer if it is echoed, with the log probabilities `known` of
+        its tokens."""
         if not self.begins and known is None:
             return
         for index, answer in enumerate(self.answers):
@@ -232,7 +234,7 @@ class Completion:
         }
 
     def whole(self, generated: list[Generated]) -> list[Chunk]:
-        """The answers, each in one."""
+        """Return each answer as one chunk."""
         if self.is_read:
             return joined(self.replayed(generated))
         texts = self.runtime.decode([each.tokens for each in generated])
@@ -245,7 +247,7 @@ class Completion:
 
 
 def joined(chunks: Iterable[Chunk]) -> list[Chunk]:
-    """Whole choices, in order, of their parts."""
+    """Return complete choices, in order, from their parts."""
     parts: dict[int, list[Chunk]] = {}
     for chunk in chunks:
         parts.setdefault(chunk["index"], []).append(chunk)

@@ -315,7 +315,7 @@ def check_no_empty_rows(mask: np.ndarray) -> None:
 def outputs_of_texts(
     model: ServedModel, texts: list[str], wanted: dict[str, bool], truncates: bool
 ) -> dict[str, np.ndarray]:
-    """The `wanted` ones, each row padded with zeros to the longest. Texts that are embedded have
+    """Return the `wanted` outputs, each row padded with zeros to the longest. Texts to embed get
     the export's prompt.
 
     Raises:
@@ -349,7 +349,7 @@ def embeddings(model: ServedModel, states: Sequence[np.ndarray], prompt_length: 
 
 
 def padded_rows(values: Sequence[np.ndarray]) -> np.ndarray:
-    """(B, ...), float32."""
+    """Return the values as one array (B, ...), float32."""
     whole = np.zeros((len(values), *np.max([own.shape for own in values], axis=0)), np.float32)
     for row, own in zip(whole, values, strict=True):
         row[tuple(map(slice, own.shape))] = own
@@ -394,7 +394,8 @@ async def generated(model: ServedModel, asked: Asked) -> list[str]:
 def jobs_of_ids(
     model: ServedModel, inputs: dict[str, np.ndarray], tgt_lang: str | None, options: dict[str, Any]
 ) -> list[Job]:
-    """Raises ValueError as `Runtime.generate`, and for a row without tokens."""
+    """Return the inputs for rows of ids. Raises ValueError as `Runtime.generate`, and for a row
+    without tokens."""
     assert model.scheduler is not None
     feeds = check_inputs(tensors_for(model), dict(inputs), model.architecture)
     ids, mask = feeds["input_ids"], feeds["attention_mask"]

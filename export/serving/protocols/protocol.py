@@ -56,7 +56,7 @@ def validated(value: Any, *place: str) -> Iterator[None]:
 
 
 def checked_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Options of `Runtime.generate`.
+    """Return options of `Runtime.generate`.
 
     Raises:
         UsageError: as `options.check`, and for a list of more than `MOST_IDS` token ids.

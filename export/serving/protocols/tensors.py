@@ -72,7 +72,7 @@ def described(tensor: TensorSpec) -> dict[str, Any]:
 
 
 def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest, memoryview]:
-    """A request, and the bytes that follow its JSON.
+    """Return a request and the bytes that follow its JSON.
 
     Args:
         json_length: the header of that name.
@@ -107,7 +107,8 @@ def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest,
 def inputs_of(
     given: Sequence[InputTensor], binary: memoryview, known: Sequence[TensorSpec]
 ) -> dict[str, np.ndarray]:
-    """The values of each by its name, in its shape; texts as strings in an array of objects.
+    """Return the values of each input by name, in its shape. Texts are strings in an array of
+    objects.
 
     Raises:
         UsageError: for a name that is not `known`, or comes twice, another datatype than that,
@@ -240,7 +241,7 @@ def texts_in(content: memoryview, name: str) -> list[str]:
 
 
 def outputs_of(body: InferRequest, known: Sequence[TensorSpec]) -> dict[str, bool]:
-    """The names of those that are wanted, each with whether its data follow the JSON.
+    """Return the names of the requested outputs, each with whether its data follow the JSON.
 
     Raises:
         UsageError: for a name that is not `known`, or comes twice, and for a parameter that is not
@@ -269,7 +270,7 @@ def outputs_of(body: InferRequest, known: Sequence[TensorSpec]) -> dict[str, boo
 
 
 def flag(name: str, value: Any, default: bool) -> bool:
-    """`value`, which must be true, false or nothing."""
+    """Return `value`, which must be true, false or missing."""
     if value is not None and not isinstance(value, bool):
         raise UsageError(f"{name} is {value!r:.60}, expected true or false")
     return default if value is None else value
@@ -281,8 +282,8 @@ def flag(name: str, value: Any, default: bool) -> bool:
 def write_answer(
     about: dict[str, Any], outputs: Mapping[str, np.ndarray], in_binary: Collection[str]
 ) -> tuple[bytes, dict[str, str]]:
-    """The body and its headers. Texts are strings in arrays of objects; of numbers there are those
-    of `DATATYPES`."""
+    """Return the body and its headers. Texts are strings in arrays of objects; numbers have the
+    types of `DATATYPES`."""
     listed, parts = [], []
     for name, values in outputs.items():
         datatype = DATATYPES[TEXTS if values.dtype == object else values.dtype.name]

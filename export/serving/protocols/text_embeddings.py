@@ -309,8 +309,8 @@ ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[TEIReques
 def chosen(
     request: Request, fits: Callable[[ServedModel], bool], purpose: str, name: str | None
 ) -> ServedModel:
-    """Raises RequestError as `ServedModels.choose`, but 424 where a model does not fit, as in
-    text-embeddings-inference."""
+    """Return the model of the request. Raises RequestError as `ServedModels.choose`, but 424 if a
+    model does not fit, as in text-embeddings-inference."""
     try:
         return models_of(request).choose(fits, purpose, name_in_path(request), name)
     except RequestError as refusal:
@@ -374,7 +374,7 @@ def check_input(text: str, name: str) -> str:
 
 
 def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[str | list[int]]:
-    """Texts, and rows of ids."""
+    """Return texts and rows of ids."""
     inputs = [given] if isinstance(given, str) else given
     if isinstance(inputs, list) and inputs and all(type(each) is int for each in inputs):
         inputs = [inputs]
@@ -398,7 +398,7 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[st
 
 
 def sequences_of(given: Any) -> tuple[list[str | Pair], bool]:
-    """Texts and pairs, and whether they were given as a list of them."""
+    """Return texts and pairs, and whether the request had a list of them."""
     if isinstance(given, str):
         return [check_input(given, "inputs")], False
     if isinstance(given, list) and given and all(isinstance(each, list) for each in given):
@@ -444,7 +444,7 @@ def check_lengths(lengths: Sequence[int], limit: int) -> None:
 
 
 def first_characters(text: str | Pair, most: int, side: str) -> str | Pair:
-    """Or the last ones, where that is what stays."""
+    """Return the first characters, or the last ones if those are kept."""
     if isinstance(text, str):
         return text[:most] if side == "right" else text[-most:]
     first, second = (first_characters(part, most, side) for part in text)
@@ -491,8 +491,8 @@ def in_json(content: bytes) -> Response:
 
 
 def listed(values: Iterator[Any]) -> bytes:
-    """A list, as JSON: each of its values by itself, so that other threads have their turn in
-    between."""
+    """Return a list as JSON. Values are written one by one, so that other threads have their
+    turn."""
     return (
         b"["
         + b",".join(
@@ -520,7 +520,7 @@ def vectors(
     how: Embedded | SimilarityParameters,
     width: int | None = None,
 ) -> list[np.ndarray]:
-    """One for each input, without the export's normalisation at the end."""
+    """Return one vector for each input, without the final normalization of the export."""
     modules = model.runtime.sentence_modules
     steps = modules.steps
     while steps and steps[-1] is embedding.normalized:
