@@ -95,7 +95,7 @@ class Call:
         return sum(map(len, self.waiting.values()))
 
     def next(self, sizes: Sizes | None = None) -> tuple[Sizes, int]:
-        """A row, of certain `sizes` or of any."""
+        """Return a row of the given `sizes`, or of any sizes."""
         sizes = sizes or next(iter(self.waiting))
         row = self.waiting[sizes].popleft()
         if not self.waiting[sizes]:
@@ -153,7 +153,7 @@ class ReadingQueue:
             self.changed.notify()
 
     def cancel(self, ticket: Ticket) -> None:
-        """Rows that have not begun never do."""
+        """Drop the rows of `ticket` that have not started."""
         with self.changed:
             ticket.is_cancelled = True
             for call in [call for call in self.calls if call.ticket is ticket]:
@@ -161,8 +161,8 @@ class ReadingQueue:
                 call.end(Gone())
 
     def take(self) -> tuple[Sizes, Rows] | None:
-        """Rows that run together now. Waits while there are none, and for a moment while there are
-        few and others run; `None` once the queue is closed and all is taken."""
+        """Return rows that run together now. Block while there are none, and briefly while there
+        are few and others run. Return `None` once the queue is closed and empty."""
         with self.changed:
             while not self.calls or self.hesitates():
                 if self.is_closed and not self.calls:
@@ -179,7 +179,8 @@ class ReadingQueue:
         return sum(len(call.waiting.get(sizes, ())) for call in self.calls) < self.most(sizes)
 
     def chosen(self) -> tuple[Sizes, Rows]:
-        """A row of the first call, and round after round one of each that has the same sizes."""
+        """Return a row of the first call, then round-robin one row of each call with the same
+        sizes."""
         sizes = next(iter(self.calls[0].waiting))
         most = self.most(sizes)
         rows: Rows = []
@@ -206,7 +207,7 @@ class ReadingQueue:
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Nothing more is taken in; what is there is still given out."""
+        """Accept no more rows; rows in the queue still run."""
         with self.changed:
             self.is_closed = True
             self.changed.notify_all()
@@ -312,7 +313,7 @@ class Reader:
         return call.outputs
 
     def close(self) -> None:
-        """Takes nothing more in; what is there is still answered."""
+        """Accept no more calls; earlier calls are still answered."""
         self.queue.close()
         self.pool.shutdown(wait=False)
 
@@ -364,7 +365,7 @@ class Reader:
             self.events.stepped(len(rows), 0)
 
     def run(self, sizes: dict[str, int], rows: Rows) -> None:
-        """Fills what `rows` wait for."""
+        """Run `rows` and store their outputs in the calls that wait."""
         repeated = rows * self.fewest if len(rows) < self.fewest else rows
         sizes = {**sizes, "batch_size": len(repeated)}
         feeds = {}
@@ -421,8 +422,9 @@ class BatchingRuntime:
 
 
 def batched(runtime: Any, workers: int = 1, queue: int = QUEUE, **options: Any) -> Reader:
-    """Makes `runtime`, a `TextRuntime` or an `ImageRuntime` opened with the threads of one worker,
-    read through the `Reader` that is returned; `options` as there."""
+    """Make `runtime` read through a `Reader`, and return the reader. `runtime` is a `TextRuntime`
+    or an `ImageRuntime` opened with the threads of one worker. The other arguments are those of
+    `Reader`."""
     reader = Reader(runtime.runtime, workers, queue, **options)
     runtime.runtime = BatchingRuntime(runtime.runtime, reader)
     return reader
@@ -478,7 +480,7 @@ def same_bits(rows: list[list[np.ndarray]], together: list[np.ndarray]) -> bool:
 
 
 def probe(reader: Reader, length: int, rows: int) -> dict[str, np.ndarray]:
-    """`rows` rows of `length` random tokens, or random images."""
+    """Return `rows` rows of `length` random tokens, or random images."""
     rng = np.random.default_rng(0)
     spec, config = reader.spec, reader.runtime.config
     sizes = {

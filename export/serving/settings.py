@@ -43,8 +43,8 @@ def seconds(text: str) -> float:
 
 
 def pair(text: str) -> tuple[str | None, str, str]:
-    """`en-de`, or `NAME:en-de`: the model, or `None`, and the codes. The last hyphen separates
-    them."""
+    """Return the model, or `None`, and the codes of `en-de` or `NAME:en-de`. The last hyphen
+    separates the codes."""
     found = PAIR.fullmatch(unicode(text))
     if not found:
         raise argparse.ArgumentTypeError(
@@ -62,8 +62,8 @@ def origin(text: str) -> str:
 
 
 def setting(kind: Callable[[str], Any], default: Any, help: str) -> Any:
-    """A field of `Settings`; `kind` reads a value, and raises ArgumentTypeError. One whose default
-    is `()` may be given any number of times."""
+    """Return a field of `Settings`. `kind` reads a value and raises ArgumentTypeError. A field with
+    the default `()` may be repeated."""
     return dataclasses.field(default=default, metadata={"kind": kind, "help": help})
 
 
@@ -164,7 +164,7 @@ def metavar(field: dataclasses.Field) -> str:
 
 
 def add_settings(parser: Parser) -> None:
-    """A flag for each field; it is `None` if not given."""
+    """Add a flag for each field. Its value is `None` if not given."""
     group = parser.add_argument_group(
         "settings", f"Each can also be a variable, {PREFIX}PORT for --port; flags go first."
     )
@@ -197,7 +197,7 @@ def settings_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Set
 
 
 def read(name: str, text: str, field: dataclasses.Field) -> Any:
-    """Raises UsageError, in which the value is called `name`."""
+    """Return the value of a field. Raises UsageError, in which the value is called `name`."""
     kind = field.metadata["kind"]
     try:
         return [kind(word) for word in text.split()] if is_repeatable(field) else kind(text)
@@ -229,7 +229,7 @@ def token_of(settings: Settings, environment: Mapping[str, str]) -> bytes | None
 
 
 def settings_table() -> str:
-    """The fields for the documentation, in Markdown."""
+    """Return the fields for the documentation, in Markdown."""
     lines = ["| flag | default | meaning |", "|---|---|---|"]
     for field in FIELDS.values():
         default = (

@@ -70,7 +70,7 @@ def named(text: str) -> tuple[str, Path]:
 
 
 def chosen(found: Mapping[str, Source], name: str | None, pair: str) -> Source:
-    """The one that translates the pair of `--languages`."""
+    """Return the model that translates the pair of `--languages`."""
     if name is not None and name not in found:
         raise UsageError(
             f"--languages {name}:{pair}: no model {name!r}, expected one of {', '.join(found)}"

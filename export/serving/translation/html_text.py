@@ -118,7 +118,8 @@ def text_runs(html: str) -> list[TextRun]:
 
 
 def run_between(html: str, start: int, end: int) -> list[TextRun]:
-    """The one there, if it has letters."""
+    """Return the text between `start` and `end` as a list of one run, empty if it has no
+    letters."""
     raw = html[start:end]
     start += len(raw) - len(raw.lstrip(SPACE))
     raw = raw.strip(SPACE)
@@ -156,7 +157,7 @@ class Elements:
         return self.stack[-1][1] if self.stack else True
 
     def open(self, name: str, rest: str) -> None:
-        """At a tag, with the `rest` of it behind the name."""
+        """Enter an element at its tag. `rest` is the text of the tag behind the name."""
         while self.stack and name in ENDED_BY.get(self.stack[-1][0], ()):
             self.close(self.stack[-1][0])
         if name not in VOID and not rest.endswith("/"):
@@ -187,8 +188,8 @@ def own_choice(rest: str) -> bool | None:
 
 
 def replaced(html: str, runs: Sequence[TextRun], texts: Sequence[str]) -> str:
-    """`html` with one of `texts` in the place of each of `runs`; those that are as they were keep
-    their bytes."""
+    """Return `html` with one of `texts` in place of each of `runs`. Unchanged texts keep their
+    bytes."""
     parts = []
     place = 0
     for run, text in zip(runs, texts, strict=True):
@@ -199,8 +200,8 @@ def replaced(html: str, runs: Sequence[TextRun], texts: Sequence[str]) -> str:
 
 
 def escaped(text: str, raw: str) -> str:
-    """`text` as HTML. A character that is an entity in `raw`, which stood there, is the same
-    one."""
+    """Return `text` as HTML. A character that is an entity in `raw`, the original text, becomes the
+    same entity."""
     own = {unescape(entity): entity for entity in reversed(ENTITY.findall(raw))}
     entities = {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {
         character: own[character] for character in own if len(character) == 1

@@ -68,8 +68,8 @@ def planned(
 
 
 def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitting) -> None:
-    """Raises TooLong for more than `MOST_SENTENCES`, and for one that no slot holds, before their
-    tokens take memory."""
+    """Raise TooLong for more than `MOST_SENTENCES`, or for a sentence that no slot holds. Called
+    before their tokens take memory."""
     assert model.scheduler is not None
     if sum(map(len, texts)) <= MOST_SENTENCES:
         return
