@@ -25,7 +25,8 @@ LEAVE_OUT_HELP = (
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, with flags and other arguments in any order, and errors of one line.
+    """An argparse parser that accepts flags and other arguments in any order and prints errors in
+    one line.
 
     Raises:
         UsageError: where argparse would print its usage and exit.

@@ -28,7 +28,7 @@ def open_standard_streams() -> None:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which is to leave as little behind as Ctrl-C."""
+    """SIGTERM as an exception, so that the process cleans up as with Ctrl-C."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Verbs that read checkpoints: their families, their sizes and their attention."""
+"""Commands that read checkpoints: their families, their sizes and their attention."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Verbs that write exports, compare them with their checkpoints, and measure both."""
+"""Commands that write exports, compare them with their checkpoints, and measure both."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Verbs of the command, and the flags that several verbs have."""
+"""The registry of commands, and the flags that several commands share."""
 
 import argparse
 import dataclasses

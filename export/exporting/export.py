@@ -1,4 +1,4 @@
-"""Checkpoint -> an export directory: graphs, configs, tokenizer, and a manifest."""
+"""The export of a checkpoint to a directory: graphs, configs, tokenizer and manifest."""
 
 import contextlib
 import os

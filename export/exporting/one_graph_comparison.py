@@ -1,4 +1,5 @@
-"""Compares the sequences of the one graph with those of the runtime, which searches on the host."""
+"""The comparison of the one graph's sequences with those of the runtime, which searches on the
+host."""
 
 from pathlib import Path
 from typing import Any

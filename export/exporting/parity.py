@@ -1,4 +1,4 @@
-"""Compares an export directory with its checkpoint, in torch, over a seeded sample of shapes and
+"""The comparison of an export with its checkpoint in torch, over a seeded sample of shapes and
 paddings."""
 
 import copy
@@ -226,8 +226,8 @@ def verify(
 
 @dataclass(frozen=True)
 class Case:
-    """One random batch of those that are compared: the export, the models of `references`, where
-    random numbers come from, where what is found goes to, and a name for that."""
+    """A random batch to compare. It has the export, the models of `references`, the random
+    generator, the report, and the name of the batch."""
 
     runtime: Runtime
     models: list[PreTrainedModel]

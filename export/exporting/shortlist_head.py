@@ -12,8 +12,8 @@ SHORTLISTED = ".product"
 
 
 class ShortlistHead(nn.Module):
-    """(..., D) -> logits (..., V): those of `tokens` by their rows of `head` (V, D), of all others
-    minus infinity."""
+    """An output layer, (..., D) -> logits (..., V). `tokens` have the logits of their rows of
+    `head` (V, D), all others minus infinity."""
 
     places: torch.Tensor
 

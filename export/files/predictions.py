@@ -1,4 +1,4 @@
-"""Tasks of an export's head, called for examples: texts, pairs, questions, images."""
+"""The tasks of an export's head, called for examples: texts, pairs, questions and images."""
 
 import hashlib
 import inspect

@@ -1,4 +1,5 @@
-"""Rows: the example that a task reads of a line, or the reason why the line cannot be read."""
+"""The rows of a file: a row is the example that a task reads from a line, or the reason why it
+cannot."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""All endpoints, in one application, and how each protocol's clients are told of an error."""
+"""The application with all endpoints, and the responses to errors in each protocol's format."""
 
 import contextlib
 import functools
@@ -111,7 +111,7 @@ async def respond_to_mistake(request: Request, error: Exception) -> JSONResponse
 
 
 class Errors:
-    """Errors in the formats of `protocols`, by the path that was asked."""
+    """Error responses in the formats of `protocols`, by the path of the request."""
 
     def __init__(self, protocols: Sequence[Protocol] = ()):
         routes = ((each, protocol) for protocol in protocols for each in protocol.router.routes)

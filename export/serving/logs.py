@@ -20,7 +20,7 @@ PAUSE = 0.05  # seconds between writes, so that many lines are one
 
 
 class Log:
-    """Lines of at least `level`, to the file `descriptor`."""
+    """A log that writes lines of at least `level` to the file `descriptor`."""
 
     def __init__(self, level: str = "info", descriptor: int = 2):
         self.descriptor = descriptor

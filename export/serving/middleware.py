@@ -30,7 +30,7 @@ REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
 class Exchange:
-    """One request and its answer: ASGI's `receive` and `send` for the application, whose task this
+    """One request and its response: ASGI's `receive` and `send` for the application, whose task it
     can cancel.
 
     A HEAD request is a GET request to the application; the server leaves out the body of the answer

@@ -1,5 +1,5 @@
-"""Models that read whole sequences, for many requests at once: rows of several requests run
-together, and none of them has an answer that depends on the others.
+"""Dynamic batching of models that read full sequences. Rows of several requests run together, and
+no row's answer depends on the others.
 
 A row is padded to a length that follows from its own, and runs with rows of that length only. That
 is not needed on the processor this was measured on (AMD EPYC, onnxruntime 1.31, fp32, 18 heads of
@@ -64,7 +64,7 @@ def padded(length: int, longest: int) -> int:
 
 
 class Call:
-    """Rows that one call of `Runtime.outputs` is made of. Workers fill its `outputs`.
+    """The rows of one call of `Runtime.outputs`. Workers fill its `outputs`.
 
     Args:
         feeds: checked, see `Runtime.feeds`.
@@ -214,7 +214,8 @@ class ReadingQueue:
 
 
 class Reader:
-    """Runs the graph of `runtime`, which reads whole sequences, for many threads at once.
+    """A dynamic batcher that runs the graph of `runtime` for many threads at once. The graph reads
+    full sequences.
 
     Args:
         runtime: opened with as many threads as a worker shall have.
@@ -391,7 +392,7 @@ class Reader:
 
 
 class BatchingRuntime:
-    """Stands in for `runtime`, a `Runtime`, where tasks read whole sequences: what they run goes
+    """A replacement of `runtime`, a `Runtime`, for tasks that read full sequences. Its runs go
     through `reader`."""
 
     def __init__(self, runtime: Runtime, reader: Reader):

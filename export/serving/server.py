@@ -1,5 +1,5 @@
-"""Serving from the first socket to the last answer: listens, lets the service load the models, and
-drains at the end."""
+"""The server from the first socket to the last answer. It listens, lets the service load models,
+and drains at the end."""
 
 import asyncio
 import contextlib
@@ -68,7 +68,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 class Server:
-    """uvicorn with a service of `protocols`, from before the sources are loaded on."""
+    """A uvicorn server with a service of `protocols`. It exists before the sources are loaded."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""Images -> what a model takes, by preprocessor_config.json, with Pillow and numpy: pixel for pixel
-what the image processors of transformers give without torchvision
+"""The image processor that preprocessor_config.json describes, with Pillow and numpy. Pixels equal
+those of transformers' image processors without torchvision
 (`image_processing_backends.PilBackend`)."""
 
 import math

@@ -1,4 +1,4 @@
-"""Source and target languages of a multilingual model, by what the manifest says of its
+"""The source and target languages of a multilingual model, from what the manifest says of its
 tokenizer."""
 
 import re

@@ -18,8 +18,8 @@ KINDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 class StopTexts:
-    """Lets a text through as it comes, up to the first of `stops`, and not beyond where one may
-    have begun."""
+    """A filter that passes a text on up to the first of `stops`, and holds back what may begin
+    one."""
 
     def __init__(self, stops: Sequence[str]):
         self.stops = stops
@@ -86,7 +86,7 @@ def finite(logprob: float) -> float:
 
 
 class Answer:
-    """One of the answers to a prompt. `begins` is what its text begins with, the prompt or
+    """One of the answers to a prompt. `begins` is the beginning of its text, the prompt or
     nothing."""
 
     def __init__(self, runtime: TextRuntime, stops: Sequence[str], begins: str, has_logprobs: bool):
@@ -143,7 +143,7 @@ class Completion:
 
     @property
     def tokens(self) -> int:
-        """New ones so far, of all answers."""
+        """New tokens so far, of all answers."""
         return sum(answer.tokens for answer in self.answers)
 
     @property

@@ -164,7 +164,8 @@ def body_of(content: bytes, media_type: str, reads_images: bool) -> PipelineRequ
 
 @dataclass
 class RequestInputs:
-    """`rows`, and whether they came as a list, so that their answers are one too."""
+    """The `rows` of a request, and whether it had a list of them, so that the response is a list
+    too."""
 
     rows: list[Any]
     is_list: bool

@@ -93,8 +93,8 @@ ENDED_BY = {
 
 
 class TextRun(NamedTuple):
-    """Text between two tags, without the white space around it: where it begins and ends, and what
-    it says."""
+    """The text between two tags without the white space around it: its start, its end and its
+    content."""
 
     start: int
     end: int

@@ -1,5 +1,5 @@
-"""Texts to jobs, one for each sentence, and what comes back to texts, as
-`TextRuntime.translate`."""
+"""Translation over HTTP: split texts into sentences, generate each, join the results, as
+`TextRuntime.translate` does."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -1,5 +1,5 @@
-"""One vector for each text, made of its tokens' states as the export's folder of
-sentence-transformers says."""
+"""Embeddings of texts: one vector from the states of the tokens, by the export's
+sentence-transformers folder."""
 
 import json
 import re

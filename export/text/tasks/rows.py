@@ -246,7 +246,7 @@ class Cut(NamedTuple):
 
 
 class TokenRow(NamedTuple):
-    """One text's tokens that no tokenizer made, and the type of each."""
+    """The tokens of a text that no tokenizer made, and the type of each."""
 
     ids: list[int]
     type_ids: list[int]
