@@ -14,7 +14,7 @@ from .errors import UsageError, did_you_mean
 from .terminal import flush_output
 
 FLAG = re.compile(r"--\w[\w-]*")
-# as Python writes what JSON writes in small letters
+# Python's spelling of literals that JSON writes in lower case
 LITERALS = {"True": True, "False": False, "None": None}
 MAX_INT64 = 2**63 - 1
 SHOWN = 40  # characters of a wrong value in an error

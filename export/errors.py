@@ -18,7 +18,7 @@ class UsageError(ValueError):
         param: the name of the option, if the error is about one.
     """
 
-    exit_code = 2  # of the command, as argparse's own errors
+    exit_code = 2  # as for argparse's errors
 
     def __init__(self, message: str, param: str | None = None):
         super().__init__(message)

@@ -22,7 +22,7 @@ from .serving.settings import FIELDS, Settings, read, settings_of, token_of
 from .serving.sources import Source, sources
 
 OWN = ("exports", "replicas", "cpus")  # the arguments that are no settings of `serve`
-OF_PROXY = ("host", "port", "connections", "header_timeout", "grace")  # which Ray has its own for
+OF_PROXY = ("host", "port", "connections", "header_timeout", "grace")  # Ray has its own
 BUSY = 16  # requests at once for each processor of a replica, above which others are started
 
 

@@ -96,7 +96,7 @@ def output_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # what is left in the buffer is not tried again
+        # the rest of the buffer is not written again
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         kind = OutputClosed if isinstance(error, BrokenPipeError) else OSError

@@ -72,7 +72,7 @@ class TextRuntime:
             )
         with errors_of(self.path):
             self.tokenizer = self.target_tokenizer = Tokenizer.from_buffer(content)
-        target = self.info.read(TARGET_TOKENIZER)  # of generated texts, if they are cut otherwise
+        target = self.info.read(TARGET_TOKENIZER)  # tokenizer of generated texts, if it differs
         if target is not None:
             with errors_of(self.path.with_name(TARGET_TOKENIZER)):
                 self.target_tokenizer = Tokenizer.from_buffer(target)
@@ -80,7 +80,7 @@ class TextRuntime:
             tokenizer.no_padding()
             tokenizer.no_truncation()
         self.languages = languages_of(self.info)
-        self.lock = threading.Lock()  # of the tokenizer, which some tasks have cut texts
+        self.lock = threading.Lock()  # protects the tokenizer, whose truncation some tasks change
         # None of what generates does: there a long text blocks no short one.
         self.may_cut = not self.info.generates
 

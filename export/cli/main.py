@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     try:
         args.run(args)
     except ImportError as error:
-        if error.name:  # of a module that is not there; what the library raises itself has a remedy
+        if error.name:  # a missing module; errors of the library itself have a remedy
             raise ImportError(f"{error}: pip install '{PROGRAM}[{args.extras}]'") from error
         raise
 

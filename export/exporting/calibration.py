@@ -23,8 +23,8 @@ from ..graphs.weights import bare
 from ..heads import HEADS, READS_CHOICES
 from .shortlist_head import SHORTLISTED
 
-LINES = 512  # of the text, the first ones
-TOKENS = 256  # of a line, at most
+LINES = 512  # first lines of the text
+TOKENS = 256  # maximum of a line
 BATCH = 16
 
 

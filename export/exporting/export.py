@@ -175,7 +175,7 @@ def describe(checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int
         device = graphs.target.parity_device(graphs.activations)
     except OSError as error:
         return without_parity(graphs, directory, facts, str(error))
-    write_manifest(directory, **facts, **graphs.facts({}))  # which reading the graphs needs
+    write_manifest(directory, **facts, **graphs.facts({}))  # needed to read the graphs
     parity = compare_with_torch(checkpoint, graphs, directory, cases, device)
     return write_manifest(directory, **facts, **graphs.facts(parity))
 

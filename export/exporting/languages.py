@@ -54,7 +54,7 @@ def languages_of(directory: Path, start: int | None) -> dict[str, Any] | None:
     sources = [name for name, id in tokens.items() if id in ids]
     if names is None or len(sources) != 1:
         return None
-    place = template.index(None)  # of the text
+    place = template.index(None)  # position of the text
     around = [None if id == tokens[sources[0]] else id for id in ids]
     is_start = names.is_start and (start is None or start in tokens.values())
     return {

@@ -257,7 +257,7 @@ def references(model: PreTrainedModel, dtype: str) -> list[PreTrainedModel]:
 
 
 def array(states: torch.Tensor) -> np.ndarray:
-    # which numpy does not have
+    # numpy has no bfloat16
     return (states.float() if states.dtype == torch.bfloat16 else states).numpy()
 
 
@@ -356,7 +356,7 @@ def compare_sequences(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
 def compare_choices(
     case: Case, found: np.ndarray, expected: np.ndarray, real: np.ndarray, part: str
 ) -> None:
-    if found.shape == real.shape:  # what is chosen is one of the tokens, or of the choices
+    if found.shape == real.shape:  # the choice is a token or one of the choices
         found = np.where(real, found, -np.inf)
         expected = np.where(real, expected, -np.inf)
         real = np.asarray(real.any(axis=-1))

@@ -37,7 +37,7 @@ CALLS = {
     "image-classification": "pipe('image.jpg')",
     "image-feature-extraction": "pipe('image.jpg')",
 }
-# of a card: its metadata, in YAML
+# metadata of a card, in YAML
 FRONT_MATTER = re.compile(r"\s*---\r?\n(.*?)\r?\n---[ \t]*\r?(?:\n|$)", re.DOTALL)
 # that hold for its exports
 OF_THE_BASE = ("language", "license", "license_name", "license_link", "datasets")

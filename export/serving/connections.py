@@ -31,7 +31,7 @@ class Connection(HttpToolsProtocol):
     """
 
     _size = 0  # bytes without a sign of life
-    _data = _again = b""  # what is read, and what is to be read after it
+    _data = _again = b""  # bytes being read, and bytes to read after them
 
     def data_received(self, data: bytes) -> None:
         self._again = data
@@ -65,13 +65,13 @@ class Connection(HttpToolsProtocol):
     def _should_upgrade(self) -> bool:
         """Return True if `handle_websocket_upgrade` gets the request in place of the application,
         which is so for requests to upgrade but not for CONNECT."""
-        return self.parser.get_method() != b"CONNECT"  # which asks for nothing else
+        return self.parser.get_method() != b"CONNECT"  # CONNECT asks for no other protocol
 
     def handle_websocket_upgrade(self) -> None:
         """Read the request again without its upgrade."""
         wish = sys.exception()
         assert isinstance(wish, httptools.HttpParserUpgrade)
-        [end] = wish.args  # of the header, in `_data`
+        [end] = wish.args  # end of the header in `_data`
         version = self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
         lines += [b"%b: %b" % (name, value) for name, value in self.headers if name != b"upgrade"]
@@ -137,7 +137,7 @@ class Connections:
 def files_for(connections: int) -> int:
     """Return how many connections this process may open, at most `connections`. Increase the limit
     of open files as far as the system allows."""
-    import resource  # which Windows has not
+    import resource  # not available on Windows
 
     wanted = connections + SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

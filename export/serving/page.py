@@ -21,7 +21,7 @@ from .protocols.protocol import Protocol, models_of, name_in_path
 from .streams import EventStream, event
 from .translation.translator import offloaded, planned
 
-MOST_TOKENS = 2048  # that one continuation may be asked for
+MOST_TOKENS = 2048  # maximum of one continuation
 PAGE = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
 
 router = APIRouter(tags=["page"], include_in_schema=False)

@@ -183,7 +183,7 @@ class Server:
     def signals(self) -> Iterator[None]:
         """Install our handlers of signals. Those of uvicorn close the listening socket at once."""
         loop = asyncio.get_running_loop()
-        # which alone may set what signals do
+        # only the main thread may set signal handlers
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -195,7 +195,7 @@ class Service:
             facts = [model.architecture, info.manifest["target"], info.dtype, model.describe()]
             self.say(f"{model.name}: {', '.join(facts)}")
             await warm(model)
-        gc.freeze()  # what is loaded stays: looking for garbage in it would hold all requests up
+        gc.freeze()  # loaded objects stay: garbage collection of them would delay all requests
         self.lifecycle.loading = False
         self.say("ready")
 
@@ -208,7 +208,7 @@ class Service:
                 self.frame.sweep()
                 if tick % TICKS == 0:
                     sometimes()
-            except Exception as error:  # of one look; the next one comes
+            except Exception as error:  # of one sweep; the next sweep runs anyway
                 self.log.write("error", "a look at what is running failed", error=described(error))
 
     async def drain(self) -> bool:

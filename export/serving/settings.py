@@ -16,8 +16,8 @@ from typing import Any, get_args
 from ..arguments import SHOWN, Parser, one_of, path, positive, unicode, whole
 from ..errors import UsageError
 
-PREFIX = "VANILLA_TRANSFORMER_"  # of the variables
-TOKEN = f"{PREFIX}TOKEN"  # which has no flag: arguments are seen by all users of a machine
+PREFIX = "VANILLA_TRANSFORMER_"  # prefix of environment variables
+TOKEN = f"{PREFIX}TOKEN"  # no flag: all users of a machine see arguments
 LEVELS = ("debug", "info", "warning", "error")
 PAIR = re.compile(r"(?:([\w.-]+):)?([\w-]+?)-(\w+)")
 MEBIBYTE = 2**20

@@ -23,10 +23,10 @@ class Pieces:
     def __init__(self, tokenizer: Tokenizer, special_ids: Collection[int], path: Path):
         self.tokenizer = tokenizer
         self.special_ids = special_ids
-        self.path = path  # of the tokenizer, for errors
+        self.path = path  # path of the tokenizer, for errors
         self.tokens: list[int] = []
-        self.known = 0  # of `tokens` the first so many are those of the piece before
-        self.given = 0  # of their text the first so many characters have been given
+        self.known = 0  # number of `tokens` at the start that belong to the piece before
+        self.given = 0  # number of characters of their text that were returned
 
     def add(self, token: int) -> str:
         """Add `token` and return the new text, empty while the text is not certain. Raises

@@ -276,7 +276,7 @@ def resize(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndarr
     """(C, H, W) -> (C, *size), by Pillow, whose images are whole numbers up to 255."""
     if len(pixels) > 4:
         raise ValueError(f"the image has {len(pixels)} channels, expected at most 4")
-    with np.errstate(invalid="ignore"):  # what is not finite is refused below
+    with np.errstate(invalid="ignore"):  # values that are not finite are rejected below
         is_whole = pixels.dtype == np.uint8 or np.allclose(pixels, pixels.astype(int))
     highest = 255 if is_whole else 1
     if not (pixels.min() >= 0 and pixels.max() <= highest):

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import UsageError, did_you_mean, nearest
 from ..inference.export_info import MANIFEST, ExportInfo
 
-LANGUAGE_WORD = re.compile(r">>[^\s<>]*<<")  # of Marian, at the start of a text
+LANGUAGE_WORD = re.compile(r">>[^\s<>]*<<")  # Marian's word for a language, at the start of a text
 
 Choice = str | list[str] | None  # one for all texts, or one for each
 

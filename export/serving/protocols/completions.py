@@ -92,7 +92,7 @@ class Answer:
     def __init__(self, runtime: TextRuntime, stops: Sequence[str], begins: str, has_logprobs: bool):
         self.pieces = runtime.pieces()
         self.stops = StopTexts(stops)
-        self.length = len(begins)  # of the text so far, with what is held back
+        self.length = len(begins)  # length of the text so far, with the characters held back
         self.logprobs = Logprobs(runtime) if has_logprobs else None
         self.tokens = 0
         self.finish_reason: str | None = None

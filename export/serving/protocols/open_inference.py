@@ -46,7 +46,7 @@ TEXT = TensorSpec("text", TEXTS, ("batch_size",))
 GENERATED = TensorSpec("generated_text", TEXTS, ("batch_size",))
 EMBEDDING = TensorSpec("embedding", "float32", ("batch_size", "embedding_size"))
 LANGUAGES = ("src_lang", "tgt_lang")
-VERSION = "1"  # of every model: Triton's name of the first
+VERSION = "1"  # version of every model: Triton's name of the first one
 READING = ("truncate",)  # parameters of models that read
 SCHEMA = {
     "type": "object",

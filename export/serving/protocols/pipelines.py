@@ -31,8 +31,8 @@ from .text_embeddings import in_json, listed
 
 router = APIRouter(tags=["pipelines"])
 
-CHARACTERS = 250_000  # of one text at most
-MOST_WINDOWS = 2000  # of one context
+CHARACTERS = 250_000  # maximum of one text
+MOST_WINDOWS = 2000  # maximum of one context
 # Fields of text-generation-inference that a client can be told to leave out, see
 # `generation_options`.
 LEFT_OUT: tuple[str, ...] = (

@@ -178,7 +178,7 @@ def values_of(tensor: InputTensor, dtype: str) -> np.ndarray:
     """Return the values of `tensor` in the JSON."""
     if not isinstance(tensor.data, list):
         raise UsageError(f"data of {tensor.name} is {tensor.data!r:.60}, expected a list of values")
-    # of a type of numpy's own, one long text would make every value as long
+    # with a numpy string type, one long text would make every value as long
     values = np.array(tensor.data, object)
     count = math.prod(tensor.shape)
     if values.size != count or (values.ndim > 1 and list(values.shape) != tensor.shape):
@@ -196,7 +196,7 @@ def values_of(tensor: InputTensor, dtype: str) -> np.ndarray:
     if dtype == TEXTS:
         return values
     try:
-        # what is too large for float32 is infinite, which is refused by who reads it
+        # values too large for float32 become infinite, and the reader rejects them
         with np.errstate(over="ignore"):
             return values.astype(dtype)
     except OverflowError:

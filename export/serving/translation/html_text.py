@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ...text.tasks.translation import has_letters
 
-BEGIN = re.compile(r"<(?=[a-zA-Z!?]|/.)", re.DOTALL)  # of markup; any other "<" is text
+BEGIN = re.compile(r"<(?=[a-zA-Z!?]|/.)", re.DOTALL)  # start of markup; any other "<" is text
 COMMENT = re.compile(r"<!--(?:-?>|.*?--!?>)", re.DOTALL)
 # a doctype, and what browsers take for a comment
 OTHER = re.compile(r"<(?:[!?]|/(?![a-zA-Z]))[^>]*>")
@@ -29,7 +29,7 @@ SPACES = re.compile(rf"[{SPACE}]+")
 
 # without tags within, never text
 RAW = {"script", "style", "textarea", "xmp", "iframe", "noembed", "noframes", "plaintext"}
-KEPT = {"code", "kbd", "math", "pre", "samp", "svg", "var"}  # what is in them is not translated
+KEPT = {"code", "kbd", "math", "pre", "samp", "svg", "var"}  # their content is not translated
 VOID = {
     *(
         "area",

@@ -12,7 +12,7 @@ from ...text.tasks.translation import Plan, Splitting, parts_of, plan_of
 from ..models import ServedModel
 
 LONG = 1000  # characters: what takes longer than about a millisecond is no work for the event loop
-MOST_SENTENCES = 4096  # of one request
+MOST_SENTENCES = 4096  # per request
 LONGEST_TOKEN = 16  # characters: no language has sentences whose tokens have more on average
 
 

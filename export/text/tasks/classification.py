@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
 
 SENTENCE_CONFIG = "config_sentence_transformers.json"
-Scoring = Callable[[np.ndarray], np.ndarray]  # of logits
+Scoring = Callable[[np.ndarray], np.ndarray]  # from logits to scores
 FUNCTIONS: dict[str, Scoring] = {
     "softmax": softmax,
     "sigmoid": sigmoid,

@@ -70,7 +70,7 @@ def answer(
     if doc_stride > max_seq_len:
         raise UsageError(f"doc_stride must be at most max_seq_len, {max_seq_len}, got {doc_stride}")
     rows: list[Encoding] = []
-    numbers: list[int] = []  # of the examples that the rows are of
+    numbers: list[int] = []  # example of each row
     for number, (question, context) in enumerate(examples):
         if max_question_len is not None:
             [encoding] = runtime.encode([question], special_tokens=False)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
-NO_LIMIT = 10**9  # of tokens: transformers writes 10**30 where a tokenizer has none
+NO_LIMIT = 10**9  # tokens: transformers writes 10**30 for a tokenizer without a limit
 # What the classes of tokenizers mean that an old tokenizer_config.json, which names no special
 # token at all, leaves to them.
 CONVENTIONS = {

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
 
 BATCH_SIZE = 32  # sentences that run together
-MOST_TOKENS = 512  # of the translation of one
+MOST_TOKENS = 512  # maximum of one sentence's translation
 
 
 def translate(
