@@ -298,8 +298,8 @@ class OnnxEngine:
         return None if token is None else self.tokenizer.id_to_token(token)
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """Return the number that the runtime recommends for these options, without the
-        languages."""
+        """Return the number of rows that the runtime prefers. Languages do not count among the
+        options."""
         options = {
             name: value for name, value in options.items() if name not in ("src_lang", "tgt_lang")
         }

@@ -154,7 +154,7 @@ class Errors:
 
     def template(self, scope: Scope) -> str:
         """Return the path template of the request's route, also if the request was rejected before
-        routing. All paths without a route are "none"."""
+        routing. Paths without a route share the template "none"."""
         route = scope.get("route") or next(
             (each for each, _ in self.routes if each.path_regex.match(within(scope["path"]))), None
         )

@@ -1,5 +1,5 @@
-"""Open connections: how many, how long one may be without a request, and how long a header may be.
-uvicorn has no limit for a header, neither of time nor of size, and none for what a client does not
+"""The limits of open connections: their number, the time without a request, and the size and time
+of a header. uvicorn limits neither the time nor the size of a header, nor what a client does not
 read."""
 
 import asyncio
@@ -22,9 +22,8 @@ SPARE = 128  # files that are open besides connections
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's, with limits of its own: of the bytes of a header that has begun and is not whole,
-    of those in which nothing of a body comes (its trailers are headers too), and of the requests
-    that wait for the one before.
+    """A uvicorn connection with limits on the bytes of an incomplete header, on bytes that carry no
+    part of a body, and on the requests that wait for the one before. Trailers count as headers.
 
     A request that asks for another protocol, as Java's client does for HTTP/2, is answered as if it
     did not. httptools would leave out its body.
