@@ -1,6 +1,6 @@
-"""A model of Triton Inference Server (https://github.com/triton-inference-server/server): the
-folder of a graph in a model repository, which Triton's backend of onnxruntime runs, with dynamic
-batching and no code."""
+"""A model of Triton Inference Server (https://github.com/triton-inference-server/server), as a
+folder of a model repository. Triton's backend of onnxruntime runs its graph with dynamic batching
+and no code."""
 
 import shutil
 from collections.abc import Collection

@@ -22,8 +22,9 @@ SPARE = 128  # files that are open besides connections
 
 
 class Connection(HttpToolsProtocol):
-    """A uvicorn connection with limits on the bytes of an incomplete header, on bytes that carry no
-    part of a body, and on the requests that wait for the one before. Trailers count as headers.
+    """A uvicorn connection with limits on the bytes of an incomplete header and on bytes without a
+    part of a body. Trailers count as headers. The requests that wait for the one before are limited
+    too.
 
     A request that asks for another protocol, as Java's client does for HTTP/2, is answered as if it
     did not. httptools would leave out its body.

@@ -1,5 +1,5 @@
-"""The answers to a prompt as OpenAI's `/v1/completions` has them: pieces of text as tokens come, up
-to a stop text, and what is known of the probability of each token."""
+"""The answers to a prompt in the format of OpenAI's `/v1/completions`. Text comes in pieces, up to
+a stop text, with log probabilities of the tokens."""
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing

@@ -1,6 +1,6 @@
-"""Requests and answers of the Open Inference Protocol. Tensors are in the JSON, flat or nested, or
-behind it as bytes, which is Triton's extension for binary data: numbers of little endian in the
-order of rows, texts each behind 4 bytes of its length."""
+"""Requests and responses of the Open Inference Protocol. Tensors are in the JSON, flat or nested,
+or follow it as bytes, Triton's extension for binary data. Numbers are little-endian in row order.
+Each text follows 4 bytes with its length."""
 
 import json
 import math
