@@ -1,5 +1,4 @@
-"""How the command line reads its words: what kinds of values there are, and a parser whose errors
-are one line."""
+"""Parsing of the command line: the types of values, and a parser whose errors are one line."""
 
 import argparse
 import dataclasses
@@ -15,7 +14,7 @@ from .errors import UsageError, did_you_mean
 from .terminal import flush_output
 
 FLAG = re.compile(r"--\w[\w-]*")
-# as Python writes what JSON writes in small letters
+# Python's spelling of literals that JSON writes in lower case
 LITERALS = {"True": True, "False": False, "None": None}
 MAX_INT64 = 2**63 - 1
 SHOWN = 40  # characters of a wrong value in an error
@@ -26,7 +25,8 @@ LEAVE_OUT_HELP = (
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, with flags and other arguments in any order, and errors of one line.
+    """An argparse parser that accepts flags and other arguments in any order and prints errors in
+    one line.
 
     Raises:
         UsageError: where argparse would print its usage and exit.
@@ -67,7 +67,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_field(group: argparse._ArgumentGroup, field: dataclasses.Field) -> None:
-    """The flag of a field whose metadata has its `kind` and `help`; it is `None` if not given."""
+    """Add the flag of a field whose metadata has its `kind` and `help`. Its value is `None` if not
+    given."""
     flag = f"--{field.name.replace('_', '-')}"
     default = "" if field.default is None else f"; default: {json.dumps(field.default)}"
     help = f"{field.metadata['help']}{default}".replace("%", "%%")
@@ -85,20 +86,20 @@ def metavar(field_type: Any) -> str:
 
 
 def add_set(parser: Parser, help: str) -> None:
-    """`--set KEY=VALUE`, any number of times: `args.set` is a list of pairs."""
+    """Add `--set KEY=VALUE`, which may be repeated. `args.set` is a list of pairs."""
     parser.add_argument(
         "--set", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=help
     )
 
 
 def add_output(parser: Parser, help: str) -> None:
-    """OUTPUT or `--output OUTPUT`, which `output_of` gives."""
+    """Add OUTPUT and `--output OUTPUT`, which `output_of` reads."""
     parser.add_argument("positional_output", type=path, nargs="?", metavar="OUTPUT", help=help)
     parser.add_argument("--output", type=path, help="the same, as a flag")
 
 
 def output_of(args: argparse.Namespace) -> Path:
-    """The output of a verb with `add_output`.
+    """Return the output of a command with `add_output`.
 
     Raises:
         UsageError: unless there is exactly one.
@@ -114,7 +115,7 @@ def output_of(args: argparse.Namespace) -> Path:
 
 
 def one_of(what: str, known: Iterable[str]) -> Callable[[str], str]:
-    """The type of an argument that is one of the names `known`."""
+    """Return the type of an argument that is one of the names `known`."""
 
     def name(text: str) -> str:
         if text in known:
@@ -126,8 +127,8 @@ def one_of(what: str, known: Iterable[str]) -> Callable[[str], str]:
 
 
 def of_kind(kind: Any) -> Callable[[str], Any]:
-    """The type of an argument in JSON for which `kind.holds`; `kind.expected` are the words for
-    what does."""
+    """Return the type of a JSON argument for which `kind.holds`. `kind.expected` describes such
+    values."""
 
     def checked(text: str) -> Any:
         given = value(unicode(text))
@@ -139,7 +140,7 @@ def of_kind(kind: Any) -> Callable[[str], Any]:
 
 
 def key_value(text: str) -> tuple[str, Any]:
-    """`name=value`, the value as `value` reads it."""
+    """Return the name and the value of `name=value`, the value as `value` reads it."""
     name, separator, given = unicode(text).partition("=")
     if not separator:
         raise argparse.ArgumentTypeError(f"expected key=value, got {text!r}")
@@ -147,7 +148,8 @@ def key_value(text: str) -> tuple[str, Any]:
 
 
 def value(text: str) -> Any:
-    """JSON where it is that, else a string; True, False and None also as Python writes them."""
+    """Return the JSON value of a text, else the text. True, False and None may be written as in
+    Python."""
     try:
         return LITERALS[text] if text in LITERALS else json.loads(text)
     except json.JSONDecodeError:
@@ -159,7 +161,7 @@ def value(text: str) -> Any:
 
 
 def unicode(text: str) -> str:
-    """An argument that is a text. Bytes that are no UTF-8 may be a path's."""
+    """Return an argument that is valid text. Bytes that are not UTF-8 may only be in a path."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -170,7 +172,7 @@ def unicode(text: str) -> str:
 
 
 def source(text: str) -> str:
-    """A directory or Hub id; an empty one, as of a variable that is not set, would be the working
+    """Return a directory or Hub id. An empty text, as of an unset variable, would be the working
     directory."""
     if not text:
         raise argparse.ArgumentTypeError("expected a path, got ''")

@@ -18,7 +18,7 @@ class UsageError(ValueError):
         param: the name of the option, if the error is about one.
     """
 
-    exit_code = 2  # of the command, as argparse's own errors
+    exit_code = 2  # as for argparse's errors
 
     def __init__(self, message: str, param: str | None = None):
         super().__init__(message)
@@ -69,13 +69,13 @@ class RequestError(Exception):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that is most like `name`, if any is."""
+    """Return the name in `known` that is most like `name`, or None."""
     import difflib  # only errors need it
 
     return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error about `name`; empty if none of `known` is like it."""
+    """Return the end of an error about `name`, empty if no name in `known` is similar."""
     close = nearest(name, known)
     return f"; did you mean {close!r}?" if close else ""

@@ -64,10 +64,9 @@ class ImageRuntime:
         self.processor = ImageProcessor.from_config(json_object(path, content), path)
 
     def classify(self, images: Sequence[Input], /, top_k: int = 5) -> list[list[dict[str, Any]]]:
-        """For each image its `top_k` likeliest labels (all, if there are fewer), the likeliest
-        first, each as `label` and `score`: a probability, by softmax; of labels that are
-        independent, or of a single one, by the logistic function; of a regression the number
-        itself.
+        """Return the `top_k` best labels of each image, best first, or all if there are fewer. Each
+        is a `label` and a `score`: the probability by softmax, or by the logistic function for
+        independent labels and for a single label. The score of a regression is its output.
 
         Raises:
             UsageError: for a `top_k` below 1.
@@ -89,8 +88,8 @@ class ImageRuntime:
         ]
 
     def embed(self, images: Sequence[Input], /, pool: bool = False) -> np.ndarray:
-        """The states of the first tokens and the patches (B, S, D), or with `pool` the output of
-        the model's pooler (B, D).
+        """Return the states of the first tokens and the patches (B, S, D), or with `pool` the
+        output of the model's pooler (B, D).
 
         Raises:
             ValueError: for a model without states or, with `pool`, without a pooler; for images
@@ -100,7 +99,7 @@ class ImageRuntime:
         return self._outputs(images, "pooler_output" if pool else "last_hidden_state")
 
     def pixel_values(self, images: Sequence[Input], /) -> Iterator[np.ndarray]:
-        """What the model reads of each image, (C, H, W) float32. Raises: as `classify`."""
+        """Yield the model's input for each image, (C, H, W) float32. Raises as `classify`."""
         if isinstance(images, str | os.PathLike | Image.Image) or not isinstance(
             images, Sequence | np.ndarray
         ):
@@ -152,7 +151,7 @@ class ImageRuntime:
         return np.concatenate(found)
 
     def _batches(self, pixels: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Images of one size that follow each other run together, as many as are worth it."""
+        """Yield batches of consecutive images of one size, no larger than is worth it."""
         patches = math.prod(pair(self.info.config["patch_size"]))
         for (_, height, width), group in itertools.groupby(pixels, key=np.shape):
             count = max(1, MAX_TOKENS * self.runtime.threads * patches // (height * width))
@@ -161,8 +160,8 @@ class ImageRuntime:
 
 
 def opened(image: Input) -> Image.Image | np.ndarray:
-    """Raises FileNotFoundError for a path without a file, ValueError for what is no image, and for
-    a git-lfs pointer."""
+    """Return the image. Raises FileNotFoundError for a path without a file, and ValueError for
+    other files and git-lfs pointers."""
     if isinstance(image, np.ndarray):
         return image
     if isinstance(image, str | os.PathLike):
@@ -180,7 +179,7 @@ def opened(image: Input) -> Image.Image | np.ndarray:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """RGB, turned as the EXIF data say."""
+    """Return the image as RGB, rotated as the EXIF data say."""
     turned = ImageOps.exif_transpose(image)
     assert turned is not None  # it is only where the image itself is turned
     return turned.convert("RGB")
@@ -188,8 +187,7 @@ def upright(image: Image.Image) -> Image.Image:
 
 @contextlib.contextmanager
 def image_errors() -> Iterator[None]:
-    """What Pillow raises for a file that it cannot read, of many classes, as a ValueError of one
-    line."""
+    """Raise Pillow's errors for a file that it cannot read as ValueErrors of one line."""
     try:
         yield
     except UnidentifiedImageError:
@@ -201,7 +199,7 @@ def image_errors() -> Iterator[None]:
 
 
 def activated(logits: np.ndarray, problem_type: str | None) -> np.ndarray:
-    """Scores of the logits (B, num_labels), as `classify` describes them."""
+    """Return the scores of the logits (B, num_labels), as `classify` describes them."""
     if problem_type == "regression":
         return logits
     if problem_type == "multi_label_classification" or logits.shape[1] == 1:

@@ -22,12 +22,12 @@ from .serving.settings import FIELDS, Settings, read, settings_of, token_of
 from .serving.sources import Source, sources
 
 OWN = ("exports", "replicas", "cpus")  # the arguments that are no settings of `serve`
-OF_PROXY = ("host", "port", "connections", "header_timeout", "grace")  # which Ray has its own for
+OF_PROXY = ("host", "port", "connections", "header_timeout", "grace")  # Ray has its own
 BUSY = 16  # requests at once for each processor of a replica, above which others are started
 
 
 def app(args: dict[str, Any]) -> Any:
-    """The application that `serve run` and `serve deploy` build.
+    """Return the application that `serve run` and `serve deploy` build.
 
     Args:
         args: `exports`: PATH or NAME=PATH, with commas between several. Every replica has all of
@@ -59,8 +59,8 @@ def app(args: dict[str, Any]) -> Any:
 
 
 def settings_from(args: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
-    """What the arguments say, else the variables of `serve`, else the defaults. Raises UsageError
-    as `app`."""
+    """Return the settings: the arguments, else the variables of `serve`, else the defaults. Raises
+    UsageError as `app`."""
     known = (*OWN, *(name for name in FIELDS if name not in OF_PROXY))
     for name in args:
         if name not in known:
@@ -78,7 +78,7 @@ def settings_from(args: Mapping[str, Any], environment: Mapping[str, str]) -> Se
 
 
 def exports_of(args: Mapping[str, Any], settings: Settings) -> list[Source]:
-    """With absolute paths, as a replica runs in another directory."""
+    """Return the sources with absolute paths, because a replica runs in another directory."""
     given = str(args.get("exports", ""))
     if not given:
         raise UsageError(
@@ -91,7 +91,7 @@ def exports_of(args: Mapping[str, Any], settings: Settings) -> list[Source]:
 
 
 def scale(replicas: str, cpus: int) -> dict[str, Any]:
-    """Ray's options for so many, as 2, or 1-4."""
+    """Return Ray's options for a number of replicas, such as 2, or 1-4."""
     least, separator, most = replicas.partition("-")
     if not separator:
         return {"num_replicas": whole("replicas", least)}
@@ -109,7 +109,7 @@ def whole(name: str, text: str) -> int:
 
 
 class Replica:
-    """What Ray makes a replica of: a service, from the first model to the last answer."""
+    """A replica of Ray: a service, from the first model to the last answer."""
 
     def __init__(self, found: Sequence[Source], settings: Settings, cpus: int, needs_token: bool):
         token = token_of(settings, os.environ)

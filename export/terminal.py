@@ -1,4 +1,5 @@
-"""What a program is around its verbs: its streams, signals and warnings, and errors in one line."""
+"""The frame of a program around its commands: streams, signals and warnings, and errors in one
+line."""
 
 import contextlib
 import errno
@@ -19,15 +20,15 @@ EXPECTED = {
 
 
 def open_standard_streams() -> None:
-    """Where one is closed, the next file that is opened gets its number, and whatever a library
-    prints."""
+    """Open closed standard streams on the null device. Otherwise the next open file gets the number
+    of the stream and receives what libraries print."""
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
         os.set_inheritable(number, True)
     os.close(number)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which is to leave as little behind as Ctrl-C."""
+    """SIGTERM as an exception, so that the process cleans up as with Ctrl-C."""
 
 
 @contextlib.contextmanager
@@ -48,8 +49,7 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def warnings_in_one_line() -> Iterator[None]:
-    """Those for users: what they typed or wrote is old, and what this package has to say. Where in
-    the code that was found is nothing to them."""
+    """Print our warnings and deprecations as one line without a source location."""
     before = warnings.formatwarning
     package = os.path.join(os.path.dirname(__file__), "")
 
@@ -96,7 +96,7 @@ def output_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # what is left in the buffer is not tried again
+        # the rest of the buffer is not written again
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         kind = OutputClosed if isinstance(error, BrokenPipeError) else OSError
@@ -104,9 +104,8 @@ def output_errors() -> Iterator[None]:
 
 
 def is_expected(error: Exception) -> bool:
-    """Whether `error` is what the library, or one that it calls, raises for wrong input, files and
-    devices: no mistake of ours. Those of other libraries are known by name, because none is
-    imported here."""
+    """Return True if `error` is about wrong input, files or devices, raised by us or by a library.
+    Errors of other libraries are known by name, because none is imported here."""
     if isinstance(
         error,
         OSError
@@ -128,8 +127,8 @@ def one_line(text: object) -> str:
 
 
 def words_of(error: object) -> object:
-    """`error`, in words that say what was expected where the operating system only says what is
-    wrong with a path."""
+    """Return the message of `error`, which adds the expectation if the operating system only names
+    a path."""
     if not isinstance(error, OSError) or error.filename is None:
         return error
     expected = EXPECTED.get(error.errno or 0)
@@ -137,7 +136,7 @@ def words_of(error: object) -> object:
 
 
 def fail(error: object, code: int = 1) -> NoReturn:
-    """Ends the process with one line."""
+    """End the process with one line."""
     line = f"{PROGRAM}: {one_line(words_of(error))}"
     if code == 1:
         sys.exit(line)

@@ -72,7 +72,7 @@ class TextRuntime:
             )
         with errors_of(self.path):
             self.tokenizer = self.target_tokenizer = Tokenizer.from_buffer(content)
-        target = self.info.read(TARGET_TOKENIZER)  # of generated texts, if they are cut otherwise
+        target = self.info.read(TARGET_TOKENIZER)  # tokenizer of generated texts, if it differs
         if target is not None:
             with errors_of(self.path.with_name(TARGET_TOKENIZER)):
                 self.target_tokenizer = Tokenizer.from_buffer(target)
@@ -80,7 +80,7 @@ class TextRuntime:
             tokenizer.no_padding()
             tokenizer.no_truncation()
         self.languages = languages_of(self.info)
-        self.lock = threading.Lock()  # of the tokenizer, which some tasks have cut texts
+        self.lock = threading.Lock()  # protects the tokenizer, whose truncation some tasks change
         # None of what generates does: there a long text blocks no short one.
         self.may_cut = not self.info.generates
 
@@ -109,8 +109,8 @@ class TextRuntime:
         seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> list[str]:
-        """One text for each of `texts`, or `num_return_sequences` of them: the translation, or for
-        a decoder the continuation. `options` as `Runtime.generate`.
+        """Return one text for each of `texts`, or `num_return_sequences`: the translation, or the
+        continuation of a decoder. `options` as `Runtime.generate`.
 
         `target_prefix`, for seq2seq only, is what each translation begins with, one text (or an
         empty one) for each of `texts`; the translation has it too.
@@ -147,7 +147,7 @@ class TextRuntime:
         seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[list[str], np.ndarray]:
-        """What `generate` returns, and the score of each text, as
+        """Return the texts of `generate`, and the score of each as in
         `Runtime.generate_with_scores`."""
         options = option_fields.check(options)
         rows = self.rows(texts, src_lang)
@@ -164,8 +164,8 @@ class TextRuntime:
         seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[list[str], np.ndarray]:
-        """As `generate_with_scores`, of tokens, each row with the options of its target language;
-        the scores are NaN unless `is_scored`."""
+        """Return the texts and scores for rows of tokens, each with the options of its target
+        language. Scores are NaN unless `is_scored`."""
         tokens, scores = self.generate_tokens(rows, prefixes, targets, is_scored, seeds, **options)
         return self.decode(tokens), scores
 
@@ -178,8 +178,8 @@ class TextRuntime:
         seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[list[list[int]], np.ndarray]:
-        """As `generate_rows`, the new tokens of each, with their padding. Rows with prefixes of one
-        length and one target language run together."""
+        """Return the new tokens of each row with their padding, and the scores. Rows with prefixes
+        of the same length and one target language run together."""
         option_fields.check_seeds(seeds, len(rows))
         copies = (
             options.get("num_return_sequences")
@@ -218,8 +218,8 @@ class TextRuntime:
     def stream(
         self, text: str, /, src_lang: str | None = None, tgt_lang: str | None = None, **options: Any
     ) -> Iterator[str]:
-        """Pieces of the one text that `generate` gives for `text`, each as soon as its tokens are
-        there. `options` as `Runtime.stream`.
+        """Return an iterator over pieces of the text that `generate` returns for `text`. A piece
+        comes as soon as its tokens exist. `options` as `Runtime.stream`.
 
         Raises:
             UsageError: for more than one sequence, and as `Runtime.stream`.
@@ -239,18 +239,18 @@ class TextRuntime:
     def target_options(
         self, tgt_lang: Choice, count: int, options: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        """Those of the target language of each of `count` texts. Raises UsageError as
+        """Return the options of the target language of each of `count` texts. Raises UsageError as
         `generate`."""
         return self.languages.target_options(tgt_lang, count, options, self.default_target)
 
     @property
     def default_target(self) -> int | None:
-        """What the model's own settings have where the target language is chosen."""
+        """Token of the target language in the model's own settings, or None."""
         config = self.info.config if self.languages.target == "decoder_start_token_id" else {}
         return special_token(self.languages.target, self.info.defaults, config)
 
     def first_tokens(self, options: dict[str, Any]) -> list[int]:
-        """The target language, which stands before what a target begins with where it is no start
+        """Return the target language's token that precedes a target, if it is not the start
         token."""
         is_first = self.languages.target == "forced_bos_token_id"
         language = options.get("forced_bos_token_id", self.default_target) if is_first else None
@@ -273,7 +273,7 @@ class TextRuntime:
         return CleanPieces(pieces) if self.tokenizer_settings.cleans_up else pieces
 
     def text_of(self, steps: Iterator[np.ndarray]) -> Iterator[str]:
-        """The pieces of the text of one row, whose tokens come in arrays of one."""
+        """Yield the pieces of the text of one row, whose tokens come in arrays of one."""
         pieces = self.pieces()
         for [token] in steps:
             if piece := pieces.add(int(token)):
@@ -282,14 +282,14 @@ class TextRuntime:
             yield rest
 
     def tokenize(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and mask (B, S), padded on the right, as `AutoTokenizer` gives them."""
+        """Return ids and mask (B, S), padded on the right, as `AutoTokenizer` does."""
         return self.batch(self.rows(texts))
 
     def batch(self, rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
         return pad_sequences(rows, self.info.config.get("pad_token_id"))
 
     def rows(self, texts: list[str], src_lang: Choice = None) -> list[list[int]]:
-        """The tokens of each text, in its language. A decoder's prompt gets no end token."""
+        """Return the tokens of each text in its language. A decoder's prompt gets no end token."""
         texts = single_texts(texts)
         self.languages.check_words(texts)
         if src_lang is not None:
@@ -303,12 +303,13 @@ class TextRuntime:
         ]
 
     def encodings(self, texts: list[str], special_tokens: bool) -> Iterator[Encoding]:
-        """As `encode`, a few at a time: each takes hundreds of times the memory of its text."""
+        """Yield the encodings of `texts`, encoded a few at a time. An encoding takes hundreds of
+        times the memory of its text."""
         for start in range(0, len(texts), TOGETHER):
             yield from self.encode(texts[start : start + TOGETHER], special_tokens)
 
     def prefixes(self, texts: list[str] | None, count: int) -> list[list[int]]:
-        """The tokens of each of `count` prefixes, all empty without `texts`."""
+        """Return the tokens of each of `count` prefixes, all empty without `texts`."""
         if texts is None or not any(texts):
             return [[]] * count
         if "encoder" not in self.info.specs:
@@ -334,8 +335,8 @@ class TextRuntime:
     def encode(
         self, texts: list[str], special_tokens: bool, tokenizer: Tokenizer | None = None
     ) -> list[Encoding]:
-        """What the tokenizer makes of each text, by default that of what is read; ValueError where
-        it fails on one."""
+        """Return the encoding of each text, by default with the tokenizer of source text. Raises
+        ValueError if the tokenizer fails on a text."""
         for text, name in named(texts):
             check_unicode(text, name)
         chosen = tokenizer or self.tokenizer
@@ -346,7 +347,8 @@ class TextRuntime:
 
 
 def open_runtime(directory: str | os.PathLike, threads: int | None = None, **options: Any) -> Any:
-    """A `TextRuntime`, or an `ImageRuntime` for a model that reads images; `options` as theirs."""
+    """Return a `TextRuntime`, or an `ImageRuntime` for a model that reads images. `options` as
+    theirs."""
     path = Path(directory) / MANIFEST
     if path.is_file() and json_object(path, path.read_bytes()).get("model_type") == VISION:
         from .image_runtime import ImageRuntime
@@ -361,8 +363,8 @@ def task_function(task: Task) -> Callable[..., Any]:
 
 
 def prompt(encoding: Encoding) -> list[int]:
-    """What a decoder goes on from: without what the tokenizer adds, where that puts the end token
-    after a text, as older ones of ours do."""
+    """Return the tokens that a decoder continues. Without the tokens that the tokenizer adds if it
+    puts the end token after a text, as our older tokenizers do."""
     added = encoding.special_tokens_mask
     return (
         [token for token, is_added in zip(encoding.ids, added) if not is_added]

@@ -1,4 +1,4 @@
-"""Verbs that read checkpoints: their families, their sizes and their attention."""
+"""Commands that read checkpoints: their families, their sizes and their attention."""
 
 import argparse
 import json
@@ -51,7 +51,7 @@ def convert_arguments(parser: Parser) -> None:
 
 
 def converters() -> tuple:
-    """The registered families. Their file is run by its path: to import the package that it is in
+    """Return the registered families. Their file is run by its path, because importing its package
     would import torch."""
     from importlib.util import find_spec
     from runpy import run_path

@@ -21,7 +21,7 @@ def doctor(args: argparse.Namespace) -> None:
 
 
 def report(found: dict) -> str:
-    """`devices.facts` in lines, and what each target runs on."""
+    """Return `devices.facts` as lines, with the devices of each target."""
     from ..targets.registry import targets
 
     lines = [f"python       {found['python']}"]

@@ -1,4 +1,4 @@
-"""Verbs that write exports, compare them with their checkpoints, and measure both."""
+"""Commands that write exports, compare them with their checkpoints, and measure both."""
 
 import argparse
 import json
@@ -165,6 +165,6 @@ def add_metric_arguments(parser: Parser) -> None:
 
 
 def metric_settings(args: argparse.Namespace) -> dict:
-    """The arguments of `evaluate` that `add_metric_arguments` added and that were given."""
+    """Return the arguments of `evaluate` that `add_metric_arguments` added and the user gave."""
     names = ("source", "references", "text", "labels", "bleu_tokenize")
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}

@@ -40,10 +40,10 @@ VERBS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command with `argv`, by default that of the process, and ends the process where
-    something is wrong: with code 2 for wrong usage, 1 for any other error, 130 and 143 for
-    interrupts, and one line on standard error. If the reader of standard output has gone, the
-    process ends quietly with code 0."""
+    """Run the command with `argv`, by default that of the process. On an error, print one line on
+    standard error and end the process. The exit code is 2 for wrong usage, 1 for other errors, and
+    130 and 143 for interrupts. If the reader of standard output has gone, end quietly with code
+    0."""
     open_standard_streams()
     try:
         with terminated_as_interrupted(), warnings_in_one_line():
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     try:
         args.run(args)
     except ImportError as error:
-        if error.name:  # of a module that is not there; what the library raises itself has a remedy
+        if error.name:  # a missing module; errors of the library itself have a remedy
             raise ImportError(f"{error}: pip install '{PROGRAM}[{args.extras}]'") from error
         raise
 
@@ -102,7 +102,8 @@ def main_parser() -> Parser:
 
 
 def installed() -> Mapping[str, str]:
-    """Summary and version of the package; neither where it is on the path and not installed."""
+    """Return the package's summary and version. Both are placeholders if the package is on the path
+    but not installed."""
     from importlib.metadata import PackageNotFoundError, metadata
 
     try:

@@ -1,4 +1,4 @@
-"""Verbs that run exports on texts, on standard input, and on files."""
+"""Commands that run exports on texts, on standard input, and on files."""
 
 import argparse
 import json

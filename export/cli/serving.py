@@ -34,6 +34,6 @@ def serve(args: argparse.Namespace) -> None:
             say(line)
 
     with scheduler_process(any(source.generates for source in found)) as process:
-        from ..serving.server import serve  # of which the other process would have a copy
+        from ..serving.server import serve  # late, or the process would copy it
 
         serve(found, settings, token, tell, process)

@@ -1,4 +1,4 @@
-"""Verbs that train models."""
+"""Commands that train models."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Verbs of the command, and the flags that several verbs have."""
+"""The registry of commands, and the flags that several commands share."""
 
 import argparse
 import dataclasses
@@ -22,8 +22,8 @@ DEVICES = ("cpu", "cuda", "tensorrt")
 
 
 class Verb(NamedTuple):
-    """A verb of the command: its function of the parsed arguments, the function that adds its
-    arguments to a parser, and the `extras` of the package that it needs."""
+    """A command. It has a function of the parsed arguments, a function that adds arguments to a
+    parser, and the `extras` of the package that it needs."""
 
     name: str
     run: Callable[[argparse.Namespace], None]

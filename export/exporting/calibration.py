@@ -1,5 +1,5 @@
-"""What the products of a model read when it runs on text, so that they can be quantized with one
-scale for all rows.
+"""The ranges of the inputs of matrix multiplications while the model runs on text. With them the
+products can be quantized with one scale for all rows.
 
 The ranges of activations are found once, on given text, instead of in each row while the graph runs
 (Jacob et al. 2018, section 3.1).
@@ -23,8 +23,8 @@ from ..graphs.weights import bare
 from ..heads import HEADS, READS_CHOICES
 from .shortlist_head import SHORTLISTED
 
-LINES = 512  # of the text, the first ones
-TOKENS = 256  # of a line, at most
+LINES = 512  # first lines of the text
+TOKENS = 256  # maximum of a line
 BATCH = 16
 
 
@@ -85,7 +85,8 @@ def num_read(output: list[int], eos_token_id: int | list[int] | None) -> int:
 def read(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str | os.PathLike
 ) -> Iterator[torch.Tensor]:
-    """Rows of as many tokens each (B, S): no padding, whose states nobody reads, counts."""
+    """Yield batches of rows of equal length (B, S). They have no padding, because its states would
+    count though no one reads them."""
     lines = [line for line in lines_of([os.fspath(text)], fault=None) if line.strip()][:LINES]
     longest = min(TOKENS, model.config.max_position_embeddings)
     rows = tokenizer(lines, truncation=True, max_length=longest)["input_ids"] if lines else []

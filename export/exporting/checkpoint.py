@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from vanilla_transformer.conversion.tokenizers import FoundTokenizer
 
-LEFT_OUT = ("auto_map", "custom_pipelines", "_name_or_path")  # of config.json, in an export
+LEFT_OUT = ("auto_map", "custom_pipelines", "_name_or_path")  # not in an export's config.json
 
 
 @dataclass(frozen=True)

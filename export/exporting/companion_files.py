@@ -1,5 +1,5 @@
-"""What stands beside the graphs of an export: configs, tokenizer, sentence modules, the card, and
-what other programs read."""
+"""The files beside the graphs of an export: configs, tokenizer, sentence modules, the card, and the
+files that other programs read."""
 
 import json
 import shutil
@@ -50,7 +50,7 @@ def write_companions(checkpoint: Checkpoint, graphs: Graphs, directory: Path) ->
 
 
 def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
-    """Its files, of which one is made where the checkpoint has only others."""
+    """Write the tokenizer's files. One of them is made if the checkpoint has only others."""
     with tempfile.TemporaryDirectory() as made:
         if checkpoint.tokenizer is not None:
             checkpoint.tokenizer.save(Path(made))

@@ -54,13 +54,13 @@ class Backend(Protocol):
     def generate(self, texts: list[str], /, **options: Any) -> list[str]: ...
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """How many of so many texts `generate` is best given at once, `batch_size` or more."""
+        """Return how many of `rows` texts `generate` should get at once, at least `batch_size`."""
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """The first output for whole sequences (B, S)."""
+        """Return the first output for full sequences (B, S)."""
 
     def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Pairs of a place and the logits (B, t, V) after the tokens from there on, for all tokens
+        """Yield a position and the logits (B, t, V) after the tokens from there on, for all tokens
         (B, T)."""
 
 
@@ -76,7 +76,7 @@ def evaluate(
     variant: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """The metric of the table above, under its name, for the checkpoint or export `directory`.
+    """Return the metric of the table above by its name, for the checkpoint or export `directory`.
 
     `labels` are names of the config's `label2id` or ids. BLEU is sacreBLEU's, cased, generated with
     the settings of the checkpoint and `options` over them (as `TextRuntime.generate`, so languages
@@ -141,8 +141,9 @@ def compare(
     variant: str | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """`evaluate` of both with the same `settings`: the metric by engine, and the `difference`
-    (export - checkpoint). `dtype` is that of the export, `variant` that of the checkpoint."""
+    """Return `evaluate` of both with the same `settings`: the metric by engine, and the
+    `difference` (export - checkpoint). `dtype` is that of the export, `variant` that of the
+    checkpoint."""
     found = evaluate(export, dtype=dtype, **settings)
     expected = evaluate(checkpoint, variant=variant, **settings)
     metric = next(iter(found))
@@ -261,8 +262,8 @@ METRICS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[str, ...]]] = {
 
 
 def sum_nll(logits: np.ndarray, tokens: np.ndarray) -> float:
-    """The sum of -log p(token): logits (B, T, V) at each place, and the tokens (B, T or more) that
-    stand after it."""
+    """Return the sum of -log p(token) for logits (B, T, V) and the tokens (B, T or more) that
+    follow each position."""
     tokens = tokens[:, : logits.shape[1]].ravel()
     logits = logits.reshape(-1, logits.shape[-1])
     maximum, log_sum = log_sum_exp(logits)
@@ -297,18 +298,20 @@ class OnnxEngine:
         return None if token is None else self.tokenizer.id_to_token(token)
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """As `Backend`."""
+        """Return the number of rows that the runtime prefers. Languages do not count among the
+        options."""
         options = {
             name: value for name, value in options.items() if name not in ("src_lang", "tgt_lang")
         }
         return self.runtime.rows_together(rows, batch_size, options)
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """As `Backend`."""
+        """Return the logits of a model that reads full sequences."""
         return self.runtime.encode(ids, mask)
 
     def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """As `Backend`."""
+        """Yield all logits from one prefill if the graph returns them, else those of one token at a
+        time."""
         first = ids[:, :1]
         request = GenerationRequest(
             Options(max_new_tokens=max(1, ids.shape[1] - 1)), first, np.ones_like(first)
@@ -377,11 +380,11 @@ class TorchEngine:
         return self.text.batch_decode(outputs, skip_special_tokens=True)
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """As `Backend`."""
+        """Return `batch_size`."""
         return batch_size
 
     def chosen_languages(self, src_lang: str | None, tgt_lang: str | None) -> dict[str, int]:
-        """The options of generation, once the tokenizer knows the language of the source."""
+        """Return the options of generation after telling the tokenizer the source language."""
         if src_lang is None and tgt_lang is None:
             return {}
         if not hasattr(self.text, "src_lang"):
@@ -405,7 +408,7 @@ class TorchEngine:
             )
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """As `Backend`."""
+        """Return the logits of full sequences, computed without gradients."""
         import torch
 
         self.check(ids)
@@ -414,5 +417,5 @@ class TorchEngine:
             return logits.numpy()
 
     def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """As `Backend`: all at once."""
+        """Yield the logits of all tokens at once."""
         yield 0, self.logits(ids, np.ones_like(ids))

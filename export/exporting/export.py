@@ -1,4 +1,4 @@
-"""Checkpoint -> an export directory: graphs, configs, tokenizer, and a manifest."""
+"""The export of a checkpoint to a directory: graphs, configs, tokenizer and manifest."""
 
 import contextlib
 import os
@@ -113,8 +113,8 @@ def write_export(
 def write_one_graph(
     checkpoint: Checkpoint, options: ExportOptions, directory: Path, triton: Path | None
 ) -> dict[str, Any]:
-    """As `write_export`, with the one graph of `options.generate`. It is made of the graphs of an
-    export, which are compared with torch first."""
+    """Write an export with the one graph of `options.generate`, like `write_export`. The graph is
+    made from those of an export that is compared with torch first."""
     from .one_graph import check_model, write_generator
 
     mode = str(options.generate)
@@ -133,7 +133,7 @@ def write_one_graph(
 
 
 def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> None:
-    """Raises UsageError if one of the two outputs is inside the other."""
+    """Raise UsageError if one of the two outputs is inside the other."""
     if triton is None:
         return
     places = [Path(os.path.realpath(path)) for path in (out, triton)]
@@ -145,8 +145,8 @@ def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> Non
 
 
 def check_whole_sequences(checkpoint: Checkpoint) -> None:
-    """Raises ValueError for a model whose graphs continue sequences, in steps that Triton does not
-    take by itself."""
+    """Raise ValueError for a model whose graphs continue sequences in steps, which Triton does not
+    run by itself."""
     if checkpoint.generates:
         found = f"{checkpoint.name} is a {checkpoint.architecture}"
         raise ValueError(
@@ -175,7 +175,7 @@ def describe(checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int
         device = graphs.target.parity_device(graphs.activations)
     except OSError as error:
         return without_parity(graphs, directory, facts, str(error))
-    write_manifest(directory, **facts, **graphs.facts({}))  # which reading the graphs needs
+    write_manifest(directory, **facts, **graphs.facts({}))  # needed to read the graphs
     parity = compare_with_torch(checkpoint, graphs, directory, cases, device)
     return write_manifest(directory, **facts, **graphs.facts(parity))
 

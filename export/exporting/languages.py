@@ -1,5 +1,5 @@
-"""Which languages the tokenizer of an export has, and where it puts them: what the runtime needs to
-choose others."""
+"""The languages of an export's tokenizer and the positions of their tokens. The runtime needs both
+to choose other languages."""
 
 import json
 import re
@@ -10,8 +10,9 @@ from .repository_files import template_of
 
 
 class Names(NamedTuple):
-    """How a class of tokenizers names its languages: the tokens, the name within, and whether the
-    target's is the start token of the decoder and not the first one after it."""
+    """The convention by which a class of tokenizers names its languages. `token` matches the tokens
+    and their names. With `is_start` the target language is the start token of the decoder,
+    otherwise the first token after it."""
 
     token: re.Pattern
     is_start: bool = False
@@ -28,8 +29,8 @@ OF_MARIAN = re.compile(r">>[^<>]*<<")
 
 
 def languages_of(directory: Path, start: int | None) -> dict[str, Any] | None:
-    """What the manifest says of languages, by the tokenizer's files in the export `directory`;
-    `None` without any.
+    """Return the languages for the manifest, from the tokenizer's files in the export `directory`,
+    or `None`.
 
     Where the runtime replaces the language: `tokens` by name, `source` (the name of the one that
     tokenizer.json has), `before` and `after` (ids around a text, `None` for the language) and
@@ -53,7 +54,7 @@ def languages_of(directory: Path, start: int | None) -> dict[str, Any] | None:
     sources = [name for name, id in tokens.items() if id in ids]
     if names is None or len(sources) != 1:
         return None
-    place = template.index(None)  # of the text
+    place = template.index(None)  # position of the text
     around = [None if id == tokens[sources[0]] else id for id in ids]
     is_start = names.is_start and (start is None or start in tokens.values())
     return {
@@ -66,6 +67,6 @@ def languages_of(directory: Path, start: int | None) -> dict[str, Any] | None:
 
 
 def content_of(path: Path) -> dict[str, Any]:
-    """The JSON object of a file; an empty one where there is none."""
+    """Return the JSON object of a file, or an empty one without the file."""
     content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return content if isinstance(content, dict) else {}

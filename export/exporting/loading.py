@@ -12,9 +12,9 @@ from .checkpoint import check_exportable
 
 
 def load_checkpoint(checkpoint: str | os.PathLike, variant: str | None = None) -> PreTrainedModel:
-    """The model of a checkpoint directory or Hub id, of the class its config names, in float32 and
-    evaluation mode; converted if it is of a family in `conversion.FAMILIES`. `variant` is as in
-    `export`.
+    """Return the model of a checkpoint directory or Hub id, in float32 and evaluation mode. Its
+    class is the one that its config names. Families in `conversion.FAMILIES` are converted.
+    `variant` is as in `export`.
 
     Raises:
         FileNotFoundError, OSError, ValueError: as `conversion.convert` and

@@ -21,7 +21,7 @@ OF_OTHER_GRAPHS = ("step", "genai")  # facts of the manifest
 
 
 def check_model(checkpoint: Checkpoint, mode: str) -> None:
-    """Raises ValueError for a model that does not generate, and as `Rules.of`."""
+    """Raise ValueError for a model that does not generate, and as `Rules.of`."""
     if not checkpoint.generates:
         found = f"{checkpoint.name} is a {checkpoint.architecture}"
         raise ValueError(f"{found}, expected for --generate a {' or a '.join(GENERATORS)}")
@@ -36,9 +36,9 @@ def check_model(checkpoint: Checkpoint, mode: str) -> None:
 def write_generator(
     parts: Path, directory: Path, target: Target, mode: str, cases: int
 ) -> tuple[dict, GraphSpec]:
-    """Writes to `directory` what the export `parts` of `target` has, with one graph of `mode` in
-    place of its graphs, of each dtype, and returns the manifest and what the first graph takes and
-    returns. The sequences are compared with those of the runtime, on `cases` random inputs.
+    """Write the export `parts` to `directory`, with one graph of `mode` per dtype in place of its
+    graphs. Return the manifest and the inputs and outputs of the first graph. On `cases` random
+    inputs, its sequences are compared with those of the runtime.
 
     Raises:
         ValueError: if they differ, in float32, in more rows than near ties explain.
@@ -63,14 +63,14 @@ def write_generator(
 
 
 def whole(path: Path) -> ir.Model:
-    """The graph of the file `path`, with its weights in memory."""
+    """Return the graph of the file `path` with its weights in memory."""
     return ir.external_data.load_to_model(ir.load(path))
 
 
 def write_graph(
     info: ExportInfo, directory: Path, target: Target, mode: str, dtype: str
 ) -> GraphSpec:
-    """Of the graphs of `dtype` in the export `info`, the one graph, in a file that is named
+    """Write the one graph of `dtype`, made from the graphs in the export `info`. The file is named
     after the precision."""
     config = info.config
     files = info.manifest["variants"][dtype]["graphs"]

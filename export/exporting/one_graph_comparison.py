@@ -1,4 +1,5 @@
-"""Compares the sequences of the one graph with those of the runtime, which searches on the host."""
+"""The comparison of the one graph's sequences with those of the runtime, which searches on the
+host."""
 
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class FixedUniforms:
-    """In place of a generator of random numbers: those `uniforms` (B, steps), a column at each
-    call."""
+    """A replacement of a random generator that returns the columns of `uniforms` (B, steps), one
+    per call."""
 
     def __init__(self, uniforms: np.ndarray):
         self.columns = iter(uniforms.T)
@@ -32,8 +33,8 @@ class FixedUniforms:
 
 
 def compare(export: Path, graph: Path, mode: str, dtype: str, cases: int) -> dict[str, int]:
-    """How many rows of random inputs there were, and how many `graph` gave the sequences of
-    `export` for.
+    """Return the number of rows of random inputs, and the number for which `graph` and `export`
+    give the same sequences.
 
     Raises:
         ValueError: if the sequences of more rows than `NEAR_TIES` differ in float32.
@@ -96,7 +97,8 @@ def host_options(mode: str) -> dict[str, Any]:
 
 
 def expected_sequences(runtime: Runtime, feeds: dict[str, np.ndarray], mode: str) -> np.ndarray:
-    """What the search on the host gives, with the logits of the same decoder."""
+    """Return the sequences that the search on the host finds with the logits of the same
+    decoder."""
     options = host_options(mode) | {"max_new_tokens": int(feeds["max_new_tokens"][0, 0])}
     request = runtime.request(feeds["input_ids"], feeds["attention_mask"], None, options)
     search: Search = start_search(request.options, request.prompt)

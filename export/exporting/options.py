@@ -1,4 +1,4 @@
-"""What `export` takes beside the checkpoint and the directory to write. An option is one field of
+"""The options of `export` beside the checkpoint and the output directory. An option is one field of
 `ExportOptions`: its default, how its flag is read, its help, and its check. The flags of the
 command, the docstring of `export` and the table of the documentation are made from the fields."""
 
@@ -161,7 +161,7 @@ def option(
     flag: str | None = None,
     metavar: str | None = None,
 ) -> Any:
-    """A field of `ExportOptions`.
+    """Return a field of `ExportOptions`.
 
     Args:
         help: a function if it names the targets that are registered.
@@ -255,7 +255,7 @@ class ExportOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "ExportOptions":
-        """Raises UsageError for a name that is no field, and as the class."""
+        """Return the options by name. Raises UsageError for an unknown name, and as the class."""
         for name in options.keys() - FIELDS.keys():
             raise UsageError(
                 f"no option {name!r} of export, expected some of {', '.join(FIELDS)}"
@@ -265,7 +265,7 @@ class ExportOptions:
 
     @property
     def dtypes(self) -> list[str | None]:
-        """Of the weights, in order; `None` is the default of the target."""
+        """Dtypes of the weights, in order; `None` is the default of the target."""
         is_one = self.dtype is None or isinstance(self.dtype, str)
         return [self.dtype] if is_one else list(self.dtype)  # type: ignore[list-item, arg-type]
 
@@ -314,7 +314,7 @@ def options_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def options_text(indent: str = "") -> str:
-    """The fields for a docstring, in lines of at most 100 columns."""
+    """Return the fields for a docstring, in lines of at most 100 columns."""
     hanging = textwrap.TextWrapper(100, initial_indent=indent, subsequent_indent=f"{indent}    ")
     return "\n".join(
         hanging.fill(f"{name}: {help_of(field)} ({field.default!r})")
@@ -323,7 +323,7 @@ def options_text(indent: str = "") -> str:
 
 
 def options_table() -> str:
-    """The fields for the documentation, in Markdown."""
+    """Return the fields for the documentation, in Markdown."""
     lines = ["| option | flag | default | meaning |", "|---|---|---|---|"]
     for name, field in FIELDS.items():
         metavar = field.metadata["metavar"] or name.upper()

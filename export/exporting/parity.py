@@ -1,4 +1,4 @@
-"""Compares an export directory with its checkpoint, in torch, over a seeded sample of shapes and
+"""The comparison of an export with its checkpoint in torch, over a seeded sample of shapes and
 paddings."""
 
 import copy
@@ -29,11 +29,11 @@ HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass
 class Report:
-    """What was compared, and what differed. `tokens` are choices of the largest logit: greedy
-    tokens, or a head's labels, answers and choices. `ties` are those that differ where torch's own
-    two best logits are closer than twice the tolerance; each difference beyond the tolerance is a
-    line of `failures`. Quantized weights have no tolerance (`None`): the errors and the tokens that
-    agree are reported.
+    """The result of a comparison with torch. `tokens` counts choices of the largest logit: greedy
+    tokens, or a head's labels, answers and choices. `ties` counts the choices that differ where
+    torch's two best logits are closer than twice the tolerance. Each difference beyond the
+    tolerance is a line of `failures`. Quantized weights have no tolerance (`None`); only errors and
+    equal tokens are reported.
 
     Half precision is compared with torch in float64, and so is torch in the same precision: both
     round what they compute to as many bits and differ in the order of sums only, so `judge` expects
@@ -106,9 +106,9 @@ class Report:
         case: str,
         same: np.ndarray | None = None,
     ) -> None:
-        """`found` and `expected` (B, ..., C) where the boolean `real` (B, ...) says so; an error is
-        relative to `scale_of`. `same` is what torch gives in the precision of `found`, if
-        `expected` is in another."""
+        """Compare `found` with `expected` (B, ..., C) where the boolean `real` (B, ...) is True.
+        Errors are relative to `scale_of`. `same` is torch's result in the precision of `found`, if
+        `expected` has another."""
         never = np.isneginf(expected)  # tokens outside a shortlist
         if not np.isfinite(found[~never]).all() or not np.isneginf(found[never]).all():
             self.failures.append(f"{case}: values that are not finite")
@@ -129,8 +129,8 @@ class Report:
             )
 
     def judge(self) -> None:
-        """In half precision, once all is compared: where torch's own numbers are not finite,
-        nothing is allowed."""
+        """Add a failure if errors in half precision are larger than allowed. No error is allowed
+        where torch's own numbers are not finite."""
         for name, error, allowed in (
             ("largest", self.max_error, 2 * self.torch_max_error),
             ("mean", self.mean_error, 2 * self.torch_mean_error),
@@ -143,7 +143,8 @@ class Report:
     def compare_tokens(
         self, found: np.ndarray, expected: np.ndarray, real: np.ndarray, case: str
     ) -> None:
-        """The largest of both, (B, ..., V) logits; `real` (B, ...)."""
+        """Compare the best tokens of two arrays of logits (B, ..., V) where `real` (B, ...) is
+        True."""
         if found.shape[-1] < 2:
             return
         found = found[real]
@@ -162,8 +163,8 @@ class Report:
 
 
 def scale_of(expected: np.ndarray) -> np.ndarray:
-    """What an error of each value of (..., C) is relative to: 1, the value, or `OF_LARGEST` of the
-    largest of its vector, by which is the largest of the three."""
+    """Return the scale of the error of each value of (..., C): the largest of 1, the value, and
+    `OF_LARGEST` times the largest of its vector."""
     sizes = np.abs(expected)
     return np.maximum(
         np.maximum(1, sizes), OF_LARGEST * sizes.max(axis=-1, keepdims=True, initial=0)
@@ -178,8 +179,8 @@ def verify(
     device: str | None = None,
     dtype: str | None = None,
 ) -> Report:
-    """`model` is the checkpoint in torch, float32 and in evaluation mode; `directory` its export,
-    run on `device` with the weights of `dtype`, the first by default.
+    """Compare an export in `directory` with `model`, the checkpoint in torch, float32 and
+    evaluation mode. The export runs on `device` with the weights of `dtype`, the first by default.
 
     Each case is a batch of 1 to 5 rows of 1 to 33 random tokens: full rows, rows of different
     lengths padded on the right, or the same with one row that is all padding (a decoder that
@@ -225,8 +226,8 @@ def verify(
 
 @dataclass(frozen=True)
 class Case:
-    """One random batch of those that are compared: the export, the models of `references`, where
-    random numbers come from, where what is found goes to, and a name for that."""
+    """A random batch to compare. It has the export, the models of `references`, the random
+    generator, the report, and the name of the batch."""
 
     runtime: Runtime
     models: list[PreTrainedModel]
@@ -246,8 +247,8 @@ class Case:
 
 
 def references(model: PreTrainedModel, dtype: str) -> list[PreTrainedModel]:
-    """What an export of `dtype` is compared with: `model`; in half precision `model` in float64 and
-    in that precision."""
+    """Return the models to compare an export of `dtype` with. In half precision these are `model`
+    in float64 and in that precision, otherwise `model`."""
     if dtype not in HALF:
         return [model]
     dtypes = (torch.float64, HALF[dtype])
@@ -256,13 +257,13 @@ def references(model: PreTrainedModel, dtype: str) -> list[PreTrainedModel]:
 
 
 def array(states: torch.Tensor) -> np.ndarray:
-    # which numpy does not have
+    # numpy has no bfloat16
     return (states.float() if states.dtype == torch.bfloat16 else states).numpy()
 
 
 def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:
-    """The architecture and every size must be the checkpoint's, or comparing would fail inside
-    numpy."""
+    """Check that the architecture and all sizes are the checkpoint's. Otherwise the comparison
+    would fail inside numpy."""
     widths = (
         "vocab_size",
         "hidden_size",
@@ -298,7 +299,7 @@ def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:
 def sample(
     rng: np.random.Generator, vocab_size: int, longest: int, padding: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Random ids and a mask, both (B, S)."""
+    """Return random ids and a mask, both (B, S)."""
     shape = rng.integers(1, 6), rng.integers(1, longest + 1)
     ids = rng.integers(0, vocab_size, shape)
     mask = np.ones(shape, np.int64)
@@ -312,7 +313,7 @@ def sample(
 
 
 def compare_images(case: Case) -> None:
-    """All outputs of a graph that reads images, which are random."""
+    """Compare all outputs of a graph that reads images, for random images."""
     spec = case.runtime.specs["encoder"]
     patch = case.config.patch_shape
     height, width = (int(case.rng.integers(side, 8 * side)) for side in patch)
@@ -333,7 +334,7 @@ def compare_images(case: Case) -> None:
 
 
 def compare_sequences(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
-    """All outputs of a graph that reads whole sequences."""
+    """Compare all outputs of a graph that reads full sequences."""
     feeds = sequence_inputs(case, ids, mask)
     found = case.runtime.outputs(**feeds)
     given = {
@@ -355,7 +356,7 @@ def compare_sequences(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
 def compare_choices(
     case: Case, found: np.ndarray, expected: np.ndarray, real: np.ndarray, part: str
 ) -> None:
-    if found.shape == real.shape:  # what is chosen is one of the tokens, or of the choices
+    if found.shape == real.shape:  # the choice is a token or one of the choices
         found = np.where(real, found, -np.inf)
         expected = np.where(real, expected, -np.inf)
         real = np.asarray(real.any(axis=-1))
@@ -363,8 +364,8 @@ def compare_choices(
 
 
 def sequence_inputs(case: Case, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
-    """What `Runtime.outputs` takes beside random `ids` and their `mask` (B, S): all that the graph
-    reads."""
+    """Return the inputs of the graph for random `ids` and their `mask` (B, S), as `Runtime.outputs`
+    takes them."""
     spec = case.runtime.specs["encoder"]
     names = {tensor.name for tensor in spec.inputs}
     config = case.config
@@ -392,8 +393,8 @@ def sequence_inputs(case: Case, ids: np.ndarray, mask: np.ndarray) -> dict[str, 
 
 
 def torch_inputs(feeds: dict[str, np.ndarray], config: PretrainedConfig) -> dict[str, np.ndarray]:
-    """Decoder graphs count the positions of tokens that are not padding; torch is told them where
-    it would count places."""
+    """Return the inputs for torch, with positions if torch would count padding as positions.
+    Decoder graphs count only tokens."""
     prefix = {"vanilla-decoder": "", "vanilla-seq2seq": "decoder_"}.get(config.model_type)
     if (
         prefix is None
@@ -406,7 +407,7 @@ def torch_inputs(feeds: dict[str, np.ndarray], config: PretrainedConfig) -> dict
 
 
 def compare_seq2seq(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
-    """What the encoder returns, if it returns states, and the logits of the decoder."""
+    """Compare the states of the encoder, if it returns any, and the logits of the decoder."""
     source_mask = torch.from_numpy(mask)
     encoded = [model.get_encoder()(torch.from_numpy(ids), source_mask) for model in case.models]
     if case.runtime.specs["encoder"].outputs[0].name == "last_hidden_state":
@@ -443,8 +444,8 @@ def compare_rows(
     expected: list[np.ndarray],
     real: np.ndarray,
 ) -> None:
-    """The logits of the step, in which each row has a source of its own length; `tokens` (B, T) are
-    fed one by one."""
+    """Compare the logits of the decode step if each row has a source of its own length. `tokens`
+    (B, T) are fed one by one."""
     model = case.runtime.model
     spec = model.info.specs[STEP]
     ids, mask = source
@@ -476,7 +477,7 @@ def compare_rows(
 
 
 def compare_decoder(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
-    """The logits of a decoder, after prompts that are padded on the left."""
+    """Compare the logits of a decoder after prompts that are padded on the left."""
     if not case.runtime.model.decoders.takes_empty_prompts:
         mask[~mask.any(axis=1), 0] = 1
     ids, mask = move_padding(ids, mask, "left", 0)
@@ -498,8 +499,7 @@ def compare_lookup(
     expected: list[np.ndarray],
     real: np.ndarray,
 ) -> None:
-    """As `compare_steps`, of the first row alone, with the graph that checks several tokens at
-    once."""
+    """Compare the logits of the first row, from the graph that checks several tokens at once."""
     runtime = case.runtime
     if "lookup" not in runtime.info.manifest["variants"][runtime.dtype]["graphs"]:
         return
@@ -516,9 +516,9 @@ def compare_steps(
     expected: list[np.ndarray],
     real: np.ndarray,
 ) -> None:
-    """Feeds `tokens` (B, T) in steps, the first those of `request`, and compares the logits after
-    each token, or after the last of a step where a graph gives no others. `expected` are those (B,
-    T, V) of each of `references`."""
+    """Feed `tokens` (B, T) in steps, the first those of `request`, and compare the logits after
+    each token. Graphs that return only the last logits of a step are compared there. `expected` has
+    the logits (B, T, V) of each of `references`."""
     end = request.input_ids.shape[1]
     with closing(case.runtime.model.decoders.start(request)) as decoder:
         lengths = LATER_STEPS if decoder.max_step_tokens != 1 else (1,) * sum(LATER_STEPS)
@@ -533,7 +533,7 @@ def compare_steps(
 def compare_step(
     case: Case, logits: np.ndarray, end: int, expected: list[np.ndarray], real: np.ndarray
 ) -> None:
-    """`logits` (B, t, V) are those after the last t of the first `end` tokens."""
+    """Compare `logits` (B, t, V), those after the last t of the first `end` tokens."""
     step = slice(end - logits.shape[1], end)
     part = f"after token {end}"
     wanted = [states[:, step] for states in expected]

@@ -1,5 +1,5 @@
-"""Which graphs an export has, of which dtypes, and from which weights: known before anything is
-written."""
+"""The plan of an export: its graphs, their dtypes and the weights. All are decided before anything
+is written."""
 
 import os
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ class Graphs:
 
     @classmethod
     def plan(cls, checkpoint: Checkpoint, options: ExportOptions) -> "Graphs":
-        """Raises ValueError for a model that the target cannot hold."""
+        """Return the graphs to write. Raises ValueError for a model that the target cannot hold."""
         target = get_target(options.target)
         if uses_target(checkpoint.config):
             check_fields(checkpoint.config, target)
@@ -54,14 +54,14 @@ class Graphs:
             write_graphs(self.source, form, specs, directory)
 
     def save_for_triton(self, export: Path, directory: Path) -> None:
-        """The one graph of the first dtype, which was saved to `export`."""
+        """Write the one graph of the first dtype, which was saved to `export`, for Triton."""
         specs = self.specs[self.dtypes[0]]
         [spec] = specs.values()
         write_triton_model(spec, export, directory, self.target.devices(specs, self.dtypes[0]))
 
     @property
     def files(self) -> dict[str, str]:
-        """Of the first dtype, by role."""
+        """Files of the graphs of the first dtype, by role."""
         return {role: spec.file for role, spec in self.specs[self.dtypes[0]].items()}
 
     def facts(self, parity: dict[str, dict | None]) -> dict[str, Any]:
@@ -77,8 +77,8 @@ class Graphs:
 
 
 def uses_target(config: Config) -> bool:
-    """Whether the graphs of a model have the attention of its target: those of models with a
-    decoder that only read whole sequences have standard operators on every target."""
+    """Return True if the graphs of a model have the attention of its target. Models with a decoder
+    that reads full sequences have standard operators on every target."""
     return HEADS[config.architecture].generates or config.model_type in (
         "vanilla-encoder",
         "vanilla-vision",

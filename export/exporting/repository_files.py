@@ -1,5 +1,5 @@
-"""What other programs read beside the graphs: config.json, genai_config.json, and the card of a
-repository on the Hub."""
+"""The files that other programs read beside the graphs: config.json, genai_config.json, and the
+card of a repository on the Hub."""
 
 import json
 import os
@@ -37,7 +37,7 @@ CALLS = {
     "image-classification": "pipe('image.jpg')",
     "image-feature-extraction": "pipe('image.jpg')",
 }
-# of a card: its metadata, in YAML
+# metadata of a card, in YAML
 FRONT_MATTER = re.compile(r"\s*---\r?\n(.*?)\r?\n---[ \t]*\r?(?:\n|$)", re.DOTALL)
 # that hold for its exports
 OF_THE_BASE = ("language", "license", "license_name", "license_link", "datasets")
@@ -50,9 +50,9 @@ NO_TOKENIZER = "no-tokenizer"
 def client_config(
     config: dict, roles: Collection[str], dtypes: Sequence[str], external: Sequence[str] = ()
 ) -> dict:
-    """config.json of an export: that of the checkpoint, but with a model type that Transformers.js
-    has for graphs of these `roles`, and which files it loads without options. The manifest has the
-    true model type. There always is a `label2id`.
+    """Return config.json of an export: that of the checkpoint with a model type that
+    Transformers.js has for graphs of these `roles`. It also says which files load without options,
+    and always has a `label2id`. The manifest has the true model type.
 
     Args:
         dtypes: of the graphs' files, the first is the default, and a browser's wasm loads int8
@@ -81,16 +81,17 @@ def client_config(
 
 
 def give_token_types(path: Path) -> None:
-    """Has Transformers.js give the second of two sequences its token type, as tokenizer_config.json
-    at `path` says it for transformers: it goes by the class."""
+    """Make Transformers.js give the second sequence its token type, as transformers does by
+    tokenizer_config.json at `path`. Transformers.js goes by the class."""
     config = json.loads(path.read_text(encoding="utf-8"))
     if config.get("tokenizer_class", UNTYPED_TOKENIZERS[0]) in UNTYPED_TOKENIZERS:
         write_json(path, {**config, "tokenizer_class": TYPED_TOKENIZER})
 
 
 def give_first_token(directory: Path) -> None:
-    """Says in tokenizer_config.json, as versions before 5 did, that tokenizer.json puts a token in
-    front of each text and none after it: Transformers.js else leaves it out of prompts."""
+    """Note in tokenizer_config.json, as versions before 5 did, that tokenizer.json puts a token
+    before each text and none after it. Otherwise Transformers.js leaves the token out of
+    prompts."""
     template = template_of(json.loads((directory / "tokenizer.json").read_text(encoding="utf-8")))
     if "SpecialToken" in template[0] and "SpecialToken" not in template[-1]:
         path = directory / "tokenizer_config.json"
@@ -98,7 +99,7 @@ def give_first_token(directory: Path) -> None:
 
 
 def template_of(tokenizer: dict) -> list[dict]:
-    """What the tokenizer.json with this content makes of one text: the text, and the special tokens
+    """Return the parts that a tokenizer.json makes of one text: the text and the special tokens
     around it."""
     processor = tokenizer.get("post_processor") or {}
     parts = processor.get("processors", [processor])
@@ -118,8 +119,8 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def write_genai_config(directory: Path, config: dict, generation: dict, file: str) -> dict:
-    """Writes genai_config.json for the portable graph `file` of a decoder with the config `config`
-    and the generation config `generation`, and returns what the manifest says of it.
+    """Write genai_config.json for the portable graph `file` of a decoder. `config` and `generation`
+    are its configs. Return the entry for the manifest.
 
     Without a tokenizer that genai reads rightly it names a folder that does not exist as that of
     the tokenizer: genai would otherwise give wrong ids without a word. There is no
@@ -185,8 +186,8 @@ def write_genai_config(directory: Path, config: dict, generation: dict, file: st
 
 
 def unread_by_genai(tokenizer: dict | None) -> str | None:
-    """Why genai does not read the tokenizer.json with this content; `None` if it gives the same ids
-    and texts. It knows byte-level BPE; of other kinds it reads some, and gives other ids."""
+    """Return why genai does not read the tokenizer.json with this content, or `None` if ids and
+    texts are equal. It reads byte-level BPE; it reads some other kinds with different ids."""
     if tokenizer is None:
         return "the checkpoint has no tokenizer.json"
     parts = {
@@ -211,7 +212,7 @@ def unread_by_genai(tokenizer: dict | None) -> str | None:
 
 
 def base_name(checkpoint: str | os.PathLike) -> str | None:
-    """The Hub id of a checkpoint, or the name of its directory if a repository can have that
+    """Return the Hub id of a checkpoint, or the name of its directory if a repository can have that
     name."""
     name = Path(checkpoint).resolve().name if Path(checkpoint).is_dir() else os.fspath(checkpoint)
     try:
@@ -229,8 +230,8 @@ def write_card(
     target: Target,
     dtypes: Sequence[str],
 ) -> None:
-    """The card of an export of the checkpoint `base`, of which `readme` is the card, if it has one:
-    its terms hold here too."""
+    """Write the card of an export of the checkpoint `base`. The terms of `readme`, the checkpoint's
+    card if any, apply too."""
     of_base = read_metadata(readme)
     task = HEADS[architecture].hub_task
     if task == "text2text-generation" and of_base.get("pipeline_tag") in (
@@ -269,7 +270,7 @@ def write_card(
 
 
 def front_matter(metadata: dict[str, Any]) -> list[str]:
-    """The lines that a card begins with: what is known of `metadata`."""
+    """Return the lines that a card begins with: the known fields of `metadata`."""
     known = {key: value for key, value in metadata.items() if value is not None}
     return ["---", yaml_dump(known).rstrip(), "---", ""]
 
@@ -282,8 +283,8 @@ def write_generator_card(
     dtypes: Sequence[str],
     mode: str,
 ) -> None:
-    """As `write_card`, of a graph that generates by itself, which no other library has a class
-    for."""
+    """Write the card of a graph that generates by itself. No other library has a class for the
+    graph."""
     of_base = read_metadata(readme)
     metadata = {
         **{name: of_base[name] for name in OF_THE_BASE if name in of_base},
@@ -311,7 +312,8 @@ console.log(await {call});"""
 
 
 def read_metadata(readme: Path) -> dict:
-    """What stands above a card; nothing if there is no card, or no metadata that can be read."""
+    """Return the metadata above a card; empty if there is no card or the metadata cannot be
+    read."""
     try:
         matched = FRONT_MATTER.match(readme.read_text(encoding="utf-8-sig"))
         found = yaml.safe_load(matched[1]) if matched else None

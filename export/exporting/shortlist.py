@@ -49,8 +49,8 @@ def with_special_tokens(
 
 
 def shortlist_from_text(text: str | os.PathLike, checkpoint: str | os.PathLike) -> list[int]:
-    """The tokens of the lines of the file `text` by the tokenizer of `checkpoint`, that of target
-    text if it has one, and all of its special ones.
+    """Return the tokens of the lines of the file `text`, and all special tokens. The tokenizer is
+    that of `checkpoint`, for target text if it has one.
 
     Raises:
         FileNotFoundError: if either is missing.

@@ -12,8 +12,8 @@ SHORTLISTED = ".product"
 
 
 class ShortlistHead(nn.Module):
-    """(..., D) -> logits (..., V): those of `tokens` by their rows of `head` (V, D), of all others
-    minus infinity."""
+    """An output layer, (..., D) -> logits (..., V). `tokens` have the logits of their rows of
+    `head` (V, D), all others minus infinity."""
 
     places: torch.Tensor
 
@@ -34,7 +34,7 @@ class ShortlistHead(nn.Module):
 
 @contextmanager
 def with_shortlist(model: PreTrainedModel, tokens: list[int] | None) -> Iterator[PreTrainedModel]:
-    """`model` with a `ShortlistHead` of `tokens`; as it is for `None`."""
+    """Return `model` with a `ShortlistHead` of `tokens`, or unchanged for `None`."""
     head = model.get_output_embeddings()
     if tokens is not None:
         model.lm_head = ShortlistHead(head, tokens)

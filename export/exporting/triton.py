@@ -1,6 +1,6 @@
-"""A model of Triton Inference Server (https://github.com/triton-inference-server/server): the
-folder of a graph in a model repository, which Triton's backend of onnxruntime runs, with dynamic
-batching and no code."""
+"""A model of Triton Inference Server (https://github.com/triton-inference-server/server), as a
+folder of a model repository. Triton's backend of onnxruntime runs its graph with dynamic batching
+and no code."""
 
 import shutil
 from collections.abc import Collection
@@ -35,8 +35,8 @@ ON_CPU = """instance_group [
 def write_triton_model(
     spec: GraphSpec, export: Path, directory: Path, devices: Collection[str]
 ) -> None:
-    """Writes config.pbtxt and the graph of `spec`, of the directory `export`, to `directory`, whose
-    name is the model's.
+    """Write config.pbtxt and the graph of `spec`, from the directory `export`, to `directory`. The
+    name of `directory` is the model's.
 
     Args:
         devices: what the graph runs on. Triton chooses a GPU where there is one, unless that is the
@@ -54,7 +54,7 @@ def write_triton_model(
 
 
 def config_text(spec: GraphSpec) -> str:
-    """The model's configuration, in the text format of protobuf.
+    """Return the model's configuration in the text format of protobuf.
 
     Raises:
         ValueError: for a tensor whose first axis is not the batch, or of a type that Triton has
@@ -69,7 +69,7 @@ def listed(name: str, tensors: Collection[TensorSpec]) -> str:
 
 
 def described(tensor: TensorSpec) -> str:
-    """Without the axis of the batch, which Triton puts in front; -1 is any size."""
+    """Return the tensor without the batch axis, which Triton puts in front. -1 is any size."""
     if tensor.shape[:1] != (BATCH_AXIS,) or len(tensor.shape) < 2:
         raise ValueError(
             f"{tensor.name} has shape {tensor.shape}, expected {BATCH_AXIS} and other axes "

@@ -1,2 +1,2 @@
-"""Lines of standard input and of files of any length. Outputs appear whole or not at all, so that a
-run which was killed resumes."""
+"""Predictions for lines of standard input and of files of any length. An output appears complete or
+not at all, so a killed run resumes."""

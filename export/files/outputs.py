@@ -30,7 +30,7 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 MANIFEST = "manifest.json"
-KIND = "files"  # of a manifest that is ours
+KIND = "files"  # kind of our manifests
 BAD_LINES = ".bad.jsonl"  # after the name of the output
 
 

@@ -27,7 +27,7 @@ class Parquet:
     output_field: str
 
     def checked(self, path: Path) -> "Parquet":
-        """Itself, if `path` is a table for it.
+        """Return itself if `path` is a table that it reads.
 
         Raises:
             ValueError: for what is none or has two columns of one name.

@@ -1,4 +1,4 @@
-"""Tasks of an export's head, called for examples: texts, pairs, questions, images."""
+"""The tasks of an export's head, called for examples: texts, pairs, questions and images."""
 
 import hashlib
 import inspect
@@ -145,7 +145,7 @@ class Predictions:
 
     def rows_together(self, count: int) -> int:
         """Return how many of `count` examples are best given to `call` at once."""
-        if self.kind.method == "translate":  # which makes batches of sentences itself
+        if self.kind.method == "translate":  # translate makes batches of sentences itself
             return max(count, 1)
         if not self.generates:
             return self.batch_size

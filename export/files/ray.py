@@ -133,8 +133,8 @@ class Cluster:
     found: Generator[tuple[Place, Results | Exception], None, None] | None = None
 
     def __call__(self, file: int, shard: Shard, rows: list[Row], bar: Bar | ProgressLog) -> Results:
-        """Raises what the worker raised, OSError for what Ray did, and ValueError where the reader
-        read other lines."""
+        """Return the results of a shard. Raises the worker's error, OSError for errors of Ray, and
+        ValueError if the reader read different lines."""
         place = Place(file, shard.number, shard.digest)
         if self.found is None or place.number not in (0, self.after):
             self.close()
@@ -195,8 +195,8 @@ def read(
 
 
 def settings() -> Any:
-    """Ray Data's settings: each shard is a block of its own, they stay in order, and the progress
-    is ours."""
+    """Return Ray Data's settings: each shard is a block, blocks stay in order, and progress is
+    ours."""
     found = ray.data.DataContext.get_current().copy()
     found.target_max_block_size = 1
     found.execution_options.preserve_order = True
@@ -262,7 +262,7 @@ def cluster(
 
 
 def check_room(threads: int) -> None:
-    """Raises UsageError where a worker would wait for ever."""
+    """Raise UsageError if a worker would wait forever."""
     most = max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"])
     if threads > most:
         raise UsageError(

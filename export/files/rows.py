@@ -1,4 +1,5 @@
-"""Rows: the example that a task reads of a line, or the reason why the line cannot be read."""
+"""The rows of a file: a row is the example that a task reads from a line, or the reason why it
+cannot."""
 
 import json
 import math
@@ -26,9 +27,9 @@ MISSING = object()
 
 @dataclass(frozen=True)
 class RecordFields:
-    """The fields that a task reads of a record: the keys of one of its `forms`, the form with the
-    most keys that are there; or `field`, in place of the only key of the first form. Dots in
-    `field` lead into nested records, unless a field has the whole name.
+    """The fields that a task reads from a record. They are the keys of one of its `forms`, the form
+    with the most keys present. `field` replaces the only key of the first form. Dots in `field`
+    lead into nested records, unless a field has that exact name.
 
     Raises:
         UsageError: for a `field` where the task reads several.

@@ -50,7 +50,7 @@ OF_TEXTS = {
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs `predictions` over lines, `shard_lines` at a time.
+    """A runner of `predictions` over lines, `shard_lines` at a time.
 
     In JSON objects and tables the text is in `field`, and the results go to `output_field`, which
     is by default "translation", "prediction" or "embedding". The file `target_prefix` has the

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Shard:
     """Lines that are read, run and written together: the `number`th shard of a file, whose first
-    line is the line `first`, both from 0. `format` knows what `content` is. With `prefixes` the
-    translation of each line begins with its own."""
+    line is the line `first`, both counted from 0. `format` reads `content`. With `prefixes` each
+    translation begins with the prefix of its line."""
 
     number: int
     first: int

@@ -1,2 +1,2 @@
-"""Exports behind HTTP. No torch and no transformers; what needs FastAPI is imported where it is
-used."""
+"""The HTTP server of exports. It needs neither torch nor transformers, and imports FastAPI only
+where it is used."""

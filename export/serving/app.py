@@ -1,4 +1,4 @@
-"""All endpoints, in one application, and how each protocol's clients are told of an error."""
+"""The application with all endpoints, and the responses to errors in each protocol's format."""
 
 import contextlib
 import functools
@@ -42,8 +42,8 @@ def create_app(
     lifecycle: Lifecycle | None = None,
     metrics: Metrics | None = None,
 ) -> FastAPI:
-    """The application without its limits, which `Frame` adds. Whatever a handler raises becomes an
-    answer in the format of its protocol; `app.state` has what handlers need."""
+    """Return the application without its limits, which `Frame` adds. Errors become responses in the
+    format of their protocol. `app.state` has what handlers need."""
     app = FastAPI(
         title="vanilla-transformer", docs_url=None, redoc_url=None, redirect_slashes=False
     )
@@ -78,8 +78,8 @@ def add_roots(app: FastAPI, protocol: Protocol) -> None:
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document, in which the model of a path is a parameter: no handler takes it as
-    one."""
+    """Return the OpenAPI document with the model of a path as a parameter. No handler declares the
+    parameter."""
     if app.openapi_schema is None:
         named = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
         for path, operations in FastAPI.openapi(app)["paths"].items():
@@ -89,7 +89,7 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def describe_errors(protocol: Protocol) -> None:
-    """In the document of the interface; FastAPI would describe its own form."""
+    """Describe the protocol's errors in /openapi.json. FastAPI would describe its own format."""
     wrong = RequestError(
         protocol.validation, "n is 0, expected a number greater than or equal to 1", "n"
     )
@@ -111,7 +111,7 @@ async def respond_to_mistake(request: Request, error: Exception) -> JSONResponse
 
 
 class Errors:
-    """Errors in the formats of `protocols`, by the path that was asked."""
+    """Error responses in the formats of `protocols`, by the path of the request."""
 
     def __init__(self, protocols: Sequence[Protocol] = ()):
         routes = ((each, protocol) for protocol in protocols for each in protocol.router.routes)
@@ -121,8 +121,7 @@ class Errors:
         )
 
     def response(self, path: str, error: BaseException) -> JSONResponse:
-        """Of whatever went wrong; what is no fault of the request is 500 and says nothing of
-        itself."""
+        """Return the error response for `error`. Server faults become a 500 without details."""
         protocol = self.protocol(path)
         if isinstance(error, HTTPException) and error.status_code == 405:
             error = HTTPException(405, headers={"Allow": self.allowed_methods(path, error)})
@@ -131,12 +130,12 @@ class Errors:
         return JSONResponse(body, refusal.status, headers_of(refusal, error))
 
     def check(self, path: str, body: bytes) -> None:
-        """Raises RequestError for values in `body` that JSON does not have."""
+        """Raise RequestError for values in `body` that JSON does not have."""
         if any(map(body.__contains__, SUSPICIOUS)):
             check_values(body, self.validation(path))
 
     def validation(self, path: str) -> int:
-        """The status of a body of the wrong form."""
+        """Return the status for a body of the wrong form."""
         protocol = self.protocol(path)
         return 400 if protocol is None else protocol.validation
 
@@ -154,16 +153,16 @@ class Errors:
         return method == "GET" and within(path) in self.public_paths
 
     def template(self, scope: Scope) -> str:
-        """Of the route that a request has, or would have if it had not been refused before; all
-        paths without one are one."""
+        """Return the path template of the request's route, also if the request was rejected before
+        routing. Paths without a route share the template "none"."""
         route = scope.get("route") or next(
             (each for each, _ in self.routes if each.path_regex.match(within(scope["path"]))), None
         )
         return "none" if route is None else route.path.removeprefix(OF_A_MODEL) or "/"
 
     def protocol(self, path: str) -> Protocol | None:
-        """That of the route at `path`; for a path without one, that of the routes below the same
-        first name."""
+        """Return the protocol of the route at `path`. A path without a route has the protocol of
+        the routes below the same first name."""
         path = within(path)
         below = f"/{path.split('/')[1]}/" if path.startswith("/") else ""
         exact = (protocol for route, protocol in self.routes if route.path_regex.match(path))
@@ -172,7 +171,7 @@ class Errors:
 
 
 def within(path: str) -> str:
-    """`path` without the model that it names."""
+    """Return `path` without the model in it."""
     return IN_PATH.sub("", path, count=1) or "/"
 
 
@@ -187,7 +186,8 @@ def headers_of(refusal: RequestError, error: BaseException) -> dict[str, str]:
 
 
 def refusal_of(error: BaseException, validation: int) -> RequestError:
-    """What to answer for `error`; a body of the wrong form has the status `validation`."""
+    """Return the error response for `error`. A body of the wrong form gets the status
+    `validation`."""
     refused = unshortened(error, validation)
     refused.message = one_line(refused.message)
     return refused
@@ -222,8 +222,8 @@ def unshortened(error: BaseException, validation: int) -> RequestError:
 
 
 def is_of_answer(error: ValueError) -> bool:
-    """Whether it came when an answer was written: NaN, or half of a character. No request is to
-    blame for that."""
+    """Return True if writing an answer raised `error`, for NaN or half of a character. The request
+    is not at fault then."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -232,7 +232,8 @@ def is_of_answer(error: ValueError) -> bool:
 
 
 def of_http(error: HTTPException) -> str:
-    """FastAPI's own errors, which say neither what was seen nor what was expected."""
+    """Return the message of an error of FastAPI, whose own message has neither the value seen nor
+    the value expected."""
     if error.status_code == 405:
         return (
             f"this method does not go with this path, expected "
@@ -252,7 +253,7 @@ def of_http(error: HTTPException) -> str:
 
 
 def of_validation(error: RequestValidationError) -> str:
-    """The first of the values that are wrong, and what it should be."""
+    """Return the error for the first wrong value, with the value expected."""
     errors = error.errors()
     first = errors[0]
     place = first["loc"][1:]
@@ -306,7 +307,7 @@ def shown(value: Any) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` as an answer can hold it: short, and without halves of characters."""
+    """Return `text` as a response can hold it: short, and without halves of characters."""
     line = " ".join(text.split())
     return (
         (line if len(line) <= LONGEST else f"{line[:LONGEST]}...")
@@ -316,7 +317,8 @@ def one_line(text: str) -> str:
 
 
 def check_values(body: bytes, validation: int) -> None:
-    """JSON has neither NaN and Infinity nor halves of characters, but Python reads them.
+    """Check that `body` has no NaN, Infinity or halves of characters. JSON has none of them, but
+    Python reads them.
 
     Raises:
         RequestError: of the status `validation` if a body has one.

@@ -1,5 +1,5 @@
-"""Open connections: how many, how long one may be without a request, and how long a header may be.
-uvicorn has no limit for a header, neither of time nor of size, and none for what a client does not
+"""The limits of open connections: their number, the time without a request, and the size and time
+of a header. uvicorn limits neither the time nor the size of a header, nor what a client does not
 read."""
 
 import asyncio
@@ -22,16 +22,16 @@ SPARE = 128  # files that are open besides connections
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's, with limits of its own: of the bytes of a header that has begun and is not whole,
-    of those in which nothing of a body comes (its trailers are headers too), and of the requests
-    that wait for the one before.
+    """A uvicorn connection with limits on the bytes of an incomplete header and on bytes without a
+    part of a body. Trailers count as headers. The requests that wait for the one before are limited
+    too.
 
     A request that asks for another protocol, as Java's client does for HTTP/2, is answered as if it
     did not. httptools would leave out its body.
     """
 
     _size = 0  # bytes without a sign of life
-    _data = _again = b""  # what is read, and what is to be read after it
+    _data = _again = b""  # bytes being read, and bytes to read after them
 
     def data_received(self, data: bytes) -> None:
         self._again = data
@@ -63,15 +63,15 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def _should_upgrade(self) -> bool:
-        """Of a request that asks for another protocol: whether it is given to
-        `handle_websocket_upgrade` in place of the application."""
-        return self.parser.get_method() != b"CONNECT"  # which asks for nothing else
+        """Return True if `handle_websocket_upgrade` gets the request in place of the application,
+        which is so for requests to upgrade but not for CONNECT."""
+        return self.parser.get_method() != b"CONNECT"  # CONNECT asks for no other protocol
 
     def handle_websocket_upgrade(self) -> None:
-        """Reads the request again, without its wish."""
+        """Read the request again without its upgrade."""
         wish = sys.exception()
         assert isinstance(wish, httptools.HttpParserUpgrade)
-        [end] = wish.args  # of the header, in `_data`
+        [end] = wish.args  # end of the header in `_data`
         version = self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
         lines += [b"%b: %b" % (name, value) for name, value in self.headers if name != b"upgrade"]
@@ -89,7 +89,7 @@ class Refused(asyncio.Protocol):
 
 
 class Connections:
-    """Of one server.
+    """The open connections of one server.
 
     Args:
         most: open at once; those that come above are closed.
@@ -114,7 +114,7 @@ class Connections:
         return Refused() if is_full else Connection(**settings)
 
     def sweep(self, connections: set[Any]) -> None:
-        """To be called about once a second."""
+        """Close connections that are idle or do not read. Call it about once a second."""
         self.look(connections)
         now = self._clock()
         for connection, (_, since) in self._since.items():
@@ -123,8 +123,8 @@ class Connections:
                 connection.transport.abort()
 
     def look(self, connections: set[Any]) -> None:
-        """Finds the connections that are without a request, and since when; that they had the same
-        one before tells it."""
+        """Find connections without a request, and since when, by whether they had the same request
+        before."""
         now = self._clock()
         before, self._since = self._since, {}
         for connection in connections:
@@ -135,9 +135,9 @@ class Connections:
 
 
 def files_for(connections: int) -> int:
-    """How many connections this process may open, at most `connections`; it raises its limit of
-    open files for them."""
-    import resource  # which Windows has not
+    """Return how many connections this process may open, at most `connections`. Increase the limit
+    of open files as far as the system allows."""
+    import resource  # not available on Windows
 
     wanted = connections + SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,5 +1,5 @@
-"""Whether the server lives, whether it takes requests, and what it measures. These need no token
-and have no limits."""
+"""Liveness, readiness and metrics of the server. These endpoints need no token and have no
+limits."""
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse

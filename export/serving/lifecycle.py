@@ -1,12 +1,13 @@
-"""Whether the server takes requests."""
+"""The stages of a server's life, which decide whether it takes requests."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class Lifecycle:
-    """`loading` until the models have answered once; `leaving` from the first signal on, when
-    balancers are to look elsewhere; `draining` when only what was accepted is answered still."""
+    """The stages of a server. `loading` ends when the models have answered once. `leaving` begins
+    with the first signal, so that balancers send requests elsewhere. `draining` means that only
+    accepted requests are answered."""
 
     loading: bool = False
     leaving: bool = False

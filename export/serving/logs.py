@@ -20,7 +20,7 @@ PAUSE = 0.05  # seconds between writes, so that many lines are one
 
 
 class Log:
-    """Lines of at least `level`, to the file `descriptor`."""
+    """A log that writes lines of at least `level` to the file `descriptor`."""
 
     def __init__(self, level: str = "info", descriptor: int = 2):
         self.descriptor = descriptor
@@ -41,7 +41,8 @@ class Log:
             self._filled.set()
 
     def flush(self, seconds: float = 1.0) -> None:
-        """Waits until all is written, but no longer than that: nobody may be reading."""
+        """Wait until all lines are written, for at most `seconds`, because nobody may be
+        reading."""
         limit = time.monotonic() + seconds
         while (self._lines or self._is_writing) and time.monotonic() < limit:
             time.sleep(0.005)
@@ -61,7 +62,7 @@ class Log:
 
 
 def line(seconds: float, level: str, message: str, facts: dict[str, Any]) -> str:
-    """Of what happened so many `seconds` after 1970."""
+    """Return the line of the log for an event `seconds` after 1970."""
     stamp = (
         f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{int(seconds % 1 * 1000):03d}Z"
     )
@@ -69,8 +70,8 @@ def line(seconds: float, level: str, message: str, facts: dict[str, Any]) -> str
 
 
 class Records:
-    """What libraries log, as lines of `log`; a formatter and a stream for
-    `logging.StreamHandler`."""
+    """A formatter and a stream for `logging.StreamHandler` that write the records of libraries to
+    `log`."""
 
     def __init__(self, log: Log):
         self.log = log
@@ -85,10 +86,10 @@ class Records:
         return ""
 
     def write(self, text: str) -> None:
-        """Nothing: `format` has."""
+        """Ignore `text`; `format` has written the line."""
 
     def flush(self) -> None:
-        """Nothing: the thread of the log does."""
+        """Ignore the call; the thread of the log flushes."""
 
 
 def described(error: BaseException) -> str:
@@ -97,8 +98,7 @@ def described(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def taking_over(log: Log) -> Iterator[None]:
-    """What libraries log goes to `log`, warnings too; where everything is logged, what they say of
-    their work as well."""
+    """Send library logs and warnings to `log`. At level debug, include their debug messages."""
     records = Records(log)
     handler = logging.StreamHandler(records)
     handler.setFormatter(records)  # type: ignore[arg-type]

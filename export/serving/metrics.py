@@ -1,4 +1,4 @@
-"""What the server measures, in the text format of Prometheus."""
+"""The metrics of the server, in the text format of Prometheus."""
 
 import functools
 from collections.abc import Callable
@@ -19,8 +19,8 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class EngineMetrics:
-    """Of the engine of one model. Its workers call these from their threads at every step, so that
-    they look nothing up."""
+    """The metrics of the engine of one model. Workers call them from their threads at every step,
+    so nothing is looked up."""
 
     def __init__(self, joined: Histogram, first_token: Histogram, rows: Histogram, tokens: Counter):
         # seconds that a row waited in the queue
@@ -31,13 +31,14 @@ class EngineMetrics:
         self._tokens = tokens.inc
 
     def stepped(self, rows: int, tokens: int) -> None:
-        """A worker ran one step of `rows` rows, which gave `tokens` new tokens."""
+        """Record that a worker ran one step of `rows` rows with `tokens` new tokens."""
         self._rows(rows)
         self._tokens(tokens)
 
 
 class Metrics:
-    """In a registry of its own: two servers in one process do not mix."""
+    """The metrics of one server. Each has its own registry, so two servers in one process do not
+    mix."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -93,13 +94,13 @@ class Metrics:
         return EngineMetrics(joined, first, rows, self._tokens.labels(model))
 
     def watch_process(self, pid: int) -> None:
-        """Beside this one; the names of its measures begin with `engine_process_`."""
+        """Add the measures of another process. Their names begin with `engine_process_`."""
         ProcessCollector("engine", pid=lambda: pid, registry=self.registry)
 
     def watch_rows(
         self, model: str, waiting: Callable[[], int], running: Callable[[], int]
     ) -> None:
-        """Asks the engine of `model` whenever the metrics are read."""
+        """Read the engine of `model` whenever the metrics are read."""
         self._waiting.labels(model).set_function(waiting)
         self._running.labels(model).set_function(running)
 
@@ -108,7 +109,7 @@ class Metrics:
         self._slots_used.labels(model).set_function(lambda: running() / slots)
 
     def text(self) -> tuple[bytes, str]:
-        """And its media type."""
+        """Return the metrics and their media type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:

@@ -1,5 +1,5 @@
-"""What stands between the server and the application: limits, tokens, request ids, cancellation,
-metrics, a line in the log."""
+"""The ASGI layer between the server and the application: limits, tokens, request ids, cancellation,
+metrics and log lines."""
 
 import asyncio
 import hmac
@@ -30,7 +30,7 @@ REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
 class Exchange:
-    """One request and its answer: ASGI's `receive` and `send` for the application, whose task this
+    """One request and its response: ASGI's `receive` and `send` for the application, whose task it
     can cancel.
 
     A HEAD request is a GET request to the application; the server leaves out the body of the answer
@@ -60,7 +60,7 @@ class Exchange:
         self._gone: asyncio.Event | None = None
 
     async def receive(self) -> Message:
-        """The whole body first, then nothing until the client is gone."""
+        """Return the body first, then wait until the client has disconnected."""
         if self.body is not None:
             body, self.body = self.body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -70,8 +70,8 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Of the application. One that is cancelled while its client does not read is to see that
-        where it waits itself, so that what makes a stream is closed: here it goes on to there."""
+        """Send a message of the application. If the request was cancelled, re-raise the
+        cancellation at the application's next await, so that it closes its generators."""
         try:
             await (self.answer(message) if self.cancelled is None else asyncio.sleep(0))
         except asyncio.CancelledError:
@@ -92,7 +92,7 @@ class Exchange:
         await self._send(message)
 
     async def read(self, most: int) -> None:
-        """Reads the body.
+        """Read the body.
 
         Raises:
             RequestError: 413 for one of more than `most` bytes.
@@ -116,8 +116,8 @@ class Exchange:
         self.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def watch(self) -> None:
-        """Cancels the application when the client goes away. Only for requests that take some time:
-        it is a task."""
+        """Cancel the application when the client disconnects. Only for requests that take some
+        time, because it is a task."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         if not self.is_complete:
@@ -207,8 +207,8 @@ class Frame:
                 exchange.watcher.cancel()
 
     def sweep(self) -> None:
-        """Looks at all that is running; to be called about ten times a second. Timers and a task
-        for each request would take more than many requests do."""
+        """Check all running requests about ten times a second. Timers and a task for each request
+        would cost more than many requests do."""
         now = time.perf_counter()
         for exchange in list(self.running):
             if now > exchange.until:
@@ -221,7 +221,7 @@ class Frame:
                 exchange.watcher = asyncio.create_task(exchange.watch())
 
     def _admit(self) -> None:
-        """Raises RequestError where it is known before the body that there is no answer."""
+        """Raise RequestError if the request is rejected before its body is read."""
         if self.lifecycle.loading:
             raise refusals.loading()
         if self.lifecycle.draining:
@@ -257,8 +257,8 @@ class Frame:
         await response(exchange.scope, exchange.receive, exchange.answer)
 
     async def _end(self, exchange: Exchange) -> None:
-        """The answer to a request that was cancelled. One that has begun stays without its end, by
-        which clients see that."""
+        """Send the response to a cancelled request. A response that has begun stays without an end,
+        which tells the client."""
         task = asyncio.current_task()
         while exchange.cancelled is not None and task is not None and task.uncancel():
             pass
@@ -277,12 +277,12 @@ class Frame:
         await self._refuse(exchange, refusal)
 
     def end_all(self) -> None:
-        """Cancels what is running still."""
+        """Cancel the requests that still run."""
         for exchange in list(self.running):
             exchange.cancel(ENDED)
 
     def _note(self, exchange: Exchange, seconds: float) -> None:
-        """Counts the request, and writes its line."""
+        """Count the request and write its log line."""
         status = exchange.status or CLIENT_GONE
         self.metrics.answered(self.errors.template(exchange.scope), status, seconds)
         level = (
@@ -312,7 +312,7 @@ class Frame:
         return facts
 
     def _id(self, exchange: Exchange) -> bytes:
-        """The one that the client gave its request, or a new one."""
+        """Return the id that the client gave its request, or a new one."""
         given = exchange.headers.get(b"x-request-id")
         if given is not None and REQUEST_ID.fullmatch(given):
             return given
@@ -320,7 +320,7 @@ class Frame:
 
 
 async def api_key(exchange: Exchange) -> bytes:
-    """`api_key` of a body that is JSON or a form; empty if there is none."""
+    """Return `api_key` of a JSON or form body, empty without one."""
     body = exchange.body or b""
 
     async def receive() -> Message:

@@ -35,22 +35,22 @@ class ServedModel:
     async def read(
         self, rows: int, function: Callable[..., Any], /, *args: Any, **options: Any
     ) -> Any:
-        """What `function` returns, from a thread, as `Reader.call` has it for about so many
-        `rows`."""
+        """Run `function` in a thread and return its result, as one request of about `rows` rows
+        like `Reader.call`."""
         if self.reader is None:
             return await asyncio.to_thread(function, *args, **options)
         return await self.reader.call(rows, function, *args, **options)
 
     @property
     def backend(self) -> Client | Reader:
-        """What its requests wait for."""
+        """The scheduler or the reader that runs the model's requests."""
         found = self.scheduler or self.reader
         assert found is not None  # one of them is there
         return found
 
     @property
     def admission(self) -> Admission:
-        """What the scheduler checks of requests; for models that generate."""
+        """The scheduler's checks of requests, for models that generate."""
         assert self.scheduler is not None
         return self.scheduler.admission
 
@@ -102,8 +102,8 @@ class ServedModels:
         in_path: str | None = None,
         in_body: str | None = None,
     ) -> ServedModel:
-        """The model that the path names, else the body, else the only one that `fits` the
-        `purpose`, in words.
+        """Return the model that the path names, else the body, else the only one that `fits`.
+        `purpose` is for errors.
 
         Raises:
             RequestError: 404 for a name that is not served; 400 for a model that does not fit, and
@@ -124,7 +124,8 @@ class ServedModels:
         return self.only([model for model in self if fits(model)], purpose)
 
     def only(self, fitting: Iterable[ServedModel], purpose: str) -> ServedModel:
-        """The one of `fitting`. Raises RequestError 400 for none and for several, listing them."""
+        """Return the only model of `fitting`. Raises RequestError 400 for none and for several,
+        with their names."""
         found = list(fitting)
         if len(found) == 1:
             return found[0]

@@ -21,14 +21,15 @@ from .protocols.protocol import Protocol, models_of, name_in_path
 from .streams import EventStream, event
 from .translation.translator import offloaded, planned
 
-MOST_TOKENS = 2048  # that one continuation may be asked for
+MOST_TOKENS = 2048  # maximum of one continuation
 PAGE = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
 
 router = APIRouter(tags=["page"], include_in_schema=False)
 
 
 def hashes(element: str) -> str:
-    """Of what `PAGE` has in `element`, as a Content-Security-Policy takes them."""
+    """Return the hashes of the contents of `element` in `PAGE`, as a Content-Security-Policy lists
+    them."""
     found = re.findall(rf"<{element}>(.*?)</{element}>", PAGE, re.DOTALL)
     return " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
@@ -119,7 +120,7 @@ async def events(first: str, pieces: AsyncGenerator[str, None]) -> AsyncGenerato
 
 
 async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[str, None]:
-    """The pieces of what `translate` gives without beams."""
+    """Yield the pieces of what `translate` returns without beams."""
     direction = model.directions.find(body.source, body.target)
     if direction is None:
         pairs = ", ".join(f"{source} to {target}" for source, target in model.languages[:10])
@@ -137,7 +138,7 @@ async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[s
 
 
 async def sentences(model: ServedModel, plan: Plan, jobs: list[Job]) -> AsyncGenerator[str, None]:
-    """One after the other, with what stands between them."""
+    """Yield the sentences one after the other, with the text between them."""
     waiting = iter(jobs)
     before: list[tuple[str, bool]] = []
     given = 0  # characters

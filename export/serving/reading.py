@@ -1,5 +1,5 @@
-"""Models that read whole sequences, for many requests at once: rows of several requests run
-together, and none of them has an answer that depends on the others.
+"""Dynamic batching of models that read full sequences. Rows of several requests run together, and
+no row's answer depends on the others.
 
 A row is padded to a length that follows from its own, and runs with rows of that length only. That
 is not needed on the processor this was measured on (AMD EPYC, onnxruntime 1.31, fp32, 18 heads of
@@ -43,11 +43,11 @@ Sizes = tuple[tuple[str, int], ...]
 
 
 class Gone(Exception):
-    """The client of a request, so that nobody wants what it asked for."""
+    """An error that says that the client of a request has left."""
 
 
 class Ticket:
-    """What was asked in one request."""
+    """A request of a client, which can be cancelled."""
 
     def __init__(self) -> None:
         self.is_cancelled = False
@@ -57,13 +57,14 @@ TICKET: contextvars.ContextVar[Ticket] = contextvars.ContextVar("ticket")
 
 
 def padded(length: int, longest: int) -> int:
-    """What a sequence of `length` tokens is padded to, where the model has `longest` positions."""
+    """Return the padded length of a sequence of `length` tokens, at most the model's `longest`
+    positions."""
     step = 8 if length <= 64 else 16 if length <= 128 else 32
     return max(length, min(-(-length // step) * step, longest))
 
 
 class Call:
-    """Rows that one call of `Runtime.outputs` is made of. Workers fill its `outputs`.
+    """The rows of one call of `Runtime.outputs`. Workers fill its `outputs`.
 
     Args:
         feeds: checked, see `Runtime.feeds`.
@@ -94,7 +95,7 @@ class Call:
         return sum(map(len, self.waiting.values()))
 
     def next(self, sizes: Sizes | None = None) -> tuple[Sizes, int]:
-        """A row, of certain `sizes` or of any."""
+        """Return a row of the given `sizes`, or of any sizes."""
         sizes = sizes or next(iter(self.waiting))
         row = self.waiting[sizes].popleft()
         if not self.waiting[sizes]:
@@ -132,8 +133,8 @@ Rows = list[tuple[Call, int]]
 
 
 class ReadingQueue:
-    """Calls in the order of their coming; each in turn gives one of its rows, so that a long list
-    of texts holds up no short one. `most` is how many rows of the same sizes may run together."""
+    """A first-come-first-served queue of calls. Calls take turns, one row each, so a long list of
+    texts delays no short one. `most` returns how many rows of the same sizes may run together."""
 
     def __init__(self, most: Callable[[Sizes], int]):
         self.most = most
@@ -152,7 +153,7 @@ class ReadingQueue:
             self.changed.notify()
 
     def cancel(self, ticket: Ticket) -> None:
-        """Rows that have not begun never do."""
+        """Drop the rows of `ticket` that have not started."""
         with self.changed:
             ticket.is_cancelled = True
             for call in [call for call in self.calls if call.ticket is ticket]:
@@ -160,8 +161,8 @@ class ReadingQueue:
                 call.end(Gone())
 
     def take(self) -> tuple[Sizes, Rows] | None:
-        """Rows that run together now. Waits while there are none, and for a moment while there are
-        few and others run; `None` once the queue is closed and all is taken."""
+        """Return rows that run together now. Block while there are none, and briefly while there
+        are few and others run. Return `None` once the queue is closed and empty."""
         with self.changed:
             while not self.calls or self.hesitates():
                 if self.is_closed and not self.calls:
@@ -178,7 +179,8 @@ class ReadingQueue:
         return sum(len(call.waiting.get(sizes, ())) for call in self.calls) < self.most(sizes)
 
     def chosen(self) -> tuple[Sizes, Rows]:
-        """A row of the first call, and round after round one of each that has the same sizes."""
+        """Return a row of the first call, then round-robin one row of each call with the same
+        sizes."""
         sizes = next(iter(self.calls[0].waiting))
         most = self.most(sizes)
         rows: Rows = []
@@ -205,14 +207,15 @@ class ReadingQueue:
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Nothing more is taken in; what is there is still given out."""
+        """Accept no more rows; rows in the queue still run."""
         with self.changed:
             self.is_closed = True
             self.changed.notify_all()
 
 
 class Reader:
-    """Runs the graph of `runtime`, which reads whole sequences, for many threads at once.
+    """A dynamic batcher that runs the graph of `runtime` for many threads at once. The graph reads
+    full sequences.
 
     Args:
         runtime: opened with as many threads as a worker shall have.
@@ -251,7 +254,7 @@ class Reader:
             worker.start()
 
     def describe(self) -> str:
-        """In one line, for who starts it."""
+        """Return one line for the person who starts the server."""
         alone = "" if self.most_rows > 1 else " one row at a time (its rows depend on each other),"
         return f"dynamic batches,{alone} {Arrangement(len(self.workers), self.runtime.threads)}"
 
@@ -268,9 +271,8 @@ class Reader:
     async def call(
         self, rows: int, function: Callable[..., Result], /, *args: Any, **options: Any
     ) -> Result:
-        """What `function` returns, from a thread; all that it reads through a `BatchingRuntime` is
-        one request, of about so many `rows`. Cancelled, it leaves nothing to be computed but what
-        is running.
+        """Run `function` in a thread and return its result. Its calls to a `BatchingRuntime` count
+        as one request of about `rows` rows. Cancelling drops rows that have not started.
 
         Raises:
             RequestError: if too many rows are there already, or the server is shutting down; and
@@ -294,7 +296,7 @@ class Reader:
             self.asked -= rows
 
     def read(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """As `Runtime.outputs`, of what `Runtime.feeds` has checked, together with the rows of
+        """Return the outputs for `feeds`, which `Runtime.feeds` has checked, together with rows of
         other threads.
 
         Raises:
@@ -312,14 +314,14 @@ class Reader:
         return call.outputs
 
     def close(self) -> None:
-        """Takes nothing more in; what is there is still answered."""
+        """Accept no more calls; earlier calls are still answered."""
         self.queue.close()
         self.pool.shutdown(wait=False)
 
     # ----------------------------------------------------------------------------------------- runs
 
     def sizes(self, feeds: dict[str, np.ndarray], lengths: dict[str, list[int]]) -> list[Sizes]:
-        """Of each row, those of its axes, padded."""
+        """Return the padded sizes of the axes of each row."""
         fixed: dict[str, int] = {}
         for tensor in self.spec.inputs:
             for axis, size in zip(tensor.shape[1:], feeds[tensor.name].shape[1:]):
@@ -333,13 +335,13 @@ class Reader:
         return [tuple((fixed | own).items()) for own in of_rows]
 
     def most(self, sizes: Sizes) -> int:
-        """How many rows of these `sizes` may run together."""
+        """Return how many rows of these `sizes` may run together."""
         return max(
             1, min(self.most_rows, MAX_TOKENS * self.runtime.threads // self.tokens(dict(sizes)))
         )
 
     def tokens(self, sizes: dict[str, int]) -> int:
-        """Of a row, with its padding."""
+        """Return the number of tokens of a row, with its padding."""
         config = self.runtime.config
         if "image_size" in config:
             height, width = pair(config["image_size"])
@@ -364,7 +366,7 @@ class Reader:
             self.events.stepped(len(rows), 0)
 
     def run(self, sizes: dict[str, int], rows: Rows) -> None:
-        """Fills what `rows` wait for."""
+        """Run `rows` and store their outputs in the calls that wait."""
         repeated = rows * self.fewest if len(rows) < self.fewest else rows
         sizes = {**sizes, "batch_size": len(repeated)}
         feeds = {}
@@ -390,7 +392,7 @@ class Reader:
 
 
 class BatchingRuntime:
-    """Stands in for `runtime`, a `Runtime`, where tasks read whole sequences: what they run goes
+    """A replacement of `runtime`, a `Runtime`, for tasks that read full sequences. Its runs go
     through `reader`."""
 
     def __init__(self, runtime: Runtime, reader: Reader):
@@ -410,7 +412,7 @@ class BatchingRuntime:
         token_type_ids: np.ndarray | None = None,
         **inputs: np.ndarray,
     ) -> dict[str, np.ndarray]:
-        """As `Runtime.outputs`; raises TooLong as `Reader.read`."""
+        """Return the outputs like `Runtime.outputs`. Raises TooLong as `Reader.read`."""
         given = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -421,15 +423,16 @@ class BatchingRuntime:
 
 
 def batched(runtime: Any, workers: int = 1, queue: int = QUEUE, **options: Any) -> Reader:
-    """Makes `runtime`, a `TextRuntime` or an `ImageRuntime` opened with the threads of one worker,
-    read through the `Reader` that is returned; `options` as there."""
+    """Make `runtime` read through a `Reader`, and return the reader. `runtime` is a `TextRuntime`
+    or an `ImageRuntime` opened with the threads of one worker. The other arguments are those of
+    `Reader`."""
     reader = Reader(runtime.runtime, workers, queue, **options)
     runtime.runtime = BatchingRuntime(runtime.runtime, reader)
     return reader
 
 
 def ends(mask: np.ndarray) -> list[int]:
-    """Of each row of `mask` (B, ..., S) the length up to its last one, at least 1."""
+    """Return for each row of `mask` (B, ..., S) the length up to the last one, at least 1."""
     places = mask * np.arange(1, mask.shape[-1] + 1)
     return np.maximum(places.reshape(len(mask), -1).max(axis=1), 1).tolist()
 
@@ -438,8 +441,8 @@ def ends(mask: np.ndarray) -> list[int]:
 
 
 def company(reader: Reader) -> tuple[int, int]:
-    """In how many rows, at least and at most, a row must run so that its bits do not depend on how
-    many there are: found by trying, as kernels differ from machine to machine."""
+    """Return the minimum and maximum number of rows for which the bits of a row do not depend on
+    that number. It is measured, because kernels differ between machines."""
     fewest = 1
     for length in PROBED_LENGTHS:
         feeds = probe(reader, min(length, reader.positions), max(PROBED_ROWS))
@@ -478,7 +481,7 @@ def same_bits(rows: list[list[np.ndarray]], together: list[np.ndarray]) -> bool:
 
 
 def probe(reader: Reader, length: int, rows: int) -> dict[str, np.ndarray]:
-    """`rows` rows of `length` random tokens, or random images."""
+    """Return `rows` rows of `length` random tokens, or random images."""
     rng = np.random.default_rng(0)
     spec, config = reader.spec, reader.runtime.config
     sizes = {

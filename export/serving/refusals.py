@@ -1,5 +1,5 @@
-"""What a request is refused with, beside what the engine refuses. Each protocol puts it into its
-own error format."""
+"""The errors that reject a request, beside those of the engine. Each protocol has its own error
+format."""
 
 from ..errors import RequestError
 

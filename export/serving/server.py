@@ -1,5 +1,5 @@
-"""Serving from the first socket to the last answer: listens, lets the service load the models, and
-drains at the end."""
+"""The server from the first socket to the last answer. It listens, lets the service load models,
+and drains at the end."""
 
 import asyncio
 import contextlib
@@ -31,8 +31,8 @@ def serve(
     say: Say,
     process: SchedulerProcess | None = None,
 ) -> None:
-    """Serves until it is told to stop by SIGTERM or SIGINT; a second signal ends the process at
-    once. `process` as `Service`.
+    """Serve until SIGTERM or SIGINT. A second signal ends the process at once. `process` as
+    `Service`.
 
     Raises:
         UsageError, ValueError, OSError: for what is wrong with the settings, the exports or the
@@ -50,7 +50,7 @@ def serve(
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Raises OSError if that cannot be."""
+    """Return a listening socket. Raises OSError if the address is not available."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -68,7 +68,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 class Server:
-    """uvicorn with a service of `protocols`, from before the sources are loaded on."""
+    """A uvicorn server with a service of `protocols`. It exists before the sources are loaded."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Server:
         self.error: Exception | None = None  # for which the server stops
 
     def most_connections(self) -> int:
-        """As the system allows."""
+        """Return the maximum number of connections that the settings and the system allow."""
         wanted = self.settings.connections
         most = files_for(wanted)
         if most < wanted:
@@ -115,7 +115,7 @@ class Server:
         )
 
     async def run(self, listener: socket.socket) -> None:
-        """Raises what `load` raises, when the server has stopped again."""
+        """Run the server. Raises the error of `load` once the server has stopped."""
         with taking_over(self.service.log):
             await self._run(listener)
 
@@ -140,11 +140,11 @@ class Server:
             self.service.close()
 
     def sweep(self) -> None:
-        """Closes connections that are idle or stuck."""
+        """Close connections that are idle or stuck."""
         self.connections.sweep(self.uvicorn.server_state.connections)
 
     async def start(self) -> bool:
-        """`False` if a signal came before the models were loaded."""
+        """Load the models. Return `False` if a signal came before they were loaded."""
         starting, stopped = (
             asyncio.create_task(self.service.start()),
             asyncio.create_task(self.stopping.wait()),
@@ -158,14 +158,14 @@ class Server:
         return True
 
     async def drain(self) -> None:
-        """Lets balancers see that this server leaves, refuses what comes then, and waits for the
-        answers that are due."""
+        """Tell balancers that this server leaves, reject new requests, and wait for running
+        ones."""
         self.service.log.write("info", "stopping", running=len(self.service.frame.running))
         await asyncio.sleep(self.settings.grace)
         self.gave_up = not await self.service.drain()
 
     def stop(self, number: int) -> None:
-        """Of a signal."""
+        """Begin to shut down after a signal. A second signal ends the process at once."""
         if self.stopping.is_set():
             self.service.log.flush(0.1)
             os._exit(128 + number)
@@ -173,7 +173,7 @@ class Server:
         self.stopping.set()
 
     def fail(self, error: Exception) -> None:
-        """Stops the server for what it cannot go on without."""
+        """Stop the server because of an error that it cannot continue after."""
         self.service.log.write("error", str(error))
         self.error = error
         self.service.lifecycle.leaving = True
@@ -181,9 +181,9 @@ class Server:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """uvicorn has handlers of its own, which close the door at once."""
+        """Install our handlers of signals. Those of uvicorn close the listening socket at once."""
         loop = asyncio.get_running_loop()
-        # which alone may set what signals do
+        # only the main thread may set signal handlers
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -1,5 +1,5 @@
-"""What a process that serves is, without the server before it: the models, the application and its
-limits, what is measured."""
+"""The service of a process, without the server in front: the models, the application, its limits
+and metrics."""
 
 import asyncio
 import contextlib
@@ -57,8 +57,8 @@ async def load(
     cores: int,
     process: SchedulerProcess | None,
 ) -> ServedModel:
-    """Workers and threads are for so many `cores`; those of what generates are in `process`, if
-    there is one.
+    """Load a model. Workers and threads are for `cores` cores. Workers of models that generate are
+    in `process`, if there is one.
 
     Raises what the runtime raises for a damaged export, and UsageError for a setting that the model
     cannot have.
@@ -119,8 +119,8 @@ def limited(arranged: Arrangement, info: ExportInfo, settings: Settings) -> Arra
 
 
 def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangement:
-    """Before the runtime is there, which checks the config too. Raises ValueError for one without
-    the sizes of a model."""
+    """Return the arrangement of workers and threads, before the runtime checks the config. Raises
+    ValueError for a config without the sizes of a model."""
     path = source.directory / CONFIG
     config = json_object(path, path.read_bytes())
     try:
@@ -135,7 +135,7 @@ def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangeme
 
 
 async def warm(model: ServedModel) -> None:
-    """The first run of a graph takes longer than those after it."""
+    """Run the model once, because the first run of a graph takes longer than later runs."""
     if model.scheduler is not None:
         tokens = min(2, model.admission.room.length)
         await model.scheduler.generate(
@@ -183,7 +183,7 @@ class Service:
         self.app = with_cors(self.frame, settings.cors_origin)
 
     async def start(self) -> None:
-        """Loads the models and lets each answer once. Raises what `load` raises."""
+        """Load the models and let each answer once. Raises the errors of `load`."""
         sys.setswitchinterval(SWITCH_INTERVAL)
         if self.process is not None:
             await self.process.connect()
@@ -195,12 +195,12 @@ class Service:
             facts = [model.architecture, info.manifest["target"], info.dtype, model.describe()]
             self.say(f"{model.name}: {', '.join(facts)}")
             await warm(model)
-        gc.freeze()  # what is loaded stays: looking for garbage in it would hold all requests up
+        gc.freeze()  # loaded objects stay: garbage collection of them would delay all requests
         self.lifecycle.loading = False
         self.say("ready")
 
     async def watch(self, sometimes: Callable[[], None] = lambda: None) -> None:
-        """Ends what takes too long, for as long as it is not cancelled; calls `sometimes` every
+        """Cancel requests that take too long, until the task is cancelled. Calls `sometimes` every
         half second."""
         for tick in itertools.count():
             await asyncio.sleep(TICK)
@@ -208,11 +208,11 @@ class Service:
                 self.frame.sweep()
                 if tick % TICKS == 0:
                     sometimes()
-            except Exception as error:  # of one look; the next one comes
+            except Exception as error:  # of one sweep; the next sweep runs anyway
                 self.log.write("error", "a look at what is running failed", error=described(error))
 
     async def drain(self) -> bool:
-        """Refuses what comes, and waits for the answers that are due: whether all of them came in
+        """Reject new requests and wait for running ones. Return whether all of them finished in
         time."""
         self.lifecycle.draining = True
         limit = time.monotonic() + self.settings.drain
@@ -238,8 +238,8 @@ class Service:
 
 
 def in_thread(function: Callable[[], Any]) -> asyncio.Future:
-    """What `function` returns. Unlike those of asyncio, the thread does not keep the process from
-    ending."""
+    """Run `function` in a thread and return a future of its result. Unlike a thread of asyncio, the
+    thread does not keep the process from ending."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future = loop.create_future()
 

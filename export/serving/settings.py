@@ -1,5 +1,5 @@
-"""What `serve` can be told. A setting is one field of `Settings`: its default, what it must be,
-what it is for. The flags of the command, the variables of the environment and the table of the
+"""The settings of `serve`. A setting is one field of `Settings`: its default, its valid values and
+its purpose. The flags of the command, the variables of the environment and the table of the
 documentation are made from the fields."""
 
 import argparse
@@ -16,8 +16,8 @@ from typing import Any, get_args
 from ..arguments import SHOWN, Parser, one_of, path, positive, unicode, whole
 from ..errors import UsageError
 
-PREFIX = "VANILLA_TRANSFORMER_"  # of the variables
-TOKEN = f"{PREFIX}TOKEN"  # which has no flag: arguments are seen by all users of a machine
+PREFIX = "VANILLA_TRANSFORMER_"  # prefix of environment variables
+TOKEN = f"{PREFIX}TOKEN"  # no flag: all users of a machine see arguments
 LEVELS = ("debug", "info", "warning", "error")
 PAIR = re.compile(r"(?:([\w.-]+):)?([\w-]+?)-(\w+)")
 MEBIBYTE = 2**20
@@ -43,8 +43,8 @@ def seconds(text: str) -> float:
 
 
 def pair(text: str) -> tuple[str | None, str, str]:
-    """`en-de`, or `NAME:en-de`: the model, or `None`, and the codes. The last hyphen separates
-    them."""
+    """Return the model, or `None`, and the codes of `en-de` or `NAME:en-de`. The last hyphen
+    separates the codes."""
     found = PAIR.fullmatch(unicode(text))
     if not found:
         raise argparse.ArgumentTypeError(
@@ -62,8 +62,8 @@ def origin(text: str) -> str:
 
 
 def setting(kind: Callable[[str], Any], default: Any, help: str) -> Any:
-    """A field of `Settings`; `kind` reads a value, and raises ArgumentTypeError. One whose default
-    is `()` may be given any number of times."""
+    """Return a field of `Settings`. `kind` reads a value and raises ArgumentTypeError. A field with
+    the default `()` may be repeated."""
     return dataclasses.field(default=default, metadata={"kind": kind, "help": help})
 
 
@@ -164,7 +164,7 @@ def metavar(field: dataclasses.Field) -> str:
 
 
 def add_settings(parser: Parser) -> None:
-    """A flag for each field; it is `None` if not given."""
+    """Add a flag for each field. Its value is `None` if not given."""
     group = parser.add_argument_group(
         "settings", f"Each can also be a variable, {PREFIX}PORT for --port; flags go first."
     )
@@ -179,8 +179,8 @@ def add_settings(parser: Parser) -> None:
 
 
 def settings_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
-    """What the flags say, else the environment, else the defaults. A variable of several values has
-    spaces between them; an empty one is as one that is not set.
+    """Return the settings: flags, else variables of the environment, else defaults. A variable with
+    several values has spaces between them. An empty variable counts as not set.
 
     Raises:
         UsageError: for a variable that cannot be read.
@@ -197,7 +197,7 @@ def settings_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Set
 
 
 def read(name: str, text: str, field: dataclasses.Field) -> Any:
-    """Raises UsageError, in which the value is called `name`."""
+    """Return the value of a field. Raises UsageError, in which the value is called `name`."""
     kind = field.metadata["kind"]
     try:
         return [kind(word) for word in text.split()] if is_repeatable(field) else kind(text)
@@ -206,7 +206,7 @@ def read(name: str, text: str, field: dataclasses.Field) -> Any:
 
 
 def token_of(settings: Settings, environment: Mapping[str, str]) -> bytes | None:
-    """What clients must send; `None` where nobody has to.
+    """Return the token that clients must send, or `None` if no token is required.
 
     Raises:
         UsageError: for a file and a variable.
@@ -229,7 +229,7 @@ def token_of(settings: Settings, environment: Mapping[str, str]) -> bytes | None
 
 
 def settings_table() -> str:
-    """The fields for the documentation, in Markdown."""
+    """Return the fields for the documentation, in Markdown."""
     lines = ["| flag | default | meaning |", "|---|---|---|"]
     for field in FIELDS.values():
         default = (

@@ -30,7 +30,7 @@ class Source:
 def sources(
     exports: Sequence[str], languages: Sequence[tuple[str | None, str, str]]
 ) -> list[Source]:
-    """What `exports` are, each PATH or NAME=PATH, as far as can be told at once.
+    """Parse `exports` (PATH or NAME=PATH) and check that each directory has a manifest.
 
     Raises:
         UsageError: for a name that no path of a request can have, for two of one name, and for
@@ -70,7 +70,7 @@ def named(text: str) -> tuple[str, Path]:
 
 
 def chosen(found: Mapping[str, Source], name: str | None, pair: str) -> Source:
-    """The one that translates the pair of `--languages`."""
+    """Return the model that translates the pair of `--languages`."""
     if name is not None and name not in found:
         raise UsageError(
             f"--languages {name}:{pair}: no model {name!r}, expected one of {', '.join(found)}"

@@ -16,21 +16,21 @@ MOST_OPEN = 8  # tokens that lack bytes together; a character has four
 
 
 class Pieces:
-    """Of one row of tokens. Joined, the pieces are what `tokenizer` decodes the whole row to
-    without its `special_ids`. Each token is decoded with those of the piece before it alone,
-    however long the text is."""
+    """An incremental detokenizer of one row of tokens. Joined, its pieces are what `tokenizer`
+    decodes the whole row to without its `special_ids`. Each token is decoded only with the tokens
+    of the piece before, so the work per token does not grow with the text."""
 
     def __init__(self, tokenizer: Tokenizer, special_ids: Collection[int], path: Path):
         self.tokenizer = tokenizer
         self.special_ids = special_ids
-        self.path = path  # of the tokenizer, for errors
+        self.path = path  # path of the tokenizer, for errors
         self.tokens: list[int] = []
-        self.known = 0  # of `tokens` the first so many are those of the piece before
-        self.given = 0  # of their text the first so many characters have been given
+        self.known = 0  # number of `tokens` at the start that belong to the piece before
+        self.given = 0  # number of characters of their text that were returned
 
     def add(self, token: int) -> str:
-        """What the next token adds to the text, empty while that is not certain. Raises ValueError
-        where the tokenizer fails."""
+        """Add `token` and return the new text, empty while the text is not certain. Raises
+        ValueError if the tokenizer fails."""
         if token in self.special_ids:
             return ""
         self.tokens.append(token)
@@ -48,7 +48,7 @@ class Pieces:
         return piece
 
     def end(self) -> str:
-        """What is left after the last token."""
+        """Return the text that is left after the last token."""
         rest = self.decode(self.tokens)[self.given :] if self.tokens else ""
         self.given += len(rest)
         return rest
@@ -59,9 +59,9 @@ class Pieces:
 
 
 class TokenNames:
-    """What single tokens are called: their text, as it stands behind another token; the name in the
-    vocabulary of one that has no whole text of its own, as special tokens and parts of
-    characters."""
+    """A table of the names of single tokens. A name is the token's text behind another token. A
+    token without a complete text of its own, such as a special token or a part of a character, has
+    its name in the vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer, special_ids: Collection[int], path: Path):
         self.made_of = tokenizer, special_ids, path

@@ -1,5 +1,5 @@
-"""Images -> what a model takes, by preprocessor_config.json, with Pillow and numpy: pixel for pixel
-what the image processors of transformers give without torchvision
+"""The image processor that preprocessor_config.json describes, with Pillow and numpy. Pixels equal
+those of transformers' image processors without torchvision
 (`image_processing_backends.PilBackend`)."""
 
 import math
@@ -113,7 +113,7 @@ class ImageProcessor:
 
     @classmethod
     def from_config(cls, config: dict, path: Path) -> "ImageProcessor":
-        """`config` is the content of `path`.
+        """Return the processor of the settings `config`, the content of `path`.
 
         Raises:
             ValueError: for an image processor or a step that is not known, and for a value of
@@ -157,9 +157,10 @@ class ImageProcessor:
         return cls(settings)
 
     def __call__(self, image: Image.Image | np.ndarray) -> np.ndarray:
-        """A Pillow image, or an array (H, W, C) or (C, H, W) of 0 to 255 or, if it has fractions, 0
-        to 1 -> (C, H, W), float32. As in transformers, an array whose first and last axes could
-        both be channels (1, 3 or 4 of them) has them first.
+        """Return the pixel values of `image`, (C, H, W) float32. `image` is a Pillow image or an
+        array (H, W, C) or (C, H, W). Arrays hold whole numbers of 0 to 255, or fractions of 0 to 1.
+        As in transformers, channels are first if the first and the last axis could both be channels
+        (1, 3 or 4).
 
         Raises:
             ValueError: for an array of other axes or values, and for another number of channels
@@ -182,7 +183,7 @@ class ImageProcessor:
         return pixels.astype(np.float32)
 
     def pixels(self, image: Image.Image | np.ndarray) -> np.ndarray:
-        """(C, H, W), of the type that `image` has."""
+        """Return the pixels (C, H, W) in the dtype of `image`."""
         converts = self.settings["do_convert_rgb"]
         if isinstance(image, Image.Image):
             pixels = np.array(rgb(image) if converts else image)
@@ -199,7 +200,7 @@ class ImageProcessor:
 
 
 def size_of(name: str, value: Any, is_square: bool, path: Path) -> dict[str, int]:
-    """A size as a dictionary: older files have a number or a pair of height and width."""
+    """Return a size as a dictionary. Older files have a number, or a pair of height and width."""
     if SIZE.holds(value):
         value = {"height": value, "width": value} if is_square else {"shortest_edge": value}
     elif isinstance(value, list) and len(value) == 2:
@@ -215,7 +216,8 @@ def size_of(name: str, value: Any, is_square: bool, path: Path) -> dict[str, int
 
 
 def layout(pixels: np.ndarray) -> str:
-    """Where the axis of channels is; the first where both could be."""
+    """Return the layout of `pixels`, channels first or channels last. Channels first wins if both
+    are possible."""
     for name, axis in zip(LAYOUTS, (0, 2)):
         if pixels.shape[axis] in (1, 3, 4):
             return name
@@ -225,7 +227,7 @@ def layout(pixels: np.ndarray) -> str:
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """What is transparent is white."""
+    """Return `image` as RGB, with white in place of transparency."""
     if "A" not in image.getbands() and image.info.get("transparency") is None:
         return image.convert("RGB")
     background = Image.new("RGBA", image.size, (255, 255, 255, 255))
@@ -233,7 +235,7 @@ def rgb(image: Image.Image) -> Image.Image:
 
 
 def rgb_pixels(pixels: np.ndarray) -> np.ndarray:
-    """As `rgb`, of (C, H, W)."""
+    """Return pixels (C, H, W) as RGB, with white in place of transparency."""
     if len(pixels) == 1:
         return np.repeat(pixels, 3, axis=0)
     if len(pixels) != 4:
@@ -251,8 +253,8 @@ def rgb_pixels(pixels: np.ndarray) -> np.ndarray:
 
 
 def new_size(old: tuple[int, ...], size: dict[str, int]) -> tuple[int, int]:
-    """The height and width that an image of the `old` ones is resized to; what `size` leaves open
-    keeps their ratio."""
+    """Return the height and width to resize an image of size `old` to. The aspect ratio decides
+    what `size` leaves open."""
     height, width = old
     if "height" in size:
         return size["height"], size["width"]
@@ -274,7 +276,7 @@ def resize(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndarr
     """(C, H, W) -> (C, *size), by Pillow, whose images are whole numbers up to 255."""
     if len(pixels) > 4:
         raise ValueError(f"the image has {len(pixels)} channels, expected at most 4")
-    with np.errstate(invalid="ignore"):  # what is not finite is refused below
+    with np.errstate(invalid="ignore"):  # values that are not finite are rejected below
         is_whole = pixels.dtype == np.uint8 or np.allclose(pixels, pixels.astype(int))
     highest = 255 if is_whole else 1
     if not (pixels.min() >= 0 and pixels.max() <= highest):

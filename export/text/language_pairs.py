@@ -1,5 +1,5 @@
-"""Which languages a model translates, under the codes that clients know, and what the runtime calls
-them."""
+"""The language pairs of a model: the codes that clients know and the names that the runtime
+uses."""
 
 import re
 from collections import Counter
@@ -37,17 +37,17 @@ class Direction(NamedTuple):
 
 @dataclass(frozen=True)
 class Directions:
-    """Of one model: its `pairs`; the names that the model itself has for languages, by code; and
-    whether these are words of texts, for targets only. Without `pairs` nothing is known of its
-    languages, and any are taken."""
+    """The directions that one model translates. `pairs` are codes of source and target. `names` are
+    the model's own names of languages, by code. With `has_words` the names are words of texts, for
+    targets only. Without `pairs` the languages are unknown and any are accepted."""
 
     pairs: Sequence[Pair]
     names: dict[str, str]
     has_words: bool
 
     def find(self, source: str, target: str) -> Direction | None:
-        """That of codes, in any case, or of the model's own names; `None` if the model does not
-        have it."""
+        """Return the direction of two codes, in any case, or of two names of the model. Return
+        `None` if the model does not translate it."""
         if not self.pairs:
             return Direction(source, target)
         found = self.codes.get(key(source)), self.codes.get(key(target))
@@ -76,7 +76,7 @@ class Directions:
 
     @cached_property
     def targets(self) -> dict[str, set[str]]:
-        """Those of each language, none for one that is only a target."""
+        """Target languages of each language; empty for a language that is only a target."""
         found: dict[str, set[str]] = {}
         for source, target in self.pairs:
             found.setdefault(source, set()).add(target)
@@ -89,10 +89,9 @@ class Directions:
 
 
 def languages_of_model(runtime: "TextRuntime", given: Sequence[Pair] = ()) -> list[Pair]:
-    """The pairs of languages that an export translates: those `given`; else all pairs of the
-    tokenizer's languages; else what its card says, where one direction stands in the name of the
-    model and both languages in the metadata; else none. None, too, for a model that does not
-    translate.
+    """Return the pairs of languages that an export translates, or none if it does not translate.
+    The pairs `given` take precedence, then those of the tokenizer's languages, then those of its
+    card. A card counts if the model's name has one direction and the metadata have both languages.
 
     Codes are those of ISO 639-1, with script or region where a model has several, as in "zh-Hans";
     else the model's own.
@@ -142,8 +141,8 @@ def sentence_languages(runtime: "TextRuntime") -> dict[str | None, str]:
 
 
 def given_pair(pair: Pair, own: dict[str, str], has_words: bool) -> Pair:
-    """`pair` in the codes of the model, its `own` by what they may be called. Words are of targets
-    only."""
+    """Return `pair` in the codes of the model. `own` are the model's names by code. Words are for
+    targets only."""
     source, target = (own.get(key(code), code) for code in pair)
     for code in (target,) if has_words else (source, target):
         if own and code not in own.values():
@@ -156,9 +155,9 @@ def given_pair(pair: Pair, own: dict[str, str], has_words: bool) -> Pair:
 
 
 def names_by_code(names: Iterable[str]) -> dict[str, str]:
-    """`names` that a model has for languages, such as eng_Latn, de_DE or >>fra<<, by the code of
-    each: of two letters where it is the only one of its language, else with what follows it, else
-    the name itself."""
+    """Return the model's `names` of languages, such as eng_Latn, de_DE or >>fra<<, by code. A code
+    has two letters if its language has no other name, else what follows too, else it is the name
+    itself."""
     parts = {name: re.split("[_-]", name.strip("<>"), maxsplit=1) for name in names}
     short = shorten_codes(stem for stem, *_ in parts.values())
     stems = {name: short[stem] for name, (stem, *_) in parts.items()}
@@ -175,18 +174,18 @@ def names_by_code(names: Iterable[str]) -> dict[str, str]:
 
 
 def key(code: str) -> str:
-    """What is compared of a code."""
+    """Return the form of `code` that comparisons use."""
     return code.strip("<>").replace("_", "-").lower()
 
 
 def language_name(code: str) -> str:
-    """In English; `code` itself where the table has none."""
+    """Return the English name of the language `code`, or `code` itself if the table lacks it."""
     stem, *rest = code.split("-", 1)
     return " ".join([NAMES[stem], *(f"({each})" for each in rest)]) if stem in NAMES else code
 
 
 def front_matter(info: ExportInfo) -> str:
-    """What stands above the card of an export; empty without one."""
+    """Return the metadata above the card of an export, or an empty string without a card."""
     try:
         found = OF_CARD.match((info.directory / CARD).read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -195,6 +194,6 @@ def front_matter(info: ExportInfo) -> str:
 
 
 def listed(front_matter: str, name: str) -> list[str]:
-    """The strings of a field: one, `[one, two]`, or one to a line."""
+    """Return the strings of the field `name`: one value, `[one, two]`, or one per line."""
     found = re.search(rf"^{name}:(.*\n(?:[ \t]*- .*\n)*)", front_matter, re.MULTILINE)
     return re.findall(r"[^\s\[\],\"'-][^\s\[\],\"']*", found[1]) if found else []

@@ -1,4 +1,4 @@
-"""Source and target languages of a multilingual model, by what the manifest says of its
+"""The source and target languages of a multilingual model, from what the manifest says of its
 tokenizer."""
 
 import re
@@ -10,18 +10,18 @@ from typing import Any
 from ..errors import UsageError, did_you_mean, nearest
 from ..inference.export_info import MANIFEST, ExportInfo
 
-LANGUAGE_WORD = re.compile(r">>[^\s<>]*<<")  # of Marian, at the start of a text
+LANGUAGE_WORD = re.compile(r">>[^\s<>]*<<")  # Marian's word for a language, at the start of a text
 
 Choice = str | list[str] | None  # one for all texts, or one for each
 
 
 @dataclass(frozen=True)
 class Languages:
-    """`tokens` by name; the name of the `source` that the tokenizer has by itself; `before` and
-    `after`, the ids around a text, `None` for its language; `target`, the option of generation that
-    the target language is. Or `words`, which a text begins with. All are empty for a model without
-    languages.
-    """
+    """The languages of a tokenizer. `tokens` are ids by name, `source` is the source language that
+    tokenizer.json sets. `before` and `after` are the ids around a text, with `None` for the
+    language. `target` is the generation option that selects the target language. Some models have
+    `words` instead, which a text begins with. All fields are empty for a model without
+    languages."""
 
     tokens: dict[str, int] = field(default_factory=dict)
     source: str | None = None
@@ -31,8 +31,8 @@ class Languages:
     words: list[str] = field(default_factory=list)
 
     def rows(self, rows: list[list[int]], src_lang: Choice) -> list[list[int]]:
-        """`rows` of tokens without special ones -> with those around them for the language of each.
-        Raises UsageError for what is no language of the model."""
+        """Return `rows` of tokens with the special tokens of each row's language around them.
+        Raises UsageError for a language that the model lacks."""
         ids = self.ids("src_lang", src_lang, len(rows))
         return [
             [language if id is None else id for id in self.before]
@@ -42,7 +42,8 @@ class Languages:
         ]
 
     def ids(self, name: str, given: Choice, count: int) -> list[int]:
-        """Of the languages that are `given` for `count` texts as the argument `name`.
+        """Return the token ids of the languages `given` for `count` texts. `name` is the argument,
+        for errors.
 
         Raises:
             UsageError: for a model without languages, one that is unknown, and another number of
@@ -80,9 +81,9 @@ class Languages:
     def target_options(
         self, tgt_lang: Choice, count: int, options: dict[str, Any], default: int | None
     ) -> list[dict[str, Any]]:
-        """The options of generation for the target language of each of `count` texts, beside the
-        given `options`. Without `tgt_lang` it is the `default` of the model's own settings, if that
-        is a language.
+        """Return the generation options of the target language of each of `count` texts, beside the
+        given `options`. Without `tgt_lang` it is `default`, the model's own setting, if that is a
+        language.
 
         Raises:
             UsageError: as `ids`; without any target language, and for two.
@@ -101,8 +102,8 @@ class Languages:
         return [{**others, self.target: id} for id in ids]
 
     def check_words(self, texts: Iterable[str]) -> None:
-        """Raises ValueError for a text that begins with the word of a language that the model does
-        not know."""
+        """Raise ValueError if a text begins with the word of a language that the model does not
+        know."""
         for text in texts if self.words else ():
             found = LANGUAGE_WORD.match(text)
             if found and found[0] not in self.words:
@@ -113,7 +114,8 @@ class Languages:
 
 
 def languages_of(info: ExportInfo) -> Languages:
-    """By the manifest of `info`; ValueError for what it cannot hold."""
+    """Return the languages in the manifest of `info`. Raises ValueError if the manifest has unknown
+    fields."""
     found = info.manifest.get("languages") or {}
     try:
         return Languages(**found)
@@ -129,8 +131,8 @@ def some(names: Iterable[str]) -> str:
 
 
 def nearest_language(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that has the same language with another script or region, that `name` is
-    the beginning of, or that is most like it, if any is."""
+    """Return the name in `known` that is closest to `name`, or None. The same language with another
+    script or region comes first, then names that begin with `name`, then similar spellings."""
     stem = name.partition("_")[0].lower()
     same = [language for language in known if language.partition("_")[0].lower() == stem]
     longer = [language for language in known if stem and language.lower().startswith(stem)]

@@ -47,8 +47,8 @@ def clean_up(text: str) -> str:
 
 
 class CleanPieces:
-    """Like `Pieces`, for a tokenizer that cleans up: joined, the pieces are `clean_up` of the
-    decoded row."""
+    """An incremental detokenizer like `Pieces`, for a tokenizer that cleans up. Joined, the pieces
+    are `clean_up` of the decoded row."""
 
     def __init__(self, pieces: "Pieces"):
         self.pieces = pieces

@@ -1,5 +1,5 @@
-"""The answers to a prompt as OpenAI's `/v1/completions` has them: pieces of text as tokens come, up
-to a stop text, and what is known of the probability of each token."""
+"""The answers to a prompt in the format of OpenAI's `/v1/completions`. Text comes in pieces, up to
+a stop text, with log probabilities of the tokens."""
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
@@ -18,8 +18,8 @@ KINDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 class StopTexts:
-    """Lets a text through as it comes, up to the first of `stops`, and not beyond where one may
-    have begun."""
+    """A filter that passes a text on up to the first of `stops`, and holds back what may begin
+    one."""
 
     def __init__(self, stops: Sequence[str]):
         self.stops = stops
@@ -40,7 +40,7 @@ class StopTexts:
 
 
 def begun(text: str, stop: str) -> int:
-    """How many of the last characters of `text` are the first ones of `stop`, at most."""
+    """Return the length of the longest proper prefix of `stop` that `text` ends with."""
     return next(
         (
             size
@@ -52,15 +52,15 @@ def begun(text: str, stop: str) -> int:
 
 
 class Logprobs:
-    """Of tokens, in the form of the API; `runtime` names them. Offsets are places in the text that
-    is given."""
+    """Log probabilities of tokens, in the format of the API. `runtime` names the tokens. Offsets
+    are positions in the text that is returned."""
 
     def __init__(self, runtime: TextRuntime):
         self.name = runtime.token_names
         self.columns: dict[str, list] = {kind: [] for kind in KINDS}
 
     def add(self, token: int, known: TokenLogprobs | None, offset: int) -> None:
-        """Nothing is `known` of the first token of all."""
+        """Add a token. `known` is None for the very first token."""
         logprob = None if known is None else finite(known.logprob)
         top = None if known is None else self._top(known)
         values = (self.name(token), logprob, top, offset)
@@ -68,14 +68,15 @@ class Logprobs:
             column.append(value)
 
     def _top(self, known: TokenLogprobs) -> dict[str, float]:
-        """The likeliest, and the one that was taken; of two that have the same name the first."""
+        """Return the best tokens and the token that was chosen. Of two tokens of one name the first
+        counts."""
         top: dict[str, float] = {}
         for token, logprob in (*known.top, (known.token, known.logprob)):
             top.setdefault(self.name(token), finite(logprob))
         return top
 
     def take(self) -> dict[str, list]:
-        """What was added since the last time."""
+        """Return the columns that were added since the last call."""
         taken, self.columns = self.columns, {kind: [] for kind in KINDS}
         return taken
 
@@ -85,19 +86,20 @@ def finite(logprob: float) -> float:
 
 
 class Answer:
-    """One of the answers to a prompt. `begins` is what its text begins with, the prompt or
+    """One of the answers to a prompt. `begins` is the beginning of its text, the prompt or
     nothing."""
 
     def __init__(self, runtime: TextRuntime, stops: Sequence[str], begins: str, has_logprobs: bool):
         self.pieces = runtime.pieces()
         self.stops = StopTexts(stops)
-        self.length = len(begins)  # of the text so far, with what is held back
+        self.length = len(begins)  # length of the text so far, with the characters held back
         self.logprobs = Logprobs(runtime) if has_logprobs else None
         self.tokens = 0
         self.finish_reason: str | None = None
 
     def add(self, event: Event) -> str:
-        """The text that is certain now. The last token, or a stop text, sets `finish_reason`."""
+        """Return the text that is certain now. The last token or a stop text sets
+        `finish_reason`."""
         self.tokens += 1
         if self.logprobs is not None:
             self.logprobs.add(event.token, event.logprobs, self.length)
@@ -141,22 +143,22 @@ class Completion:
 
     @property
     def tokens(self) -> int:
-        """New ones so far, of all answers."""
+        """New tokens so far, of all answers."""
         return sum(answer.tokens for answer in self.answers)
 
     @property
     def is_replayed(self) -> bool:
-        """Whether it is generated as a whole: beams, and what is told of the prompt, come with the
-        end only."""
+        """True if the answer is available at the end only, as with beams and log probabilities of
+        the prompt."""
         return self.job.options.num_beams > 1 or self.job.scores_prompt or self.is_empty
 
     @property
     def is_read(self) -> bool:
-        """Whether tokens are looked at one by one, as something is asked of them."""
+        """True if each token is inspected, for stop texts, log probabilities or an empty answer."""
         return bool(self.stops) or self.job.top_logprobs is not None or self.is_empty
 
     def size(self, generated: list[Generated]) -> int:
-        """How much work `whole` is, in characters that could be cut into tokens meanwhile."""
+        """Return the cost of `whole` in characters that could be tokenized meanwhile."""
         tokens = (
             sum(len(each.tokens) for each in generated)
             + len(self.job.prompt) * self.job.scores_prompt
@@ -164,8 +166,8 @@ class Completion:
         return ONE_READ * tokens if self.is_read else tokens
 
     async def chunks(self, scheduler: Client) -> AsyncGenerator[Chunk, None]:
-        """Parts of the answers, each as soon as it is known. Ends with the last answer: what the
-        engine would generate behind stop texts is given up."""
+        """Yield parts of the answers as soon as they are known. It ends with the last answer, and
+        drops what the engine would generate behind stop texts."""
         if self.is_replayed:
             [generated] = await scheduler.generate([self.job])
             for chunk in await offloaded(self.size(generated), self.whole, generated):
@@ -184,7 +186,7 @@ class Completion:
                     return
 
     def replayed(self, generated: list[Generated]) -> Iterator[Chunk]:
-        """What `chunks` would give, of what was generated as a whole."""
+        """Yield the chunks of an answer that was generated completely."""
         yield from self.beginnings(generated[0].prompt_logprobs)
         for index, each in enumerate(generated):
             if self.is_empty:
@@ -198,7 +200,8 @@ class Completion:
                 )
 
     def heard(self, event: Event) -> Iterator[Chunk]:
-        """What the next token makes certain, unless its answer has ended at a stop text."""
+        """Yield the text that the next token makes certain, unless the answer has ended at a stop
+        text."""
         answer = self.answers[event.index]
         if answer.finish_reason is None:
             text = answer.add(event)
@@ -206,8 +209,8 @@ class Completion:
                 yield self.chunk(event.index, text, answer.finish_reason)
 
     def beginnings(self, known: list[TokenLogprobs] | None) -> Iterator[Chunk]:
-        """The prompt, for each answer, if it is to be echoed, with what is `known` of its
-        tokens."""
+        """Yield the prompt for each answer if it is echoed, with the log probabilities `known` of
+        its tokens."""
         if not self.begins and known is None:
             return
         for index, answer in enumerate(self.answers):
@@ -231,7 +234,7 @@ class Completion:
         }
 
     def whole(self, generated: list[Generated]) -> list[Chunk]:
-        """The answers, each in one."""
+        """Return each answer as one chunk."""
         if self.is_read:
             return joined(self.replayed(generated))
         texts = self.runtime.decode([each.tokens for each in generated])
@@ -244,7 +247,7 @@ class Completion:
 
 
 def joined(chunks: Iterable[Chunk]) -> list[Chunk]:
-    """Whole choices, in order, of their parts."""
+    """Return complete choices, in order, from their parts."""
     parts: dict[int, list[Chunk]] = {}
     for chunk in chunks:
         parts.setdefault(chunk["index"], []).append(chunk)

@@ -116,8 +116,8 @@ async def translate_texts(request: Request) -> JSONResponse:
 
 
 def check_counts(request: Request, model: ServedModel, body: Translation) -> None:
-    """Raises RequestError 400 for more texts than one request may have, and more alternatives than
-    a worker has slots for."""
+    """Raise RequestError 400 for more texts than a request may have, or more alternatives than a
+    worker has slots."""
     assert model.scheduler is not None  # every model that translates has one
     most = settings_of(request).max_batch
     if isinstance(body.q, list) and len(body.q) > most:
@@ -133,7 +133,7 @@ def check_counts(request: Request, model: ServedModel, body: Translation) -> Non
 
 
 def answer_of(body: Translation, direction: Direction, found: list[list[str]]) -> dict[str, Any]:
-    """The fields of a `Translated` for the translations of each text."""
+    """Return the fields of a `Translated` for the translations of each text."""
     fields: dict[str, list] = {"translatedText": [best for best, *_ in found]}
     if body.source == AUTO:
         fields["detectedLanguage"] = [{"confidence": 0, "language": direction.source}] * len(found)
@@ -174,7 +174,7 @@ async def translate_plain(
 async def translate_html(
     model: ServedModel, direction: Direction, texts: list[str], splitting: Splitting
 ) -> list[list[str]]:
-    """Of each text one translation, which differs in what stands between tags alone."""
+    """Return the translation of each text, in which only the text between tags differs."""
     size = sum(map(len, texts))
     runs = await offloaded(size, runs_of, texts)
     translated = await translate_plain(
@@ -186,7 +186,7 @@ async def translate_html(
 
 
 def runs_of(texts: list[str]) -> list[list[TextRun]]:
-    """The text of each. Raises TooLong for more than can be sentences of one request."""
+    """Return the text runs of each text. Raises TooLong for more than `MOST_SENTENCES` runs."""
     runs = [text_runs(text) for text in texts]
     found = sum(map(len, runs))
     if found > MOST_SENTENCES:
@@ -198,7 +198,7 @@ def runs_of(texts: list[str]) -> list[list[TextRun]]:
 
 
 async def body_of(request: Request) -> Translation:
-    """Of JSON, or of a form, in which several `q` are a list.
+    """Return the request in JSON or in a form. Several `q` of a form are a list.
 
     Raises:
         RequestValidationError: for a field of another type, and for a body that is none.
@@ -261,7 +261,7 @@ async def form_of(request: Request, kind: str) -> dict[str, Any]:
 
 
 def translators(request: Request, name: str | None = None) -> list[ServedModel]:
-    """The models that translate; the only one that the path names, else the body."""
+    """Return the models that translate, or the only one that the path or else the body names."""
     models = models_of(request)
     in_path = name_in_path(request)
     if in_path is not None or name is not None:
@@ -271,7 +271,7 @@ def translators(request: Request, name: str | None = None) -> list[ServedModel]:
 
 
 def model_for(request: Request, body: Translation) -> tuple[ServedModel, Direction]:
-    """The model that translates what the body asks for.
+    """Return the model that translates what the body asks for.
 
     Raises:
         RequestError: 400 for languages that are not served, with those that are, and where several
@@ -294,8 +294,8 @@ def model_for(request: Request, body: Translation) -> tuple[ServedModel, Directi
 
 
 def only_source(models: list[ServedModel]) -> str:
-    """The one language that all of `models` read. Raises RequestError 400 for several, and if none
-    is known."""
+    """Return the one source language of all `models`. Raises RequestError 400 for several languages
+    and for none."""
     sources = set().union(*(model.directions.sources for model in models))
     if len(sources) != 1:
         served = ", ".join(sorted(sources)[:SHOWN]) if sources else "the code of a language"

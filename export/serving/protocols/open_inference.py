@@ -46,7 +46,7 @@ TEXT = TensorSpec("text", TEXTS, ("batch_size",))
 GENERATED = TensorSpec("generated_text", TEXTS, ("batch_size",))
 EMBEDDING = TensorSpec("embedding", "float32", ("batch_size", "embedding_size"))
 LANGUAGES = ("src_lang", "tgt_lang")
-VERSION = "1"  # of every model: Triton's name of the first
+VERSION = "1"  # version of every model: Triton's name of the first one
 READING = ("truncate",)  # parameters of models that read
 SCHEMA = {
     "type": "object",
@@ -148,8 +148,8 @@ def inputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
 
 
 def tensors_for(model: ServedModel) -> tuple[TensorSpec, ...]:
-    """What may be given in place of texts: the inputs of the graph; of a model that generates, what
-    its source or prompt is."""
+    """Return the inputs that can replace texts: the inputs of the graph, or the source or prompt of
+    a model that generates."""
     if model.reader is not None:
         return model.reader.spec.inputs
     return token_inputs(model.runtime.info.config, ("batch_size", "source_length"))
@@ -223,8 +223,8 @@ async def infer(request: Request, name: str) -> Response:
 
 
 def asked_of(model: ServedModel, content: bytes, json_length: str | None, most: int) -> Asked:
-    """Raises UsageError and RequestValidationError for what is no request for `model`, and TooLong
-    for more than `most` rows and for more tokens than a row may have."""
+    """Return the request in `content`. Raises UsageError and RequestValidationError for an invalid
+    request. Raises TooLong for more than `most` rows, or for a row of too many tokens."""
     body, binary = read_request(content, json_length)
     if body.model_name not in (None, model.name):
         raise UsageError(
@@ -253,8 +253,8 @@ def asked_of(model: ServedModel, content: bytes, json_length: str | None, most: 
 
 
 def check_widths(model: ServedModel, inputs: dict[str, np.ndarray]) -> None:
-    """With the padding, which outputs have too: a row of little else would take memory for
-    nothing."""
+    """Check the widths of rows with their padding, which outputs have too. Rows of padding would
+    waste memory."""
     if model.reader is None:
         return
     axes = {tensor.name: tensor.shape[-1] for tensor in model.reader.spec.inputs}
@@ -288,7 +288,8 @@ def read_and_answer(model: ServedModel, asked: Asked) -> Response:
 def outputs_of_tensors(
     model: ServedModel, inputs: dict[str, np.ndarray], with_embedding: bool
 ) -> dict[str, np.ndarray]:
-    """As `Runtime.outputs`, and the pooled states of each row's tokens."""
+    """Return the outputs of `Runtime.outputs`, with the pooled states of each row if
+    `with_embedding`."""
     found = {
         name: values.astype(np.float32)
         for name, values in model.runtime.runtime.outputs(**inputs).items()
@@ -314,7 +315,7 @@ def check_no_empty_rows(mask: np.ndarray) -> None:
 def outputs_of_texts(
     model: ServedModel, texts: list[str], wanted: dict[str, bool], truncates: bool
 ) -> dict[str, np.ndarray]:
-    """The `wanted` ones, each row padded with zeros to the longest. Texts that are embedded have
+    """Return the `wanted` outputs, each row padded with zeros to the longest. Texts to embed get
     the export's prompt.
 
     Raises:
@@ -341,13 +342,14 @@ def outputs_of_texts(
 
 
 def embeddings(model: ServedModel, states: Sequence[np.ndarray], prompt_length: int) -> np.ndarray:
-    """By the modules of the export, as `TextRuntime.embed`."""
+    """Return the vectors of `states`, pooled by the modules of the export like
+    `TextRuntime.embed`."""
     modules = model.runtime.sentence_modules
     return np.stack([modules.embedding(own, prompt_length) for own in states]).astype(np.float32)
 
 
 def padded_rows(values: Sequence[np.ndarray]) -> np.ndarray:
-    """(B, ...), float32."""
+    """Return the values as one array (B, ...), float32."""
     whole = np.zeros((len(values), *np.max([own.shape for own in values], axis=0)), np.float32)
     for row, own in zip(whole, values, strict=True):
         row[tuple(map(slice, own.shape))] = own
@@ -358,7 +360,7 @@ def padded_rows(values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 async def generated(model: ServedModel, asked: Asked) -> list[str]:
-    """What `TextRuntime.generate` gives for each row."""
+    """Return the text that `TextRuntime.generate` returns for each row."""
     given = dict(asked.parameters)
     languages = {name: given.pop(name, None) for name in LANGUAGES}
     for name, language in languages.items():
@@ -392,7 +394,8 @@ async def generated(model: ServedModel, asked: Asked) -> list[str]:
 def jobs_of_ids(
     model: ServedModel, inputs: dict[str, np.ndarray], tgt_lang: str | None, options: dict[str, Any]
 ) -> list[Job]:
-    """Raises ValueError as `Runtime.generate`, and for a row without tokens."""
+    """Return the inputs for rows of ids. Raises ValueError as `Runtime.generate`, and for a row
+    without tokens."""
     assert model.scheduler is not None
     feeds = check_inputs(tensors_for(model), dict(inputs), model.architecture)
     ids, mask = feeds["input_ids"], feeds["attention_mask"]

@@ -246,7 +246,7 @@ def asked_of(
     stops: list[str],
     body: CompletionFields,
 ) -> list[Completion]:
-    """Of each prompt what is to be generated. Raises as `job_of`."""
+    """Return the completion to generate for each prompt. Raises as `job_of`."""
     n, is_empty = options["num_return_sequences"], body.max_tokens == 0
     jobs = [job_of(scheduler, each, options, body) for each in prompts]
     echoes = [""] * len(prompts)
@@ -267,7 +267,7 @@ def completes(model: ServedModel) -> bool:
 
 
 def check_fields(body: CompletionFields) -> None:
-    """Raises UsageError for what is not supported, and for fields that do not go together."""
+    """Raise UsageError for fields that are not supported or do not go together."""
     for name, neutral in NEUTRAL.items():
         value = getattr(body, name)
         if value not in (None, neutral):
@@ -297,9 +297,9 @@ def stops_of(stop: Any) -> list[str]:
 
 
 def options_of(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, Any]:
-    """Those of `Runtime.generate`. What the request does not have is taken from `defaults`, of
-    generation_config.json, as in vLLM; what that has not is what OpenAI has, one row that is
-    sampled from all tokens.
+    """Return the options of `Runtime.generate`. Fields missing in the request come from `defaults`,
+    of generation_config.json, as in vLLM. Otherwise OpenAI's defaults apply: one row, sampled from
+    all tokens.
 
     Raises:
         UsageError: for a value that an option cannot have, and for values that do not go together.
@@ -337,8 +337,8 @@ def options_of(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, An
 def job_of(
     scheduler: Client, each: CompletionPrompt, options: dict[str, Any], body: CompletionFields
 ) -> Job:
-    """Raises RequestError and UsageError for what the engine cannot do, in the words of the
-    request."""
+    """Return the input to generate from. Raises RequestError and UsageError for what the engine
+    cannot do, in the words of the request."""
     scores_prompt = bool(body.echo) and body.logprobs is not None
     most, read, new = scheduler.admission.room.length, len(each.ids), options["max_new_tokens"]
     if read + new - 1 > most:  # the last one is not read again
@@ -361,8 +361,8 @@ def in_their_words(error: TooLong | UsageError) -> UsageError:
 
 
 async def prompts_of(given: Any, runtime: TextRuntime, most: int) -> list[CompletionPrompt]:
-    """Without a prompt, and for an empty one, the model's first token. Raises UsageError where it
-    has none, for what are no prompts, and for more than `most` of them."""
+    """Return the prompts. A missing or empty prompt becomes the model's first token. Raises
+    UsageError if the model has none, for invalid prompts, and for more than `most`."""
     inputs: list[Any] = [""] if given is None else inputs_of("prompt", given, most, runtime)
     if not isinstance(inputs[0], str):
         return [CompletionPrompt(ids) for ids in inputs]
@@ -379,8 +379,8 @@ async def prompts_of(given: Any, runtime: TextRuntime, most: int) -> list[Comple
 
 
 def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[Any]:
-    """Texts, or rows of ids. Raises UsageError for anything else, more than `most`, and ids that
-    the model does not have."""
+    """Return texts, or rows of ids. Raises UsageError for anything else, for more than `most`, and
+    for ids that the model lacks."""
     inputs = [given] if isinstance(given, str) else given
     if not isinstance(inputs, list) or not inputs:
         raise UsageError(f"{name} is {shown(given)}, expected {EXPECTED}", name)
@@ -425,8 +425,8 @@ def usage_of(asked: Sequence[Completion]) -> dict[str, int]:
 
 
 async def whole(scheduler: Client, asked: Sequence[Completion], about: dict[str, Any]) -> bytes:
-    """The answer, in JSON. Answers that a stop text may end are heard as they come, so that they
-    end there."""
+    """Return the response in JSON. Answers that a stop text may end are read token by token, so
+    that they end there."""
     if asked[0].stops and not asked[0].is_replayed:
         return rendered(about, joined([chunk async for chunk in parts(scheduler, asked)]), asked)
     found = await scheduler.generate([each.job for each in asked])
@@ -449,7 +449,8 @@ def rendered(about: dict[str, Any], choices: list[Chunk], asked: Sequence[Comple
 
 
 async def parts(scheduler: Client, asked: Sequence[Completion]) -> AsyncGenerator[Chunk, None]:
-    """Of all choices, as they come. Closed early, it leaves nothing running."""
+    """Yield the chunks of all choices in the order of their arrival. Closing it early stops all
+    that runs."""
     if len(asked) == 1:
         async with aclosing(asked[0].chunks(scheduler)) as chunks:
             async for chunk in chunks:
@@ -487,8 +488,8 @@ async def parts(scheduler: Client, asked: Sequence[Completion]) -> AsyncGenerato
 
 
 async def begun(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
-    """The same, when the first of them is there: until then the request can be refused with a
-    status."""
+    """Return an iterator over the same chunks once the first of them is there. Until then the
+    request can be rejected with a status."""
     first = await anext(chunks)
 
     async def all_of() -> AsyncGenerator[Chunk, None]:
@@ -503,8 +504,8 @@ async def begun(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, No
 async def events(
     chunks: AsyncGenerator[Chunk, None], about: dict[str, Any], counted: Sequence[Completion] | None
 ) -> AsyncGenerator[bytes, None]:
-    """One for each chunk, then one with the number of tokens if they are to be `counted`. An error
-    is an event too."""
+    """Yield an event for each chunk, then one with the number of tokens if `counted`. An error is
+    an event too."""
     usage = {} if counted is None else {"usage": None}
     try:
         async with aclosing(chunks):
@@ -545,7 +546,7 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
 def embeddings_of(
     runtime: TextRuntime, inputs: list[Any], body: EmbeddingRequest, about: dict[str, Any]
 ) -> bytes:
-    """The answer, in JSON. Raises as `TextRuntime.embed`."""
+    """Return the response in JSON. Raises as `TextRuntime.embed`."""
     rows, prompt_length = rows_of(runtime, inputs)
     vectors = embedding.vectors(runtime, rows, prompt_length, body.dimensions)
     if body.dimensions is not None:
@@ -566,8 +567,8 @@ def embeddings_of(
 
 
 def rows_of(runtime: TextRuntime, inputs: list[Any]) -> tuple[Sequence[Encoding | TokenRow], int]:
-    """What is read of each input, and how many of its tokens are a prompt's; ids are read as they
-    are."""
+    """Return the tokens of each input, and how many of them are the prompt's. Ids are used
+    unchanged."""
     if not isinstance(inputs[0], str):
         return [TokenRow(ids, [0] * len(ids)) for ids in inputs], 0
     for place, text in enumerate(inputs):

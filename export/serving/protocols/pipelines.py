@@ -31,8 +31,8 @@ from .text_embeddings import in_json, listed
 
 router = APIRouter(tags=["pipelines"])
 
-CHARACTERS = 250_000  # of one text at most
-MOST_WINDOWS = 2000  # of one context
+CHARACTERS = 250_000  # maximum of one text
+MOST_WINDOWS = 2000  # maximum of one context
 # Fields of text-generation-inference that a client can be told to leave out, see
 # `generation_options`.
 LEFT_OUT: tuple[str, ...] = (
@@ -139,7 +139,7 @@ def answer(
 
 
 def body_of(content: bytes, media_type: str, reads_images: bool) -> PipelineRequest:
-    """Bytes are an image, where the task reads those.
+    """Return the request in `content`. Bytes are an image if the task reads images.
 
     Raises:
         ValueError: for what is no JSON object.
@@ -164,7 +164,8 @@ def body_of(content: bytes, media_type: str, reads_images: bool) -> PipelineRequ
 
 @dataclass
 class RequestInputs:
-    """`rows`, and whether they came as a list, so that their answers are one too."""
+    """The `rows` of a request, and whether it had a list of them, so that the response is a list
+    too."""
 
     rows: list[Any]
     is_list: bool
@@ -195,18 +196,19 @@ def characters_of(value: Any) -> list[str]:
 
 
 def texts(given: Any, most: int) -> RequestInputs:
-    """One text, or a list of them."""
+    """Return one text as a list, or a list of texts."""
     return checked(given if isinstance(given, list) else [given], isinstance(given, list), most)
 
 
 def classified_texts(given: Any, most: int) -> RequestInputs:
-    """Texts or pairs. The answer to one is a list of one too, which is what huggingface_hub's
-    client reads."""
+    """Return texts or pairs. The response to a single one is a list of one too, as
+    huggingface_hub's client expects."""
     return RequestInputs(texts(given, most).rows, True)
 
 
 def pairs(given: Any, most: int) -> RequestInputs:
-    """Two texts, as a list or an object; or a list of such pairs."""
+    """Return a list of pairs from two texts, as a list or an object, or from a list of such
+    pairs."""
     is_one = isinstance(given, dict) or (
         isinstance(given, list) and bool(given) and isinstance(given[0], str)
     )
@@ -217,7 +219,7 @@ def pairs(given: Any, most: int) -> RequestInputs:
 
 
 def objects(*keys: str) -> Callable[[Any, int], RequestInputs]:
-    """An object with these keys, or a list of such objects."""
+    """Return the reader of an object with these keys, or of a list of such objects."""
 
     def read(given: Any, most: int) -> RequestInputs:
         rows = given if isinstance(given, list) else [given]
@@ -236,7 +238,7 @@ def objects(*keys: str) -> Callable[[Any, int], RequestInputs]:
 
 
 def images(given: Any, most: int) -> RequestInputs:
-    """An image's bytes, or base64 of them; or a list of such texts."""
+    """Return images from bytes, from base64, or from a list of base64 texts."""
     rows = given if isinstance(given, list) else [given]
     checked([None] * len(rows), True, most)
     return RequestInputs(rows, isinstance(given, list))
@@ -273,7 +275,7 @@ Answers = Callable[[Any, list[Any], dict[str, Any]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class Format:
-    """How a pipeline differs from the function of its task.
+    """The differences of a pipeline from the function of its task.
 
     Args:
         inputs: reads `inputs`, if not as the form of the task says.
@@ -293,7 +295,7 @@ class Format:
 
 
 def plain(task: Task, runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    """What the function of a task returns."""
+    """Return the result of the function of a task for each row."""
     keys = task.forms[0]
     if keys == IMAGE:
         columns = [[image_of(row) for row in rows]]
@@ -363,7 +365,7 @@ def check_tag_windows(model: ServedModel, inputs: RequestInputs, options: dict[s
 
 
 def check_windows(tokens: int, new: int, why: str) -> None:
-    """Raises TooLong for more windows than are read, where each has so many `new` tokens."""
+    """Raise TooLong for more windows than are read if each has `new` tokens."""
     if new > 0 and tokens // new > MOST_WINDOWS:
         raise TooLong(
             f"{why} may be {tokens // new} windows, expected at most {MOST_WINDOWS}: give shorter "
@@ -379,7 +381,7 @@ def answered(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> 
 
 
 def check_question(model: ServedModel, inputs: RequestInputs, options: dict[str, Any]) -> None:
-    """Its length, as what it leaves of a window may be next to nothing."""
+    """Check the length of the question, because it may leave almost nothing of a window."""
     size = options.get("max_seq_len") or min(model.runtime.tokenizer_settings.longest or 384, 384)
     stride = options["doc_stride"] if options.get("doc_stride") is not None else min(size // 2, 128)
     for row in inputs.rows:
@@ -398,8 +400,7 @@ def check_question(model: ServedModel, inputs: RequestInputs, options: dict[str,
 
 
 def features(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    """The states of the tokens of each text, with the axis of a batch of one, as in the
-    pipeline."""
+    """Return the states of the tokens of each text with a batch axis of one, as in the pipeline."""
     found = rows_of(runtime, strings(rows))
     states: list[Any] = [None] * len(found)
     for index, outputs in run(runtime, found):
@@ -433,7 +434,7 @@ def chosen(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Se
 
 
 def labelled(labels: Sequence[str], scores: Sequence[float]) -> list[dict[str, Any]]:
-    """The likeliest first."""
+    """Return the labels with their scores, best first."""
     return sorted(
         ({"label": label, "score": score} for label, score in zip(labels, scores)),
         key=lambda each: -each["score"],
@@ -441,7 +442,7 @@ def labelled(labels: Sequence[str], scores: Sequence[float]) -> list[dict[str, A
 
 
 def image_features(runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    """States (1, S, D) of each, as in the pipeline; with `pool` (D,)."""
+    """Return the states (1, S, D) of each image, as in the pipeline; with `pool` (D,)."""
     found = [runtime.embed([image_of(row)], **options)[0].tolist() for row in rows]
     return found if options.get("pool") else [[states] for states in found]
 
@@ -467,8 +468,8 @@ NAMES = {"translation": "translation_text", "summarization": "summary_text"}
 async def generated(
     model: ServedModel, task: str, body: PipelineRequest, given: dict[str, Any], most: int
 ) -> Response:
-    """Each text's translation, or what goes on from it: `[{"generated_text": str}, ...]`, for a
-    list of texts a list of these."""
+    """Return each text's translation or continuation: `[{"generated_text": str}, ...]`, and for a
+    list of texts a list of such lists."""
     inputs = texts(body.inputs, most)
     single_texts(inputs.rows)
     own, options = generation_options(task, given)
@@ -497,7 +498,7 @@ GENERATION_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def generation_options(task: str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The task's own, and those of `Runtime.generate`.
+    """Return the task's own options and those of `Runtime.generate`.
 
     Raises:
         UsageError: for a name that is neither, and for a value that an option cannot have.

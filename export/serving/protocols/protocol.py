@@ -1,4 +1,4 @@
-"""What the endpoints of all protocols share."""
+"""The parts that the endpoints of all protocols share."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def settings_of(request: Request) -> Settings:
 
 
 def name_in_path(request: Request) -> str | None:
-    """Of the model, under `/models/{model}/`."""
+    """Return the name of the model in `/models/{model}/`, or None."""
     return request.path_params.get("model")
 
 
@@ -56,7 +56,7 @@ def validated(value: Any, *place: str) -> Iterator[None]:
 
 
 def checked_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Options of `Runtime.generate`.
+    """Return options of `Runtime.generate`.
 
     Raises:
         UsageError: as `options.check`, and for a list of more than `MOST_IDS` token ids.

@@ -1,6 +1,6 @@
-"""Requests and answers of the Open Inference Protocol. Tensors are in the JSON, flat or nested, or
-behind it as bytes, which is Triton's extension for binary data: numbers of little endian in the
-order of rows, texts each behind 4 bytes of its length."""
+"""Requests and responses of the Open Inference Protocol. Tensors are in the JSON, flat or nested,
+or follow it as bytes, Triton's extension for binary data. Numbers are little-endian in row order.
+Each text follows 4 bytes with its length."""
 
 import json
 import math
@@ -63,7 +63,7 @@ class InferRequest(BaseModel):
 
 
 def described(tensor: TensorSpec) -> dict[str, Any]:
-    """As metadata say it: -1 for a size that is free."""
+    """Return the metadata of a tensor. A size that is free is -1."""
     shape = [-1 if isinstance(size, str) else size for size in tensor.shape]
     return {"name": tensor.name, "datatype": DATATYPES[tensor.dtype], "shape": shape}
 
@@ -72,7 +72,7 @@ def described(tensor: TensorSpec) -> dict[str, Any]:
 
 
 def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest, memoryview]:
-    """A request, and the bytes that follow its JSON.
+    """Return a request and the bytes that follow its JSON.
 
     Args:
         json_length: the header of that name.
@@ -107,7 +107,8 @@ def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest,
 def inputs_of(
     given: Sequence[InputTensor], binary: memoryview, known: Sequence[TensorSpec]
 ) -> dict[str, np.ndarray]:
-    """The values of each by its name, in its shape; texts as strings in an array of objects.
+    """Return the values of each input by name, in its shape. Texts are strings in an array of
+    objects.
 
     Raises:
         UsageError: for a name that is not `known`, or comes twice, another datatype than that,
@@ -149,8 +150,8 @@ def inputs_of(
 
 
 def binary_size(tensor: InputTensor, most: int) -> int | None:
-    """How many of the `most` bytes that are left are the values of `tensor`; `None` if they are in
-    the JSON."""
+    """Return how many of the `most` remaining bytes hold the values of `tensor`, or `None` if the
+    JSON holds them."""
     parameters = tensor.parameters or {}
     check_no_shared_memory(tensor.name, parameters)
     size = parameters.get("binary_data_size")
@@ -174,10 +175,10 @@ def check_no_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
 
 
 def values_of(tensor: InputTensor, dtype: str) -> np.ndarray:
-    """Those in the JSON."""
+    """Return the values of `tensor` in the JSON."""
     if not isinstance(tensor.data, list):
         raise UsageError(f"data of {tensor.name} is {tensor.data!r:.60}, expected a list of values")
-    # of a type of numpy's own, one long text would make every value as long
+    # with a numpy string type, one long text would make every value as long
     values = np.array(tensor.data, object)
     count = math.prod(tensor.shape)
     if values.size != count or (values.ndim > 1 and list(values.shape) != tensor.shape):
@@ -195,7 +196,7 @@ def values_of(tensor: InputTensor, dtype: str) -> np.ndarray:
     if dtype == TEXTS:
         return values
     try:
-        # what is too large for float32 is infinite, which is refused by who reads it
+        # values too large for float32 become infinite, and the reader rejects them
         with np.errstate(over="ignore"):
             return values.astype(dtype)
     except OverflowError:
@@ -205,7 +206,7 @@ def values_of(tensor: InputTensor, dtype: str) -> np.ndarray:
 
 
 def values_in(content: memoryview, tensor: InputTensor, dtype: str) -> np.ndarray:
-    """Those of the bytes `content`."""
+    """Return the values of `tensor` in the bytes `content`."""
     count = math.prod(tensor.shape)
     if dtype == TEXTS:
         texts = texts_in(content, tensor.name)
@@ -240,7 +241,7 @@ def texts_in(content: memoryview, name: str) -> list[str]:
 
 
 def outputs_of(body: InferRequest, known: Sequence[TensorSpec]) -> dict[str, bool]:
-    """The names of those that are wanted, each with whether its data follow the JSON.
+    """Return the names of the requested outputs, each with whether its data follow the JSON.
 
     Raises:
         UsageError: for a name that is not `known`, or comes twice, and for a parameter that is not
@@ -269,7 +270,7 @@ def outputs_of(body: InferRequest, known: Sequence[TensorSpec]) -> dict[str, boo
 
 
 def flag(name: str, value: Any, default: bool) -> bool:
-    """`value`, which must be true, false or nothing."""
+    """Return `value`, which must be true, false or missing."""
     if value is not None and not isinstance(value, bool):
         raise UsageError(f"{name} is {value!r:.60}, expected true or false")
     return default if value is None else value
@@ -281,8 +282,8 @@ def flag(name: str, value: Any, default: bool) -> bool:
 def write_answer(
     about: dict[str, Any], outputs: Mapping[str, np.ndarray], in_binary: Collection[str]
 ) -> tuple[bytes, dict[str, str]]:
-    """The body and its headers. Texts are strings in arrays of objects; of numbers there are those
-    of `DATATYPES`."""
+    """Return the body and its headers. Texts are strings in arrays of objects; numbers have the
+    types of `DATATYPES`."""
     listed, parts = [], []
     for name, values in outputs.items():
         datatype = DATATYPES[TEXTS if values.dtype == object else values.dtype.name]

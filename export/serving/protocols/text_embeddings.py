@@ -309,8 +309,8 @@ ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[TEIReques
 def chosen(
     request: Request, fits: Callable[[ServedModel], bool], purpose: str, name: str | None
 ) -> ServedModel:
-    """Raises RequestError as `ServedModels.choose`, but 424 where a model does not fit, as in
-    text-embeddings-inference."""
+    """Return the model of the request. Raises RequestError as `ServedModels.choose`, but 424 if a
+    model does not fit, as in text-embeddings-inference."""
     try:
         return models_of(request).choose(fits, purpose, name_in_path(request), name)
     except RequestError as refusal:
@@ -334,7 +334,7 @@ def has_tokenizer(model: ServedModel) -> bool:
 
 
 def longest(model: ServedModel) -> int:
-    """How many tokens of a text are read at most."""
+    """Return the maximum number of tokens of a text."""
     limit = (
         model.runtime.info.config["max_position_embeddings"]
         if model.reader is None
@@ -374,7 +374,7 @@ def check_input(text: str, name: str) -> str:
 
 
 def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[str | list[int]]:
-    """Texts, and rows of ids."""
+    """Return texts and rows of ids."""
     inputs = [given] if isinstance(given, str) else given
     if isinstance(inputs, list) and inputs and all(type(each) is int for each in inputs):
         inputs = [inputs]
@@ -398,7 +398,7 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[st
 
 
 def sequences_of(given: Any) -> tuple[list[str | Pair], bool]:
-    """Texts and pairs, and whether they were given as a list of them."""
+    """Return texts and pairs, and whether the request had a list of them."""
     if isinstance(given, str):
         return [check_input(given, "inputs")], False
     if isinstance(given, list) and given and all(isinstance(each, list) for each in given):
@@ -422,8 +422,7 @@ def sequence_of(given: Any, name: str) -> str | Pair:
 
 
 def encoded(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> list[Encoding]:
-    """What the tokenizer makes of each, cut if that is asked for. Raises TooLong for what is too
-    long."""
+    """Return the encoding of each text, truncated if requested. Raises TooLong for longer texts."""
     limit = longest(model)
     if how.truncate:
         shortened = [first_characters(text, limit * CHARACTERS, how.side) for text in texts]
@@ -445,7 +444,7 @@ def check_lengths(lengths: Sequence[int], limit: int) -> None:
 
 
 def first_characters(text: str | Pair, most: int, side: str) -> str | Pair:
-    """Or the last ones, where that is what stays."""
+    """Return the first characters, or the last ones if those are kept."""
     if isinstance(text, str):
         return text[:most] if side == "right" else text[-most:]
     first, second = (first_characters(part, most, side) for part in text)
@@ -455,8 +454,8 @@ def first_characters(text: str | Pair, most: int, side: str) -> str | Pair:
 def rows_to_embed(
     model: ServedModel, inputs: Sequence[str | list[int]], how: Embedded | SimilarityParameters
 ) -> tuple[list[Encoding | TokenRow], int]:
-    """As `embedding.rows_to_embed`, of texts and ids; ids are read as they are, or with a prompt as
-    the text that they are."""
+    """Return the rows of `embedding.rows_to_embed` for texts and ids. Ids are used unchanged, or
+    decoded to text if there is a prompt."""
     runtime = model.runtime
     prompt = embedding.chosen_prompt(sentence_config(runtime), how.prompt_name, None)
     lowered = (
@@ -492,8 +491,8 @@ def in_json(content: bytes) -> Response:
 
 
 def listed(values: Iterator[Any]) -> bytes:
-    """A list, as JSON: each of its values by itself, so that other threads have their turn in
-    between."""
+    """Return a list as JSON. Values are written one by one, so that other threads have their
+    turn."""
     return (
         b"["
         + b",".join(
@@ -506,7 +505,8 @@ def listed(values: Iterator[Any]) -> bytes:
 def states_of(
     model: ServedModel, inputs: Sequence[str | list[int]], how: Embedded | SimilarityParameters
 ) -> tuple[list[np.ndarray], int]:
-    """Of the tokens of each input (S, D), and how many of them are the prompt's."""
+    """Return the states (S, D) of the tokens of each input, and how many tokens are the
+    prompt's."""
     rows, prompt_length = rows_to_embed(model, inputs, how)
     states: list[np.ndarray] = [np.empty(0)] * len(rows)
     for index, outputs in run(model.runtime, rows):
@@ -520,7 +520,7 @@ def vectors(
     how: Embedded | SimilarityParameters,
     width: int | None = None,
 ) -> list[np.ndarray]:
-    """One for each input, without the export's normalisation at the end."""
+    """Return one vector for each input, without the final normalization of the export."""
     modules = model.runtime.sentence_modules
     steps = modules.steps
     while steps and steps[-1] is embedding.normalized:
@@ -561,8 +561,8 @@ def cosines(
 def scores_of(
     model: ServedModel, sequences: Sequence[str | Pair], how: Truncation, is_raw: bool
 ) -> list[np.ndarray]:
-    """Of all labels of each: logits, or probabilities, by the sigmoid where labels are independent
-    or there is only one."""
+    """Return the scores of all labels for each input: logits if `is_raw`, otherwise probabilities.
+    The sigmoid applies to independent labels and to a single label, else the softmax."""
     config = model.runtime.info.config
     is_independent = (
         config.get("problem_type") == "multi_label_classification" or len(config["id2label"]) == 1

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ...text.tasks.translation import has_letters
 
-BEGIN = re.compile(r"<(?=[a-zA-Z!?]|/.)", re.DOTALL)  # of markup; any other "<" is text
+BEGIN = re.compile(r"<(?=[a-zA-Z!?]|/.)", re.DOTALL)  # start of markup; any other "<" is text
 COMMENT = re.compile(r"<!--(?:-?>|.*?--!?>)", re.DOTALL)
 # a doctype, and what browsers take for a comment
 OTHER = re.compile(r"<(?:[!?]|/(?![a-zA-Z]))[^>]*>")
@@ -29,7 +29,7 @@ SPACES = re.compile(rf"[{SPACE}]+")
 
 # without tags within, never text
 RAW = {"script", "style", "textarea", "xmp", "iframe", "noembed", "noframes", "plaintext"}
-KEPT = {"code", "kbd", "math", "pre", "samp", "svg", "var"}  # what is in them is not translated
+KEPT = {"code", "kbd", "math", "pre", "samp", "svg", "var"}  # their content is not translated
 VOID = {
     *(
         "area",
@@ -93,8 +93,8 @@ ENDED_BY = {
 
 
 class TextRun(NamedTuple):
-    """Text between two tags, without the white space around it: where it begins and ends, and what
-    it says."""
+    """The text between two tags without the white space around it: its start, its end and its
+    content."""
 
     start: int
     end: int
@@ -102,9 +102,9 @@ class TextRun(NamedTuple):
 
 
 def text_runs(html: str) -> list[TextRun]:
-    """What is to be translated, in order: text with letters, its entities as characters and its
-    white space as single spaces, but for elements with `translate="no"` or the class `notranslate`,
-    and those of `KEPT` and `RAW`."""
+    """Return the texts to translate, in order. They contain letters; entities become characters and
+    white space single spaces. Elements with `translate="no"` or the class `notranslate`, and those
+    of `KEPT` and `RAW`, are skipped."""
     runs = []
     elements = Elements()
     place = 0
@@ -118,7 +118,8 @@ def text_runs(html: str) -> list[TextRun]:
 
 
 def run_between(html: str, start: int, end: int) -> list[TextRun]:
-    """The one there, if it has letters."""
+    """Return the text between `start` and `end` as a list of one run, empty if it has no
+    letters."""
     raw = html[start:end]
     start += len(raw) - len(raw.lstrip(SPACE))
     raw = raw.strip(SPACE)
@@ -127,7 +128,8 @@ def run_between(html: str, start: int, end: int) -> list[TextRun]:
 
 
 def end_of_markup(html: str, start: int, elements: "Elements") -> int:
-    """Where what begins at `start` ends; the end of all where it never does."""
+    """Return where the markup that begins at `start` ends, or the end of `html` if it has no
+    end."""
     if html.startswith("<!--", start):
         found = COMMENT.match(html, start)
     elif (found := TAG.match(html, start)) is None:
@@ -155,7 +157,7 @@ class Elements:
         return self.stack[-1][1] if self.stack else True
 
     def open(self, name: str, rest: str) -> None:
-        """At a tag, with the `rest` of it behind the name."""
+        """Enter an element at its tag. `rest` is the text of the tag behind the name."""
         while self.stack and name in ENDED_BY.get(self.stack[-1][0], ()):
             self.close(self.stack[-1][0])
         if name not in VOID and not rest.endswith("/"):
@@ -164,7 +166,7 @@ class Elements:
             self.counts[name] += 1
 
     def close(self, name: str) -> None:
-        """With those that are open within it, if it is open."""
+        """Close the element `name` with those open within it, if it is open."""
         while self.counts[name]:
             inner = self.stack.pop()[0]
             self.counts[inner] -= 1
@@ -173,7 +175,8 @@ class Elements:
 
 
 def own_choice(rest: str) -> bool | None:
-    """What the attributes of an element say of its translation; `None` if nothing."""
+    """Return whether the attributes of an element ask to translate it, or `None` if they do not
+    say."""
     if "translate" not in rest.lower():
         return None
     attributes: dict[str, str] = {}
@@ -185,8 +188,8 @@ def own_choice(rest: str) -> bool | None:
 
 
 def replaced(html: str, runs: Sequence[TextRun], texts: Sequence[str]) -> str:
-    """`html` with one of `texts` in the place of each of `runs`; those that are as they were keep
-    their bytes."""
+    """Return `html` with one of `texts` in place of each of `runs`. Unchanged texts keep their
+    bytes."""
     parts = []
     place = 0
     for run, text in zip(runs, texts, strict=True):
@@ -197,8 +200,8 @@ def replaced(html: str, runs: Sequence[TextRun], texts: Sequence[str]) -> str:
 
 
 def escaped(text: str, raw: str) -> str:
-    """`text` as HTML. A character that is an entity in `raw`, which stood there, is the same
-    one."""
+    """Return `text` as HTML. A character that is an entity in `raw`, the original text, becomes the
+    same entity."""
     own = {unescape(entity): entity for entity in reversed(ENTITY.findall(raw))}
     entities = {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {
         character: own[character] for character in own if len(character) == 1

@@ -1,5 +1,5 @@
-"""Texts to jobs, one for each sentence, and what comes back to texts, as
-`TextRuntime.translate`."""
+"""Translation over HTTP: split texts into sentences, generate each, join the results, as
+`TextRuntime.translate` does."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from ...text.tasks.translation import Plan, Splitting, parts_of, plan_of
 from ..models import ServedModel
 
 LONG = 1000  # characters: what takes longer than about a millisecond is no work for the event loop
-MOST_SENTENCES = 4096  # of one request
+MOST_SENTENCES = 4096  # per request
 LONGEST_TOKEN = 16  # characters: no language has sentences whose tokens have more on average
 
 
@@ -24,9 +24,9 @@ async def translate(
     splitting: Splitting = Splitting(),  # noqa: B008, it cannot change
     **options: Any,
 ) -> list[list[str]]:
-    """Of each text its `num_return_sequences` translations, the best first. The first is what
-    `TextRuntime.translate` gives, the second is joined of the second of each sentence, and so on.
-    `options` as `Runtime.generate`.
+    """Return `num_return_sequences` translations of each text, best first. The first is the result
+    of `TextRuntime.translate`; the second joins the second-best of each sentence, and so on.
+    `options` are those of `Runtime.generate`.
 
     Raises:
         UsageError, ValueError: as `TextRuntime.translate`.
@@ -44,7 +44,8 @@ async def translate(
 
 
 async def offloaded(size: int, function: Callable, *args: Any) -> Any:
-    """What `function` returns: from a thread if `size` characters make it long, else at once."""
+    """Call `function` and return its result, in a thread if there are more than `LONG`
+    characters."""
     return await asyncio.to_thread(function, *args) if size > LONG else function(*args)
 
 
@@ -67,8 +68,8 @@ def planned(
 
 
 def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitting) -> None:
-    """Raises TooLong for more than `MOST_SENTENCES`, and for one that no slot holds, before their
-    tokens take memory."""
+    """Raise TooLong for more than `MOST_SENTENCES`, or for a sentence that no slot holds. Called
+    before their tokens take memory."""
     assert model.scheduler is not None
     if sum(map(len, texts)) <= MOST_SENTENCES:
         return

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
 
 SENTENCE_CONFIG = "config_sentence_transformers.json"
-Scoring = Callable[[np.ndarray], np.ndarray]  # of logits
+Scoring = Callable[[np.ndarray], np.ndarray]  # from logits to scores
 FUNCTIONS: dict[str, Scoring] = {
     "softmax": softmax,
     "sigmoid": sigmoid,
@@ -52,8 +52,8 @@ def classify(
     top_k: int | None = 1,
     function_to_apply: str | None = None,
 ) -> list[list[dict[str, Any]]]:
-    """The labels of each text, the likeliest first: `{"label": str, "score": float}`, as the
-    pipeline "text-classification" gives them where it is given `top_k`.
+    """Return the labels of each text, best first: `{"label": str, "score": float}`. The pipeline
+    "text-classification" returns the same with `top_k`.
 
     Args:
         texts: strings, or pairs `(text, text_pair)` or `{"text": ..., "text_pair": ...}`. They are
@@ -85,7 +85,7 @@ def classify(
 
 
 def scoring(runtime: "TextRuntime", name: str | None) -> Scoring:
-    """From logits to scores, see `classify`."""
+    """Return the function from logits to scores, as described at `classify`."""
     if name is not None:
         check_one_of("function_to_apply", name, FUNCTIONS)
         return FUNCTIONS[name]
@@ -100,8 +100,8 @@ def scoring(runtime: "TextRuntime", name: str | None) -> Scoring:
 
 
 def recorded_activation(runtime: "TextRuntime") -> str | None:
-    """What a cross-encoder applies to its logits, by the name of torch's class, in one of the three
-    places where sentence-transformers has put it."""
+    """Return the name of the torch class that a cross-encoder applies to its logits, or None.
+    sentence-transformers has stored the name in three places."""
     config = runtime.info.config
     nested = config.get("sentence_transformers")
     if isinstance(nested, dict) and nested.get("activation_fn"):
@@ -112,13 +112,13 @@ def recorded_activation(runtime: "TextRuntime") -> str | None:
 
 
 def sentence_config(runtime: "TextRuntime") -> dict:
-    """The content of config_sentence_transformers.json, empty without one."""
+    """Return the content of config_sentence_transformers.json, empty without the file."""
     info = runtime.info
     return json_object(info.directory / SENTENCE_CONFIG, info.read(SENTENCE_CONFIG) or b"{}")
 
 
 def activation(name: object, place: str) -> Scoring:
-    """That of the class `name` of torch; `place` is for errors."""
+    """Return the activation of torch's class `name`. `place` is named in errors."""
     kind = str(name).rpartition(".")[2]
     if not str(name).startswith("torch.") or kind not in ACTIVATIONS:
         expected = ", ".join(f"torch.nn.{known}" for known in ACTIVATIONS)
@@ -137,9 +137,9 @@ def zero_shot(
     hypothesis_template: str = "This example is {}.",
     multi_label: bool = False,
 ) -> list[dict[str, Any]]:
-    """How well each of `candidate_labels` fits each text, by a model of natural language inference
-    (Yin et al. 2019): `{"sequence": text, "labels": [str, ...], "scores": [float, ...]}`, the
-    likeliest label first, as the pipeline "zero-shot-classification" gives them.
+    """Score how well each of `candidate_labels` fits each text, with a model of natural language
+    inference (Yin et al. 2019). Each result is `{"sequence": text, "labels": [str, ...], "scores":
+    [float, ...]}`, best label first, as the pipeline "zero-shot-classification" returns it.
 
     Args:
         texts: strings; what is longer than the tokenizer's `model_max_length` with its hypothesis
@@ -228,8 +228,8 @@ def hypothesis_of(template: object, label: str) -> str:
 
 
 def entailment_and_contradiction(runtime: "TextRuntime") -> tuple[int, int]:
-    """The numbers of these labels; the second as the pipeline has it, the first label or else the
-    last."""
+    """Return the indices of both labels. As in the pipeline, contradiction is the first label, or
+    the last if entailment is first."""
     labels = labels_of(runtime)
     found = [number for number, label in enumerate(labels) if label.lower().startswith("entail")]
     if not found:

@@ -1,5 +1,5 @@
-"""One vector for each text, made of its tokens' states as the export's folder of
-sentence-transformers says."""
+"""Embeddings of texts: one vector from the states of the tokens, by the export's
+sentence-transformers folder."""
 
 import json
 import re
@@ -42,9 +42,8 @@ Step = Callable[[np.ndarray], np.ndarray]  # (D,) -> (E,)
 
 @dataclass(frozen=True)
 class SentenceModules:
-    """What makes one vector of the states of a text's tokens: the `poolings`, whose vectors stand
-    one after the other, over all tokens or without those of the prompt; and the `steps` after
-    them."""
+    """The modules that turn the states of a text's tokens into one vector. The vectors of the
+    `poolings` are concatenated, over all tokens or without the prompt's. The `steps` follow."""
 
     poolings: tuple[str, ...]
     includes_prompt: bool
@@ -67,9 +66,9 @@ def embed(
     prompt: str | None = None,
     truncate_dim: int | None = None,
 ) -> np.ndarray:
-    """One vector for each text (B, E), float32, as `SentenceTransformer.encode` gives it: the
-    pooling, linear maps and normalisation of the export's modules.json; the mean over all tokens
-    without one, as there.
+    """Return one vector for each text (B, E), float32, as `SentenceTransformer.encode` does. The
+    export's modules.json selects pooling, linear maps and normalization. Without modules.json it is
+    the mean over all tokens.
 
     Args:
         texts: strings, blank ones too; what is longer than the folder's `max_seq_length` is cut, as
@@ -94,8 +93,8 @@ def embed(
 def rows_to_embed(
     runtime: "TextRuntime", texts: Sequence[str], prompt: str = ""
 ) -> tuple[list[Encoding], int]:
-    """What is read of each of `texts` behind the `prompt`, and how many of its tokens are the
-    prompt's."""
+    """Return the tokens of each text behind the `prompt`, and the number of tokens of the
+    prompt."""
     longest, lowers = length_and_case(runtime)
     lowered = normalizers.Lowercase().normalize_str if lowers else str
     rows = rows_of(runtime, [lowered(prompt + text) for text in texts], Cut(longest))
@@ -108,7 +107,8 @@ def vectors(
     prompt_length: int = 0,
     truncate_dim: int | None = None,
 ) -> np.ndarray:
-    """As `embed`, of tokens; those of a `TokenRow` are read as they are."""
+    """Return the vectors that `embed` computes, from tokens instead of texts. The tokens of a
+    `TokenRow` are used unchanged."""
     modules = runtime.sentence_modules
     width = sentence_config(runtime).get("truncate_dim") if truncate_dim is None else truncate_dim
     if width is not None:
@@ -120,9 +120,9 @@ def vectors(
 
 
 def similarity(runtime: "TextRuntime", first: np.ndarray, second: np.ndarray, /) -> np.ndarray:
-    """How alike each of the vectors `first` (A, E) is to each of `second` (B, E): (A, B), float32,
-    by the folder's `similarity_fn_name`: `"cosine"` (by default), `"dot"`, or `"euclidean"` and
-    `"manhattan"`, which are distances below 0.
+    """Return the similarity of each of the vectors `first` (A, E) to each of `second` (B, E): (A,
+    B), float32. The folder's `similarity_fn_name` selects `"cosine"` (the default), `"dot"`,
+    `"euclidean"` or `"manhattan"`. Euclidean and Manhattan distances are negated.
 
     Raises:
         ValueError: for what are no two tables of numbers of one width, and a name that is none of
@@ -174,13 +174,12 @@ def chosen_prompt(config: dict, prompt_name: str | None, prompt: str | None) -> 
 
 
 def length_of(prompt: Encoding) -> int:
-    """How many tokens of a text with this prompt are the prompt's, with the special tokens in front
-    of it."""
+    """Return the number of tokens of a prompt, including the special tokens before it."""
     return len(prompt.ids) - (prompt.special_tokens_mask[-1:] == [1])
 
 
 def length_and_case(runtime: "TextRuntime") -> tuple[int, bool]:
-    """How many tokens of a text are read at most, and whether in small letters."""
+    """Return the maximum number of tokens of a text, and whether texts are lowercased."""
     info = runtime.info
     names = sorted(name for name in info.manifest["files"] if LENGTH_CONFIG.fullmatch(name))
     config = json_object(info.directory / names[0], info.read(names[0]) or b"{}") if names else {}
@@ -193,7 +192,7 @@ def length_and_case(runtime: "TextRuntime") -> tuple[int, bool]:
 
 
 def sentence_modules(runtime: "TextRuntime") -> SentenceModules:
-    """Those of the export.
+    """Return the sentence modules of the export.
 
     Raises:
         ValueError: for modules in an order, or with a setting, that this runtime does not apply.
@@ -217,7 +216,8 @@ def sentence_modules(runtime: "TextRuntime") -> SentenceModules:
 
 
 def check_names(module: dict) -> None:
-    """Of what a module reads and writes: all here read what the one before them wrote."""
+    """Check that a module reads and writes the sentence embedding, so each reads the output of the
+    one before."""
     for name in ("module_input_name", "module_output_name"):
         if module.get(name) not in (None, "sentence_embedding"):
             raise ValueError(
@@ -259,12 +259,12 @@ def pooled(name: str, states: np.ndarray, skipped: int) -> np.ndarray:
 
 
 def normalized(vectors: np.ndarray) -> np.ndarray:
-    """Of length 1, over the last axis."""
+    """Return the vectors scaled to length 1 over the last axis."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), SMALLEST_NORM)
 
 
 def dense(info: "ExportInfo", module: dict) -> Step:
-    """The linear map of a module, its activation after it.
+    """Return the linear map of a module, followed by its activation.
 
     Raises:
         ValueError: for one with a residual connection, an activation that is not known, and weights
@@ -296,8 +296,8 @@ def dense(info: "ExportInfo", module: dict) -> Step:
 
 
 def read_safetensors(content: bytes, name: str) -> dict[str, np.ndarray]:
-    """The tensors of a safetensors file (8 bytes with the length of a JSON header, the header, the
-    data), in float32.
+    """Return the tensors of a safetensors file in float32. The file has 8 bytes with the length of
+    a JSON header, the header, and the data.
 
     Raises:
         ValueError: for what is no such file, and for a tensor of another type than the floating

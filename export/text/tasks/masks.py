@@ -1,4 +1,4 @@
-"""What stands behind a mask, as transformers' pipeline "fill-mask"."""
+"""The tokens that fill a mask, as transformers' pipeline "fill-mask" predicts them."""
 
 import reprlib
 import warnings
@@ -22,9 +22,9 @@ def fill_mask(
     top_k: int = 5,
     targets: str | Sequence[str] | None = None,
 ) -> list[list[Any]]:
-    """The likeliest tokens for the mask in each text: `{"score": float, "token": int, "token_str":
-    str, "sequence": str}`, as the pipeline "fill-mask" gives them; where a text has several masks,
-    a list of these for each.
+    """Return the best tokens for the mask in each text, as the pipeline "fill-mask" does. Each is
+    `{"score": float, "token": int, "token_str": str, "sequence": str}`. A text with several masks
+    has a list for each mask.
 
     Args:
         texts: strings with the tokenizer's mask token. They are not cut.
@@ -63,7 +63,7 @@ def fill_mask(
 
 
 def mask_token(runtime: "TextRuntime") -> int:
-    """Its id; ValueError for a tokenizer that has none."""
+    """Return the id of the mask token. Raises ValueError if the tokenizer has none."""
     found = runtime.tokenizer_settings.special_tokens["mask_token"]
     if found is None:
         raise ValueError(
@@ -82,8 +82,8 @@ def fillings(
     targets: list[int] | None,
     is_only: bool,
 ) -> list[dict[str, Any]]:
-    """The likeliest tokens at `place`. What is read instead has no special tokens, unless other
-    masks are among them."""
+    """Return the best tokens at `place`. Sequences omit special tokens unless the text has other
+    masks."""
     scores = softmax(logits)
     tokens = np.arange(len(scores)) if targets is None else np.array(targets)
     best = tokens[np.argsort(-scores[tokens], kind="stable")[:top_k]].tolist()

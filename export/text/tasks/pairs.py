@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def next_sentence(runtime: "TextRuntime", pairs: Sequence[Pair | dict[str, str]], /) -> np.ndarray:
-    """Two scores for each pair (B, 2), float32: that the second text follows the first one, and
+    """Return two scores for each pair (B, 2), float32: that the second text follows the first, and
     that it does not (Devlin et al. 2019, section 3.1). Their softmax are the probabilities.
 
     Args:
@@ -36,8 +36,8 @@ def next_sentence(runtime: "TextRuntime", pairs: Sequence[Pair | dict[str, str]]
 def choose(
     runtime: "TextRuntime", texts: Sequence[str], choices: Sequence[Sequence[str]], /
 ) -> list[np.ndarray]:
-    """The score of each of a text's choices (C,), float32: how well it goes on from the text. Their
-    softmax are the probabilities.
+    """Return the score of each of a text's choices (C,), float32: how well the choice continues the
+    text. Their softmax are the probabilities.
 
     Args:
         texts: strings. They are not cut.

@@ -30,10 +30,10 @@ def answer(
     doc_stride: int | None = None,
     max_question_len: int | None = None,
 ) -> list[list[dict[str, Any]]]:
-    """What in each of `contexts` answers the question at its place, the likeliest first: `{"score":
-    float, "start": int, "end": int, "answer": str}`, where `answer` is `context[start:end]`. A
-    context that is too long for the model is read in overlapping windows, each with the question.
-    All is as in our pipeline "question-answering".
+    """Return the spans of each context that answer the question at the same index, best first. An
+    answer is `{"score": float, "start": int, "end": int, "answer": str}`, where `answer` is
+    `context[start:end]`. A context that is too long for the model is read in overlapping windows,
+    each with the question. Results equal our pipeline "question-answering".
 
     Args:
         questions, contexts: as many of one as of the other.
@@ -70,7 +70,7 @@ def answer(
     if doc_stride > max_seq_len:
         raise UsageError(f"doc_stride must be at most max_seq_len, {max_seq_len}, got {doc_stride}")
     rows: list[Encoding] = []
-    numbers: list[int] = []  # of the examples that the rows are of
+    numbers: list[int] = []  # example of each row
     for number, (question, context) in enumerate(examples):
         if max_question_len is not None:
             [encoding] = runtime.encode([question], special_tokens=False)
@@ -123,8 +123,8 @@ def checked_examples(questions: object, contexts: object) -> list[tuple[str, str
 
 
 def sequence_of(runtime: "TextRuntime") -> int:
-    """Which of the two the context is: padding goes to the side of the question, as in the
-    pipeline."""
+    """Return the index of the context in the pair. As in the pipeline, padding goes to the side of
+    the question."""
     return 1 if runtime.tokenizer_settings.padding_side == "right" else 0
 
 
@@ -136,7 +136,7 @@ def windows_of(
     max_seq_len: int,
     doc_stride: int,
 ) -> list[Encoding]:
-    """The windows of the context `number`, each with the question."""
+    """Return the windows of the context `number`, each with the question."""
     sequence = sequence_of(runtime)
     pair = (question, context) if sequence else (context, question)
     [whole] = rows_of(runtime, [pair])
@@ -161,8 +161,9 @@ def windows_of(
 def probabilities(
     runtime: "TextRuntime", row: Encoding, outputs: dict[str, np.ndarray]
 ) -> tuple[list[int], np.ndarray, np.ndarray, float]:
-    """The places of the context's tokens; of each to be the answer's first one, and its last; and
-    of the CLS token to be both, or 0."""
+    """Return the positions of the context's tokens, their probabilities to begin and to end the
+    answer, and the null score. The null score is the probability that the CLS token is both, or 0
+    without a CLS token."""
     tokens = [
         place for place, found in enumerate(row.sequence_ids) if found == sequence_of(runtime)
     ]
@@ -177,8 +178,8 @@ def probabilities(
 def extents_of(
     row: Encoding, tokens: list[int], sequence: int, align_to_words: bool
 ) -> list[tuple[int, int]]:
-    """Where in the text each of `tokens` begins and ends; or with `align_to_words` so much of its
-    word as is in the row."""
+    """Return the start and end of each of `tokens` in the text. With `align_to_words`, extend them
+    to the part of the word that is in the row."""
     offsets, words = row.offsets, row.word_ids
     if not align_to_words:
         return [offsets[token] for token in tokens]
@@ -194,8 +195,7 @@ def extents_of(
 def best_spans(
     start: np.ndarray, end: np.ndarray, max_answer_len: int, count: int
 ) -> list[tuple[int, int, float]]:
-    """First token, last token and probability of the `count` likeliest spans, the likeliest
-    first."""
+    """Return the first token, last token and probability of the `count` best spans, best first."""
     firsts, lasts = np.nonzero(
         np.tril(np.triu(np.ones((len(start), len(start)), bool)), max_answer_len - 1)
     )
@@ -205,8 +205,8 @@ def best_spans(
 
 
 def merged(spans: list[dict], null_score: float | None) -> list[dict[str, Any]]:
-    """Spans with the same text become one, with all of their probability; and the empty answer,
-    unless `null_score` is `None`. The likeliest first."""
+    """Return the spans, best first. Spans of the same text become one, with the sum of their
+    probabilities. The empty answer is added unless `null_score` is `None`."""
     answers: dict[str, dict] = {}
     for span in spans:
         answers.setdefault(span["answer"].lower(), {**span, "score": 0.0})["score"] += span["score"]

@@ -1,5 +1,5 @@
-"""What the tasks share: texts that are checked and cut into tokens, and rows of tokens, run with
-others of similar length."""
+"""Helpers that the tasks share: texts are checked and cut into tokens, and rows of similar length
+run together."""
 
 import contextlib
 import reprlib
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
-NO_LIMIT = 10**9  # of tokens: transformers writes 10**30 where a tokenizer has none
+NO_LIMIT = 10**9  # tokens: transformers writes 10**30 for a tokenizer without a limit
 # What the classes of tokenizers mean that an old tokenizer_config.json, which names no special
 # token at all, leaves to them.
 CONVENTIONS = {
@@ -44,9 +44,10 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """What tokenizer_config.json adds to tokenizer.json, as transformers reads it: `longest` texts,
-    in tokens, where a task cuts them; which token is for what, by name; whether the tokens of a
-    pair have types; and the sides."""
+    """The settings that tokenizer_config.json adds to tokenizer.json, as transformers reads them.
+    `longest` is the maximum number of tokens where a task cuts texts. `special_tokens` are ids by
+    name. `has_types` is True if the tokens of a pair have types. The sides are those of truncation
+    and padding."""
 
     longest: int | None
     special_tokens: dict[str, int | None]
@@ -70,7 +71,7 @@ def errors_of(path: Path) -> Iterator[None]:
 
 
 def tokenizer_settings(runtime: "TextRuntime") -> TokenizerSettings:
-    """Those of `runtime`'s export."""
+    """Return the tokenizer settings of `runtime`'s export."""
     info = runtime.info
     config = json_object(info.directory / TOKENIZER_CONFIG, info.read(TOKENIZER_CONFIG) or b"{}")
     is_silent = not any(name.endswith("_token") for name in config)
@@ -93,8 +94,8 @@ def tokenizer_settings(runtime: "TextRuntime") -> TokenizerSettings:
 
 
 def token_id(runtime: "TextRuntime", token: Any, otherwise: Iterable[str]) -> int | None:
-    """The id of `token`, a string or an object with its content; or of the first of `otherwise`
-    that there is."""
+    """Return the id of `token`, a string or an object with its content, or else of the first of
+    `otherwise` that exists."""
     content = token.get("content") if isinstance(token, dict) else token
     names = [content] if isinstance(content, str) else otherwise
     ids = map(runtime.tokenizer.token_to_id, names)
@@ -117,7 +118,7 @@ def decode_batch(
 
 
 def join(runtime: "TextRuntime", tokens: Sequence[str]) -> str:
-    """The text of `tokens`."""
+    """Return the text of `tokens`."""
     decoder = runtime.tokenizer.decoder
     return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
@@ -126,7 +127,7 @@ def join(runtime: "TextRuntime", tokens: Sequence[str]) -> str:
 
 
 def require(runtime: "TextRuntime", task: Task) -> None:
-    """Raises ValueError for an export whose head is not for `task`."""
+    """Raise ValueError if the export's head is not for `task`."""
     if not has_task(runtime.info.architecture, task):
         found = f"this export is a {runtime.info.architecture}, which {task.method} is not for"
         expected = [name for name, head in HEADS.items() if task in head.tasks]
@@ -134,7 +135,7 @@ def require(runtime: "TextRuntime", task: Task) -> None:
 
 
 def listed(texts: object, expected: str) -> Sequence[Any]:
-    """`texts`, which must be a list, and not empty."""
+    """Return `texts`, and check that it is a list that is not empty."""
     if not isinstance(texts, list | tuple):
         raise ValueError(f"texts must be a list of {expected}, got {reprlib.repr(texts)}")
     if not texts:
@@ -171,7 +172,7 @@ def check_unicode(text: str, name: str) -> None:
 
 
 def single_texts(texts: object) -> list[str]:
-    """`texts`, which must be a list of strings with words."""
+    """Return `texts`, and check that it is a list of strings that are not blank."""
     return [check_text(text, name) for text, name in named(listed(texts, "strings"))]
 
 
@@ -181,7 +182,7 @@ def strings(texts: object) -> list[str]:
 
 
 def texts_or_pairs(texts: object) -> list[str | Pair]:
-    """`texts`, each a string, or a pair in one of the forms of `pair_of`. They may be blank."""
+    """Return `texts`, each a string or a pair in a form of `pair_of`. They may be blank."""
     given = named(listed(texts, "strings or pairs"))
     return [
         check_string(text, name) if isinstance(text, str) else pair_of(text, name)
@@ -190,12 +191,13 @@ def texts_or_pairs(texts: object) -> list[str | Pair]:
 
 
 def named(texts: Sequence[Any]) -> list[tuple[Any, str]]:
-    """Each with what errors call it."""
+    """Return each text with the name that errors give it."""
     return [(text, f"text {index} of {len(texts)}") for index, text in enumerate(texts)]
 
 
 def pair_of(given: object, name: str) -> Pair:
-    """Two strings, or the dict `{"text": ..., "text_pair": ...}` of transformers' pipeline."""
+    """Return a pair of strings, from two strings or the dict `{"text": ..., "text_pair": ...}` of
+    transformers' pipeline."""
     parts: Any = given
     if isinstance(given, dict):
         if given.keys() != {"text", "text_pair"}:
@@ -233,8 +235,9 @@ def check_count(name: str, value: object, least: int = 1, most: int | None = Non
 
 
 class Cut(NamedTuple):
-    """That texts of more than `longest` tokens are cut: of which part of a pair, what windows of
-    one text share, and at which `side`, by default the tokenizer's."""
+    """The truncation of texts to `longest` tokens. `strategy` selects the part of a pair that is
+    cut. `stride` is the number of tokens that windows of one text share. `side` is the tokenizer's
+    by default."""
 
     longest: int
     strategy: str = "longest_first"
@@ -243,7 +246,7 @@ class Cut(NamedTuple):
 
 
 class TokenRow(NamedTuple):
-    """One text's tokens that no tokenizer made, and the type of each."""
+    """The tokens of a text that no tokenizer made, and the type of each."""
 
     ids: list[int]
     type_ids: list[int]
@@ -252,8 +255,8 @@ class TokenRow(NamedTuple):
 def rows_of(
     runtime: "TextRuntime", texts: Sequence[str | Pair], cut: Cut | None = None
 ) -> list[Encoding]:
-    """What the tokenizer makes of each, with special tokens; with a `cut` the first window, which
-    knows those that follow."""
+    """Return the encoding of each text, with special tokens. With a `cut`, return its first window,
+    which refers to the windows that follow."""
     tokenizer = runtime.tokenizer
     with runtime.lock, errors_of(runtime.path):
         if cut is None:
@@ -271,9 +274,9 @@ def rows_of(
 def run(
     runtime: "TextRuntime", rows: Sequence[Encoding | TokenRow], names: Sequence[str] | None = None
 ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """The number of each row, and what the graph returns for it by name: of each of its tokens (S,
-    ...), or of all (...). Rows of similar length run together, and come in that order. `names` are
-    what errors call them.
+    """Yield the index and the outputs by name of each row. Outputs are of each token (S, ...) or of
+    the row (...). Rows of similar length run together and come in that order. `names` are their
+    names in errors.
 
     Raises:
         ValueError: for a row of more tokens than the model has positions, or of none, before the
@@ -323,7 +326,7 @@ def check_row(ids: list[int], name: str, config: dict) -> None:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Over the last axis."""
+    """Return the softmax over the last axis."""
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return powers / powers.sum(axis=-1, keepdims=True)
 
@@ -333,7 +336,7 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def labels_of(runtime: "TextRuntime") -> list[str]:
-    """The names of the head's labels, in the order of its scores.
+    """Return the names of the head's labels in the order of its scores.
 
     Raises:
         ValueError: for a config without the name of one.

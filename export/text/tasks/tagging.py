@@ -42,10 +42,10 @@ def tag(
     ignore_labels: Sequence[str] = ("O",),
     stride: int | None = None,
 ) -> list[list[dict[str, Any]]]:
-    """The labelled tokens of each text, `{"entity": str, "score": float, "index": int, "word": str,
-    "start": int, "end": int}`; or, aggregated, its entities, `{"entity_group": str, "score": float,
-    "word": str, "start": int, "end": int}`, as the pipeline "token-classification" gives them.
-    `start` and `end` are places in the text, `index` is one among its tokens.
+    """Return the labelled tokens of each text, as the pipeline "token-classification" does. A token
+    is `{"entity": str, "score": float, "index": int, "word": str, "start": int, "end": int}`.
+    Aggregation returns entities, `{"entity_group": str, "score": float, "word": str, "start": int,
+    "end": int}`. `start` and `end` are offsets in the text, `index` is an index of a token.
 
     Args:
         texts: strings; what is longer than the tokenizer's `model_max_length` is cut, as there, or
@@ -94,7 +94,7 @@ def tag(
 
 
 def cut_of(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut | None:
-    """How long texts are cut, or read in windows."""
+    """Return the truncation of texts, or the windows they are read in, or None."""
     longest = runtime.tokenizer_settings.longest
     if stride is not None:
         room = (
@@ -113,7 +113,7 @@ def cut_of(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut | N
 def tokens_of(
     runtime: "TextRuntime", text: str, row: Encoding, scores: np.ndarray
 ) -> list[dict[str, Any]]:
-    """Each token that is not a special one, with its scores (labels,) and whether it continues a
+    """Return each token that is not special, with its scores (labels,) and whether it continues a
     word."""
     knows_words = bool(getattr(runtime.tokenizer.model, "continuing_subword_prefix", None))
     unknown = runtime.tokenizer_settings.special_tokens["unk_token"]
@@ -188,7 +188,7 @@ def whole_word(
 
 
 def grouped(runtime: "TextRuntime", entities: list[dict]) -> list[dict[str, Any]]:
-    """Neighbours of one label, joined; what begins with `B-` begins another."""
+    """Return the neighbours of one label as one entity. A label with `B-` begins a new entity."""
     groups: list[list[dict]] = []
     for entity in entities:
         begins, tag = prefix_and_tag(entity["entity"])
@@ -209,12 +209,13 @@ def grouped(runtime: "TextRuntime", entities: list[dict]) -> list[dict[str, Any]
 
 
 def prefix_and_tag(label: str) -> tuple[bool, str]:
-    """Whether `label` begins an entity, and its name without `B-` or `I-`."""
+    """Return whether `label` begins an entity, and the label without `B-` or `I-`."""
     return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
 
 
 def without_overlaps(entities: list[dict]) -> list[dict[str, Any]]:
-    """Of those of several windows that overlap the longest, and of equally long ones the surest."""
+    """Return the entities without overlaps between windows. The longest is kept; of equally long
+    ones the one with the best score."""
     kept: list[dict] = []
     for entity in sorted(entities, key=lambda entity: entity["start"]):
         if not kept or not kept[-1]["start"] <= entity["start"] < kept[-1]["end"]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
 
 BATCH_SIZE = 32  # sentences that run together
-MOST_TOKENS = 512  # of the translation of one
+MOST_TOKENS = 512  # maximum of one sentence's translation
 
 
 def translate(
@@ -34,10 +34,9 @@ def translate(
     seeds: Sequence[int] | None = None,
     **options: Any,
 ) -> list[str]:
-    """The translation of each text, which may be as long as you like: its sentences are translated
-    one by one, and joined by what stands between them, so that line breaks and paragraphs stay.
-    Where a model has words for the language, such as `>>deu<<`, that in front of the text holds for
-    all of its sentences.
+    """Return the translation of each text, of any length. Sentences are translated one by one and
+    joined by the text between them, so line breaks and paragraphs stay. A word for the language,
+    such as `>>deu<<` at the start of a text, holds for all of its sentences.
 
     A translation that reaches the most tokens is cut, with a warning. For a sentence that is 512,
     or the model's number of positions if that is less, where neither `options` nor the export set
@@ -98,9 +97,9 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is generated for a number of texts: of each text its `parts`; all `sentences` that are
-    translated, in order; and of each of these the tokens in `rows`, the options of its language in
-    `targets`, and at most `limit` new tokens."""
+    """The generation inputs of several texts. `parts` are the parts of each text; `sentences` are
+    translated in order. `rows` holds the tokens of each sentence, `targets` the options of its
+    target language. `limit` is the maximum number of new tokens."""
 
     parts: list[list[Part]]
     sentences: list[str]
@@ -109,7 +108,7 @@ class Plan:
     limit: int
 
     def join(self, translated: Iterable[str]) -> list[str]:
-        """The translation of each text, of those of all sentences."""
+        """Return the translation of each text, from those of all sentences."""
         rest = iter(translated)
         return [
             joined(
@@ -130,7 +129,8 @@ def plan_of(
     tgt_lang: Choice,
     options: dict[str, Any],
 ) -> Plan:
-    """How `texts` are translated with `options`, which have been checked. Raises as `translate`."""
+    """Return the plan to translate `texts` with `options` that have been checked. Raises as
+    `translate`."""
     require(runtime, TRANSLATE)
     splitting.check()
     texts = single_texts(texts)
@@ -183,7 +183,7 @@ def one_for_each(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_each(language: Choice, places: list[int]) -> Choice:
-    """That of each sentence, of the texts at `places`."""
+    """Return the language of each sentence; `places` are the indices of the sentences' texts."""
     return (
         language
         if language is None or isinstance(language, str)
@@ -263,7 +263,7 @@ def translations(
 
 
 def most_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
-    """New ones of one sentence."""
+    """Return the maximum number of new tokens of a sentence."""
     given = {**runtime.info.defaults, **options}
     if given.get("max_new_tokens") is not None:
         return given["max_new_tokens"]
@@ -276,7 +276,7 @@ def most_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
 
 
 def is_cut(runtime: "TextRuntime", tokens: list[int], limit: int, options: dict[str, Any]) -> bool:
-    """Whether no end token came by itself before the limit."""
+    """Return True if the model reached the limit before it generated an end token."""
     ends = as_list(
         special_token("eos_token_id", options, runtime.info.defaults, runtime.info.config)
     )
@@ -286,8 +286,8 @@ def is_cut(runtime: "TextRuntime", tokens: list[int], limit: int, options: dict[
 
 
 def joined(parts: list[tuple[str, bool]]) -> str:
-    """The text of `parts`, with a space between two sentences that had none, as in Chinese, unless
-    the first ends as there."""
+    """Return the text of `parts`. A space separates two sentences without one, unless the first
+    ends as in Chinese."""
     text = ""
     is_open = False  # a sentence came last
     for part, is_sentence in parts:
