@@ -178,7 +178,7 @@ def option(
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """How to export a checkpoint. `None` is the default of every field.
+    """The options of an export. `None` is the default of every field.
 
     Raises:
         UsageError: for a value that a field cannot have, and for values that do not go together.

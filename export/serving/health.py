@@ -32,6 +32,6 @@ async def ready(request: Request) -> JSONResponse:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """In the text format of Prometheus."""
+    """Return the metrics of this server in the text format of Prometheus."""
     content, media_type = request.app.state.metrics.text()
     return Response(content, media_type=media_type)

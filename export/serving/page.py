@@ -52,7 +52,7 @@ HEADERS = {
 
 
 class PageRequest(BaseModel):
-    """What is translated, or continued."""
+    """A text that the page sends, to translate or to continue."""
 
     text: str
     model: str | None = None
@@ -69,8 +69,7 @@ async def page() -> HTMLResponse:
 
 @router.get("/page/models")
 async def models(request: Request) -> JSONResponse:
-    """What the page shows of each model, or of the one in the path: its name, and what it is
-    for."""
+    """Return the name and the task of each model, or of the one in the path."""
     name = name_in_path(request)
     return JSONResponse(
         [facts_of(model) for model in models_of(request) if name in (None, model.name)]

@@ -69,7 +69,7 @@ def setting(kind: Callable[[str], Any], default: Any, help: str) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to serve. `None` is what the engine finds best."""
+    """The settings of a server. `None` leaves the choice to the scheduler."""
 
     host: str = setting(
         unicode, "127.0.0.1", "address to listen on; 0.0.0.0 is every one of this machine"

@@ -34,7 +34,7 @@ router = APIRouter(tags=["LibreTranslate"], responses=ERRORS)
 
 
 class Translation(BaseModel):
-    """What is to be translated; other fields are passed over."""
+    """A request to translate texts. Other fields are ignored."""
 
     q: str | list[str] = Field(
         description="A text, or a list of texts.", examples=["A dog runs across a field."]
@@ -323,7 +323,7 @@ async def languages(request: Request) -> JSONResponse:
 
 @router.get("/frontend/settings")
 async def frontend_settings(request: Request) -> JSONResponse:
-    """What LibreTranslate's page asks for: its limits, and the languages it begins with."""
+    """Return the limits and the first languages that LibreTranslate's page asks for."""
     pairs = [pair for model in translators(request) for pair in model.languages]
     source, target = pairs[0] if pairs else ("", "")
     needs_key = request.app.state.needs_token

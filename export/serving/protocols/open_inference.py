@@ -83,7 +83,7 @@ PROTOCOL = Protocol("Open Inference Protocol", router, error_body)
 
 @router.get("/v2")
 async def server() -> JSONResponse:
-    """What serves."""
+    """Return the name, the version and the extensions of this server."""
     return JSONResponse(
         {
             "name": "vanilla-transformer",

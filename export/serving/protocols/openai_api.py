@@ -97,8 +97,8 @@ class StreamOptions(BaseModel):
 
 
 class OpenAIRequest(BaseModel):
-    """Those that OpenAI has. `null` is as if a field were not there; a field that is not known is
-    refused."""
+    """A request with fields that OpenAI has. A field that is `null` counts as absent; an unknown
+    field is rejected."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 

@@ -93,7 +93,7 @@ BODY = {
 
 @router.post("/predict/{task}", openapi_extra=BODY)
 async def predict(request: Request, task: str) -> Response:
-    """What the pipeline `task` of transformers gives for `inputs`."""
+    """Return what the pipeline `task` of transformers returns for `inputs`."""
     if task not in PIPELINES:
         known = f"expected one of {', '.join(PIPELINES)}{did_you_mean(task, PIPELINES)}"
         raise RequestError(404, f"no task {task!r:.100}, {known}")

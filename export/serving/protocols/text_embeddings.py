@@ -168,8 +168,9 @@ PROTOCOL = Protocol("text-embeddings-inference", router, error_body, validation=
 
 @router.post("/")
 async def answer(request: Request, body: dict[str, Any]) -> Response:
-    """As /embed, /rerank or /predict, by what the model does: `InferenceClient(model=url)` of
-    huggingface_hub posts here."""
+    """Answer like /embed, /rerank or /predict, by the task of the model.
+
+    `InferenceClient(model=url)` of huggingface_hub posts here."""
     name = body.get("model")
     model = chosen(request, reads, "embed or label texts", name if isinstance(name, str) else None)
     endpoint, form = next((endpoint, form) for fits, endpoint, form in ENDPOINTS if fits(model))
@@ -219,7 +220,7 @@ async def predict(request: Request, body: PredictRequest) -> Response:
 
 @router.post("/rerank")
 async def rerank(request: Request, body: RerankRequest) -> Response:
-    """How well each text answers the query, the best first."""
+    """Score how well each text answers the query, and return the best first."""
     model = chosen(request, reranks, "rerank texts, which takes one label", body.model)
     if not body.texts:
         raise empty("texts")
@@ -271,7 +272,7 @@ async def decode_ids(request: Request, body: DecodeRequest) -> Response:
 
 @router.get("/info")
 async def info(request: Request, model: str | None = None) -> Response:
-    """What is served, as far as text-embeddings-inference says it too."""
+    """Describe the model with the fields that text-embeddings-inference has."""
     found = chosen(request, reads, "embed or label texts", model)
     settings, runtime = settings_of(request), found.runtime.runtime
     dtype = runtime.dtype
