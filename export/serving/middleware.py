@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import RequestError
-from ..scheduler.refusals import draining
+from ..scheduler.rejections import shutting_down
 from . import health, refusals
 from .app import Errors
 from .lifecycle import Lifecycle
@@ -225,7 +225,7 @@ class Frame:
         if self.lifecycle.loading:
             raise refusals.loading()
         if self.lifecycle.draining:
-            raise draining()
+            raise shutting_down()
         if len(self.running) >= self.settings.requests:
             raise refusals.busy(self.settings.requests)
 
@@ -273,7 +273,7 @@ class Frame:
         elif exchange.cancelled == LATE:
             refusal = refusals.timed_out(self.settings.timeout)
         else:
-            refusal = draining()
+            refusal = shutting_down()
         await self._refuse(exchange, refusal)
 
     def end_all(self) -> None:

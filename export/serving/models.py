@@ -10,8 +10,8 @@ from ..errors import RequestError, did_you_mean
 from ..heads import EMBED, GENERATE, TRANSLATE, Task, has_task
 from ..scheduler.admission import Admission
 from ..scheduler.client import Client
+from ..scheduler.encoder_scheduler import EncoderScheduler
 from ..text.language_pairs import Directions, names_by_code
-from .reading import Reader
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class ServedModel:
     Args:
         runtime: a `TextRuntime` or an `ImageRuntime`.
         scheduler: what generates; `None` for a model that only reads.
-        reader: what reads whole sequences, see `reading.batched`; `None` for a model that
+        encoder: what reads full sequences, see `encoder_runtime.batched`; `None` for a model that
             generates.
         languages: pairs of codes, source and target, that it translates.
     """
@@ -30,21 +30,21 @@ class ServedModel:
     runtime: Any
     scheduler: Client | None = None
     languages: list[tuple[str, str]] = field(default_factory=list)
-    reader: Reader | None = None
+    encoder: EncoderScheduler | None = None
 
     async def read(
         self, rows: int, function: Callable[..., Any], /, *args: Any, **options: Any
     ) -> Any:
         """Run `function` in a thread and return its result, as one request of about `rows` rows
-        like `Reader.call`."""
-        if self.reader is None:
+        like `EncoderScheduler.call`."""
+        if self.encoder is None:
             return await asyncio.to_thread(function, *args, **options)
-        return await self.reader.call(rows, function, *args, **options)
+        return await self.encoder.call(rows, function, *args, **options)
 
     @property
-    def backend(self) -> Client | Reader:
-        """The scheduler or the reader that runs the model's requests."""
-        found = self.scheduler or self.reader
+    def backend(self) -> Client | EncoderScheduler:
+        """The scheduler that runs the model's requests."""
+        found = self.scheduler or self.encoder
         assert found is not None  # one of them is there
         return found
 
@@ -58,8 +58,8 @@ class ServedModel:
         """Return in one line how its requests run."""
         if self.scheduler is not None:
             return self.admission.describe()
-        assert self.reader is not None  # one of them is there
-        return self.reader.describe()
+        assert self.encoder is not None  # one of them is there
+        return self.encoder.describe()
 
     @property
     def architecture(self) -> str:

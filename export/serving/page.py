@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from ..errors import RequestError
 from ..heads import IMAGE, find_task
-from ..scheduler.request import Job
+from ..scheduler.request import GenerationInput
 from ..text.tasks.translation import Plan, Splitting, joined
 from .models import ServedModel
 from .protocols.protocol import Protocol, models_of, name_in_path
@@ -130,15 +130,17 @@ async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[s
     text = f"{direction.word} {body.text}" if direction.word else body.text
     options = {"num_beams": 1, "do_sample": False}
     languages = direction.src_lang, direction.tgt_lang
-    plan, jobs = await offloaded(
+    plan, inputs = await offloaded(
         len(text), planned, model, [text], Splitting(), *languages, options
     )
-    return sentences(model, plan, jobs)
+    return sentences(model, plan, inputs)
 
 
-async def sentences(model: ServedModel, plan: Plan, jobs: list[Job]) -> AsyncGenerator[str, None]:
+async def sentences(
+    model: ServedModel, plan: Plan, inputs: list[GenerationInput]
+) -> AsyncGenerator[str, None]:
     """Yield the sentences one after the other, with the text between them."""
-    waiting = iter(jobs)
+    waiting = iter(inputs)
     before: list[tuple[str, bool]] = []
     given = 0  # characters
     for part in plan.parts[0]:
@@ -158,22 +160,24 @@ async def sentences(model: ServedModel, plan: Plan, jobs: list[Job]) -> AsyncGen
 async def completion(model: ServedModel, body: PageRequest) -> AsyncGenerator[str, None]:
     assert model.scheduler is not None  # every model that completes has one
     [tokens] = await offloaded(len(body.text), model.runtime.rows, [body.text])
-    most = max(1, min(body.max_new_tokens, model.admission.room.length + 1 - len(tokens)))
+    most = max(1, min(body.max_new_tokens, model.admission.slot_size.length + 1 - len(tokens)))
     sampled = (
         {"do_sample": True, "temperature": body.temperature}
         if body.temperature
         else {"do_sample": False}
     )
-    job = model.admission.job(
+    prompt_input = model.admission.admit(
         tokens, {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": most, **sampled}
     )
-    return pieces_of(model, job)
+    return pieces_of(model, prompt_input)
 
 
-async def pieces_of(model: ServedModel, job: Job) -> AsyncGenerator[str, None]:
+async def pieces_of(
+    model: ServedModel, generation_input: GenerationInput
+) -> AsyncGenerator[str, None]:
     assert model.scheduler is not None
     pieces = model.runtime.pieces()
-    async with aclosing(model.scheduler.stream(job)) as tokens:
+    async with aclosing(model.scheduler.stream(generation_input)) as tokens:
         async for token in tokens:
             if piece := pieces.add(token.token):
                 yield piece

@@ -33,7 +33,8 @@ from serving_servers import OURS, Plan, Server, outcome
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.scheduler.process import portable, scheduler_process
+from vanilla_transformer_export.scheduler.child import portable
+from vanilla_transformer_export.scheduler.process import scheduler_process
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 
@@ -223,13 +224,13 @@ def test_a_server_whose_parent_ignores_children_ends_well(export, tmp_path):
 def test_a_worker_that_cannot_tell_what_it_has_ends_both(export, tmp_path):
     """As for want of memory: without the worker, no request would have an answer."""
     code = """
-from vanilla_transformer_export.scheduler import process
-framed = process.framed
+from vanilla_transformer_export.scheduler import child
+frame = child.frame
 def without_memory(message):
     if len(message) == 4 and any(answers for _, _, answers, _ in message[-1]):
         raise MemoryError
-    return framed(message)
-process.framed = without_memory
+    return frame(message)
+child.frame = without_memory
 """
     log = tmp_path / "log"
     # the first answer is that of the warm-up
@@ -315,12 +316,12 @@ def test_what_fails_in_a_worker_is_an_error_of_the_request_alone(export, load, t
     """The text of one word, w7, has a source that the worker cannot read."""
     code = """
 from vanilla_transformer_export.scheduler.slot_batch import SlotBatch
-read = SlotBatch.read_sources
-def read_sources(self, runs):
-    if any(list(run.job.source)[0] == 7 for run in runs):
+read = SlotBatch.encode_sources
+def encode_sources(self, runs):
+    if any(list(run.input.source)[0] == 7 for run in runs):
         raise ValueError("no memory")
     read(self, runs)
-SlotBatch.read_sources = read_sources
+SlotBatch.encode_sources = encode_sources
 """
     server = patched(code, export, tmp_path / "log")
     try:
@@ -379,30 +380,29 @@ def test_there_is_no_child_where_nothing_generates():
 
 LARGE = """
 import asyncio, os
-from vanilla_transformer_export.scheduler import process
-opened = process.opened_scheduler
+from vanilla_transformer_export.scheduler import child, process
 
 def fail(text, **arguments):
     raise ValueError(len(text) * "x")
 
-process.opened_scheduler = fail
+child.open_scheduler = fail
 
-async def main(child):
-    await child.connect()
+async def main(started):
+    await started.connect()
     for size in (0, 1, 10**7):
         try:
-            await child.open("a", 1, None, text="y" * size)
+            await started.open("a", 1, None, text="y" * size)
         except ValueError as error:
             print(len(str(error)))
-    os.kill(child.pid, 9)
+    os.kill(started.pid, 9)
     for _ in range(2):
         try:
-            await child.open("a", 1, None, text="")
+            await started.open("a", 1, None, text="")
         except ChildProcessError as error:
             print(error)
 
-with process.scheduler_process(True) as child:
-    asyncio.run(main(child))
+with process.scheduler_process(True) as started:
+    asyncio.run(main(started))
 """
 
 

@@ -1,5 +1,5 @@
 """Many rows of one request run in workers: the same tokens as those of transformers, in fewer steps
-than whole batches take."""
+than static batches take."""
 
 import json
 import threading
@@ -18,12 +18,12 @@ from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.run import Runner
 from vanilla_transformer_export.inference.inputs import move_padding, pad_sequences
-from vanilla_transformer_export.scheduler import many_rows
-from vanilla_transformer_export.scheduler.capacity import LEAST_ROWS
+from vanilla_transformer_export.scheduler import offline
+from vanilla_transformer_export.scheduler.capacity import MIN_OFFLINE_ROWS
 from vanilla_transformer_export.scheduler.slot_batch import SlotBatch
 
 SEQ2SEQ, DECODER = "seq2seq", "causal"
-COUNT = 2 * LEAST_ROWS + 12
+COUNT = 2 * MIN_OFFLINE_ROWS + 12
 OPTIONS = [
     dict(),
     dict(repetition_penalty=1.4, no_repeat_ngram_size=2, min_new_tokens=4),
@@ -78,7 +78,7 @@ def test_many_rows_have_the_tokens_of_transformers(exported_for, steps, name):
             )
             assert len(set(steps)) == (workers or 1)
             steps.clear()
-            few = LEAST_ROWS * (workers or 1) - 1
+            few = MIN_OFFLINE_ROWS * (workers or 1) - 1
             runtime.generate(ids[:few], mask[:few], max_new_tokens=9, **options)
             assert not steps
 
@@ -120,7 +120,7 @@ def test_drawn_tokens_and_what_no_step_can_do_are_as_in_whole_batches(
     options = dict(do_sample=True, seed=3, max_new_tokens=9)
     drawn = runtime.generate(ids, mask, **options)
     scored = runtime.generate_with_scores(ids, mask, max_new_tokens=9)
-    monkeypatch.setattr(many_rows, "MOST_BYTES", 1)  # no room for slots
+    monkeypatch.setattr(offline, "MOST_BYTES", 1)  # no room for slots
     whole = runtime.generate(ids, mask, max_new_tokens=9)
     assert not steps
     monkeypatch.undo()
@@ -144,8 +144,8 @@ def test_many_rows_with_beams_run_in_batches_of_similar_length(
         lambda request: (sizes.append(len(request.input_ids)), generate(request))[1],
     )
     found = runtime.generate_with_scores(ids, mask, **options)
-    assert sum(sizes) == COUNT and max(sizes) == many_rows.BATCH_SIZE
-    monkeypatch.setattr(many_rows, "BATCH_SIZE", COUNT)
+    assert sum(sizes) == COUNT and max(sizes) == offline.BATCH_SIZE
+    monkeypatch.setattr(offline, "BATCH_SIZE", COUNT)
     wanted = runtime.generate_with_scores(ids, mask, **options)
     assert sizes[-1] == COUNT
     for own, other in zip(found, wanted, strict=True):

@@ -29,7 +29,7 @@ from vanilla_transformer_export.inference.decoder import GenerationRequest
 from vanilla_transformer_export.inference.logits import Prompt, Sampler
 from vanilla_transformer_export.inference.search import start_search
 from vanilla_transformer_export.scheduler.admission import Admission
-from vanilla_transformer_export.scheduler.refusals import overloaded
+from vanilla_transformer_export.scheduler.rejections import overloaded
 from vanilla_transformer_export.scheduler.request import (
     LENGTH,
     STOP,
@@ -38,6 +38,7 @@ from vanilla_transformer_export.scheduler.request import (
     TokenLogprobs,
 )
 from vanilla_transformer_export.serving import app as serving
+from vanilla_transformer_export.serving.encoder_runtime import batched
 from vanilla_transformer_export.serving.lifecycle import Lifecycle
 from vanilla_transformer_export.serving.logs import Log
 from vanilla_transformer_export.serving.metrics import Metrics
@@ -45,7 +46,6 @@ from vanilla_transformer_export.serving.middleware import Frame
 from vanilla_transformer_export.serving.models import ServedModel, ServedModels
 from vanilla_transformer_export.serving.protocols import openai_api
 from vanilla_transformer_export.serving.protocols.completions import StopTexts
-from vanilla_transformer_export.serving.reading import batched
 from vanilla_transformer_export.serving.settings import Settings
 
 # GPT-2's letters for bytes: those of é and 日
@@ -578,7 +578,7 @@ def test_a_stop_text_of_bytes_that_come_one_by_one(client, decoder):
         ("日x", "aéb日g", 8),
     ):
         body = openai_api.CompletionRequest(stop=stop, temperature=0, max_tokens=8)
-        job = engine.admission.job([START], openai_api.options_of(body, {}))
+        job = engine.admission.admit([START], openai_api.options_of(body, {}))
         asked = openai_api.Completion(decoder, job, 0, "", [stop], False)
         [choice] = json.loads(asyncio.run(openai_api.whole(engine, [asked], {})))["choices"]
         assert (choice["text"], asked.tokens) == (expected, tokens)
@@ -697,7 +697,7 @@ def test_the_engine_that_batches_gives_the_same(decoder, exported_for, tmp_path,
     if batches == "continuous":
         directory = with_tokenizer(exported_for("causal", "cpu")[1], tmp_path)
     runtime, engine = text_engine(directory)
-    assert ("whole batches" in engine.admission.describe()) == (batches == "whole")
+    assert ("static batches" in engine.admission.describe()) == (batches == "whole")
     alone = TextRuntime(directory, threads=1)
     asked = [
         dict(model="decoder", prompt="ab cd", seed=2, max_tokens=20) | each for each in STREAMED
@@ -736,7 +736,7 @@ def test_the_events_of_a_stream(url, decoder):
 
 def test_text_is_sent_with_the_token_that_completes_it(decoder, engine):
     """Not when the next one comes."""
-    job = engine.admission.job(
+    job = engine.admission.admit(
         [START, 4],
         {"max_new_tokens": 12, "num_beams": 1, "do_sample": False, "suppress_tokens": [EOS]},
     )

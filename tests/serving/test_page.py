@@ -16,7 +16,7 @@ from served import served as in_thread
 from serving_load import with_words
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.scheduler.refusals import draining
+from vanilla_transformer_export.scheduler.rejections import shutting_down
 from vanilla_transformer_export.scheduler.request import Event
 from vanilla_transformer_export.serving import page
 from vanilla_transformer_export.serving.app import create_app
@@ -214,7 +214,7 @@ class Failing:
         try:
             for token in (5, 6):
                 yield Event(0, token)
-            raise draining()
+            raise shutting_down()
         finally:
             self.closed = True
 
@@ -225,7 +225,7 @@ def test_an_error_after_the_first_piece_is_an_event(served):
         ServedModels({"poet": ServedModel("poet", poet.runtime, Failing(poet))}), (page.PROTOCOL,)
     )
     found = events(ask(failing, "POST", "/page/stream", text="w5"))
-    assert found == [{"text": "w5"}, {"text": " w6"}, {"error": draining().message}]
+    assert found == [{"text": "w5"}, {"text": " w6"}, {"error": shutting_down().message}]
 
 
 def test_a_client_that_goes_away_leaves_no_stream(served):

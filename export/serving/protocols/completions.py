@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...scheduler.client import Client
-from ...scheduler.request import LENGTH, STOP, Event, Generated, Job, TokenLogprobs
+from ...scheduler.request import LENGTH, STOP, Event, Generated, GenerationInput, TokenLogprobs
 from ...text_runtime import TextRuntime
 from ..translation.translator import offloaded
 
@@ -123,11 +123,11 @@ class Completion:
     Args:
         first: the number of the first of them, among those to all prompts.
         begins: what their texts begin with: the prompt, if it is to be echoed.
-        is_empty: whether no token after the prompt is wanted; the job has one, because it has to.
+        is_empty: whether no token after the prompt is wanted; the input has one, because it has to.
     """
 
     runtime: TextRuntime
-    job: Job
+    input: GenerationInput
     first: int
     begins: str
     stops: Sequence[str]
@@ -135,8 +135,8 @@ class Completion:
     answers: list[Answer] = field(init=False)
 
     def __post_init__(self) -> None:
-        has_logprobs = self.job.top_logprobs is not None
-        count = self.job.options.num_return_sequences
+        has_logprobs = self.input.top_logprobs is not None
+        count = self.input.options.num_return_sequences
         self.answers = [
             Answer(self.runtime, self.stops, self.begins, has_logprobs) for _ in range(count)
         ]
@@ -150,18 +150,18 @@ class Completion:
     def is_replayed(self) -> bool:
         """True if the answer is available at the end only, as with beams and log probabilities of
         the prompt."""
-        return self.job.options.num_beams > 1 or self.job.scores_prompt or self.is_empty
+        return self.input.options.num_beams > 1 or self.input.scores_prompt or self.is_empty
 
     @property
     def is_read(self) -> bool:
         """True if each token is inspected, for stop texts, log probabilities or an empty answer."""
-        return bool(self.stops) or self.job.top_logprobs is not None or self.is_empty
+        return bool(self.stops) or self.input.top_logprobs is not None or self.is_empty
 
     def size(self, generated: list[Generated]) -> int:
         """Return the cost of `whole` in characters that could be tokenized meanwhile."""
         tokens = (
             sum(len(each.tokens) for each in generated)
-            + len(self.job.prompt) * self.job.scores_prompt
+            + len(self.input.prompt) * self.input.scores_prompt
         )
         return ONE_READ * tokens if self.is_read else tokens
 
@@ -169,11 +169,11 @@ class Completion:
         """Yield parts of the answers as soon as they are known. It ends with the last answer, and
         drops what the engine would generate behind stop texts."""
         if self.is_replayed:
-            [generated] = await scheduler.generate([self.job])
+            [generated] = await scheduler.generate([self.input])
             for chunk in await offloaded(self.size(generated), self.whole, generated):
                 yield chunk
             return
-        async with aclosing(scheduler.stream(self.job)) as events:
+        async with aclosing(scheduler.stream(self.input)) as events:
             begun = False
             async for event in events:
                 if not begun:  # not before: until here the request may be refused
@@ -220,7 +220,7 @@ class Completion:
 
     def add_prompt(self, logprobs: Logprobs, known: list[TokenLogprobs]) -> None:
         pieces, offset = self.runtime.pieces(), 0
-        for token, each in zip(self.job.prompt, [None, *known], strict=True):
+        for token, each in zip(self.input.prompt, [None, *known], strict=True):
             logprobs.add(token, each, min(offset, len(self.begins)))
             offset += len(pieces.add(token))
 

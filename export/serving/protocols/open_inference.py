@@ -16,13 +16,13 @@ from ... import __version__
 from ...errors import RequestError, TooLong, UsageError
 from ...heads import HEADS, READS_TOKENS
 from ...inference.inputs import check_contiguous, check_inputs
-from ...scheduler.request import Job
+from ...scheduler.encoder_batch import LENGTHS
+from ...scheduler.request import GenerationInput
 from ...specs.graph_spec import TensorSpec
 from ...specs.sequences import token_inputs
 from ...text.tasks.rows import TokenRow, run, strings
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
-from ..reading import LENGTHS
 from ..translation.translator import offloaded
 from .pipelines import CHARACTERS, continued
 from .protocol import Protocol, checked_options, models_of, settings_of
@@ -150,15 +150,15 @@ def inputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
 def tensors_for(model: ServedModel) -> tuple[TensorSpec, ...]:
     """Return the inputs that can replace texts: the inputs of the graph, or the source or prompt of
     a model that generates."""
-    if model.reader is not None:
-        return model.reader.spec.inputs
+    if model.encoder is not None:
+        return model.encoder.graph.spec.inputs
     return token_inputs(model.runtime.info.config, ("batch_size", "source_length"))
 
 
 def outputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
-    if model.reader is None:
+    if model.encoder is None:
         return (GENERATED,)
-    return model.reader.spec.outputs + ((EMBEDDING,) if model.embeds else ())
+    return model.encoder.graph.spec.outputs + ((EMBEDDING,) if model.embeds else ())
 
 
 # ---------------------------------------------------------------------------------------- inference
@@ -214,7 +214,7 @@ async def infer(request: Request, name: str) -> Response:
     asked = await offloaded(
         len(content), asked_of, model, content, request.headers.get(JSON_LENGTH), most
     )
-    if model.reader is not None:
+    if model.encoder is not None:
         return await model.read(asked.rows, read_and_answer, model, asked)
     texts = await generated(model, asked)
     return await offloaded(
@@ -255,10 +255,10 @@ def asked_of(model: ServedModel, content: bytes, json_length: str | None, most: 
 def check_widths(model: ServedModel, inputs: dict[str, np.ndarray]) -> None:
     """Check the widths of rows with their padding, which outputs have too. Rows of padding would
     waste memory."""
-    if model.reader is None:
+    if model.encoder is None:
         return
-    axes = {tensor.name: tensor.shape[-1] for tensor in model.reader.spec.inputs}
-    longest = model.reader.longest
+    axes = {tensor.name: tensor.shape[-1] for tensor in model.encoder.graph.spec.inputs}
+    longest = model.encoder.max_length
     for name, values in inputs.items():
         width = values.shape[-1] if axes.get(name) in LENGTHS else 0
         if width > longest:
@@ -393,7 +393,7 @@ async def generated(model: ServedModel, asked: Asked) -> list[str]:
 
 def jobs_of_ids(
     model: ServedModel, inputs: dict[str, np.ndarray], tgt_lang: str | None, options: dict[str, Any]
-) -> list[Job]:
+) -> list[GenerationInput]:
     """Return the inputs for rows of ids. Raises ValueError as `Runtime.generate`, and for a row
     without tokens."""
     assert model.scheduler is not None
@@ -404,6 +404,6 @@ def jobs_of_ids(
     rows = [own[ones == 1].tolist() for own, ones in zip(ids, mask, strict=True)]
     targets = model.runtime.target_options(tgt_lang, len(rows), options)
     return [
-        model.admission.job(row, {**options, **target})
+        model.admission.admit(row, {**options, **target})
         for row, target in zip(rows, targets, strict=True)
     ]

@@ -19,7 +19,7 @@ from ...errors import RequestError, TooLong, UsageError
 from ...inference import options as generation
 from ...inference.options import special_token
 from ...scheduler.client import Client
-from ...scheduler.request import Generated, Job
+from ...scheduler.request import Generated, GenerationInput
 from ...text.tasks import embedding
 from ...text.tasks.rows import TokenRow, check_unicode
 from ...text_runtime import TextRuntime, prompt
@@ -34,7 +34,7 @@ from .text_embeddings import check_dimensions, check_input
 router = APIRouter(tags=["OpenAI"])
 
 GREEDY = 1e-5  # a temperature below means the likeliest token, as in vLLM
-ONE_JOB = 100  # characters are cut into tokens while one job is checked
+INLINE_CHARACTERS = 100  # characters are cut into tokens while one input is checked
 TOO_LONG = "context_length_exceeded"
 DONE = b"data: [DONE]\n\n"
 INPUTS = {
@@ -222,7 +222,7 @@ async def complete(request: Request, body: CompletionRequest) -> Any:
     options, stops = options_of(body, model.runtime.info.defaults), stops_of(body.stop)
     check_fields(body)
     prompts = await prompts_of(body.prompt, model.runtime, settings_of(request).max_batch)
-    size = sum(len(each.ids) for each in prompts) + ONE_JOB * len(prompts)
+    size = sum(len(each.ids) for each in prompts) + INLINE_CHARACTERS * len(prompts)
     asked = await offloaded(size, asked_of, model.runtime, scheduler, prompts, options, stops, body)
     about = {
         "id": f"cmpl-{uuid.uuid4().hex}",
@@ -246,19 +246,19 @@ def asked_of(
     stops: list[str],
     body: CompletionFields,
 ) -> list[Completion]:
-    """Return the completion to generate for each prompt. Raises as `job_of`."""
+    """Return the completion to generate for each prompt. Raises as `admit_prompt`."""
     n, is_empty = options["num_return_sequences"], body.max_tokens == 0
-    jobs = [job_of(scheduler, each, options, body) for each in prompts]
+    inputs = [admit_prompt(scheduler, each, options, body) for each in prompts]
     echoes = [""] * len(prompts)
     if body.echo:
         echoes = [
             runtime.decode([prompt.ids])[0] if prompt.text is None else prompt.text
             for prompt in prompts
         ]
-    made = enumerate(zip(jobs, echoes, strict=True))
+    made = enumerate(zip(inputs, echoes, strict=True))
     return [
-        Completion(runtime, job, place * n, begins, stops, is_empty)
-        for place, (job, begins) in made
+        Completion(runtime, generation_input, place * n, begins, stops, is_empty)
+        for place, (generation_input, begins) in made
     ]
 
 
@@ -334,18 +334,18 @@ def options_of(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, An
     return options
 
 
-def job_of(
+def admit_prompt(
     scheduler: Client, each: CompletionPrompt, options: dict[str, Any], body: CompletionFields
-) -> Job:
+) -> GenerationInput:
     """Return the input to generate from. Raises RequestError and UsageError for what the engine
     cannot do, in the words of the request."""
     scores_prompt = bool(body.echo) and body.logprobs is not None
-    most, read, new = scheduler.admission.room.length, len(each.ids), options["max_new_tokens"]
+    most, read, new = scheduler.admission.slot_size.length, len(each.ids), options["max_new_tokens"]
     if read + new - 1 > most:  # the last one is not read again
         found = f"{read} tokens of the prompt and max_tokens {new}"
         raise too_long(f"{found}, expected at most {most + 1} together")
     try:
-        return scheduler.admission.job(
+        return scheduler.admission.admit(
             each.ids, options, top_logprobs=body.logprobs, scores_prompt=scores_prompt
         )
     except (TooLong, UsageError) as error:
@@ -420,7 +420,7 @@ def shown(value: Any) -> str:
 
 
 def usage_of(asked: Sequence[Completion]) -> dict[str, int]:
-    read, new = sum(len(each.job.prompt) for each in asked), sum(each.tokens for each in asked)
+    read, new = sum(len(each.input.prompt) for each in asked), sum(each.tokens for each in asked)
     return {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
 
 
@@ -429,7 +429,7 @@ async def whole(scheduler: Client, asked: Sequence[Completion], about: dict[str,
     that they end there."""
     if asked[0].stops and not asked[0].is_replayed:
         return rendered(about, joined([chunk async for chunk in parts(scheduler, asked)]), asked)
-    found = await scheduler.generate([each.job for each in asked])
+    found = await scheduler.generate([each.input for each in asked])
     size = sum(each.size(generated) for each, generated in zip(asked, found, strict=True))
     return await offloaded(size, of_generated, about, asked, found)
 
@@ -533,9 +533,9 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
     )
     inputs = inputs_of("input", body.input, settings_of(request).max_batch, model.runtime)
     about = {"object": "list", "model": model.name}
-    assert model.reader is not None  # every model that embeds has one
+    assert model.encoder is not None  # every model that embeds has one
     try:
-        content = await model.reader.call(
+        content = await model.encoder.call(
             len(inputs), embeddings_of, model.runtime, inputs, body, about
         )
     except TooLong as error:

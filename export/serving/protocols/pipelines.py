@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ...errors import RequestError, TooLong, UsageError, did_you_mean
 from ...heads import IMAGE, PAIR, PIPELINES, TEXT, Task
-from ...scheduler.request import Job
+from ...scheduler.request import GenerationInput
 from ...text.tasks.classification import checked_candidates
 from ...text.tasks.rows import rows_of, run, single_texts, softmax, strings
 from ...text.tasks.translation import Splitting
@@ -531,8 +531,8 @@ async def continued(
 ) -> list[list[str]]:
     assert model.scheduler is not None  # every model that generates has one
     size = sum(map(len, rows))
-    jobs = await offloaded(size, jobs_of, model, rows, own, options)
-    found = await model.scheduler.generate(jobs)
+    inputs = await offloaded(size, admit_rows, model, rows, own, options)
+    found = await model.scheduler.generate(inputs)
     decoded = iter(
         await offloaded(
             size, model.runtime.decode, [each.tokens for answers in found for each in answers]
@@ -541,11 +541,11 @@ async def continued(
     return [[next(decoded) for _ in answers] for answers in found]
 
 
-def jobs_of(
+def admit_rows(
     model: ServedModel, rows: list[str], own: dict[str, Any], options: dict[str, Any]
-) -> list[Job]:
+) -> list[GenerationInput]:
     assert model.scheduler is not None
     targets = model.runtime.target_options(own.get("tgt_lang"), len(rows), options)
     ids = model.runtime.rows(rows, own.get("src_lang"))
-    job = model.admission.job
-    return [job(row, {**options, **target}) for row, target in zip(ids, targets)]
+    admit = model.admission.admit
+    return [admit(row, {**options, **target}) for row, target in zip(ids, targets)]

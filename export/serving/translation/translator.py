@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import TooLong
 from ...inference import options as option_fields
-from ...scheduler.request import Generated, Job
+from ...scheduler.request import Generated, GenerationInput
 from ...text.tasks.translation import Plan, Splitting, parts_of, plan_of
 from ..models import ServedModel
 
@@ -30,15 +30,15 @@ async def translate(
 
     Raises:
         UsageError, ValueError: as `TextRuntime.translate`.
-        TooLong, RequestError: as `Admission.job` and `Client.generate`; TooLong for more than
+        TooLong, RequestError: as `Admission.admit` and `Client.generate`; TooLong for more than
             `MOST_SENTENCES`.
     """
     assert model.scheduler is not None  # every model that translates has one
     size = sum(map(len, texts))
-    plan, jobs = await offloaded(
+    plan, inputs = await offloaded(
         size, planned, model, texts, splitting, src_lang, tgt_lang, options
     )
-    answers = await model.scheduler.generate(jobs) if jobs else []
+    answers = await model.scheduler.generate(inputs) if inputs else []
     num_results = options.get("num_return_sequences") or 1
     return await offloaded(size, joined, model, plan, answers, num_results)
 
@@ -56,15 +56,15 @@ def planned(
     src_lang: str | None,
     tgt_lang: str | None,
     options: dict[str, Any],
-) -> tuple[Plan, list[Job]]:
+) -> tuple[Plan, list[GenerationInput]]:
     assert model.scheduler is not None
     splitting.check()
     check_sentences(model, texts, splitting)
     options = {"num_return_sequences": 1, **option_fields.check(options)}
     plan = plan_of(model.runtime, texts, splitting, src_lang, tgt_lang, options)
-    options["max_new_tokens"] = min(plan.limit, model.admission.room.length)
-    job = model.admission.job
-    return plan, [job(row, {**options, **target}) for row, target in zip(plan.rows, plan.targets)]
+    options["max_new_tokens"] = min(plan.limit, model.admission.slot_size.length)
+    admit = model.admission.admit
+    return plan, [admit(row, {**options, **target}) for row, target in zip(plan.rows, plan.targets)]
 
 
 def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitting) -> None:
@@ -80,7 +80,7 @@ def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitti
             f"the texts have {len(sizes)} sentences together, expected at most {MOST_SENTENCES}"
         )
     longest = max(sizes, default=0)
-    most = model.admission.room.source * LONGEST_TOKEN
+    most = model.admission.slot_size.source * LONGEST_TOKEN
     if longest > most:
         raise TooLong(f"a sentence has {longest} characters, expected at most {most}")
 
