@@ -31,18 +31,18 @@ CARDS = sorted((ROOT / "model_cards").glob("*/README.md"))
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 
 PARSED = {  # what is only parsed, and why
-    "python benchmarks/speed.py": "an hour; test_benchmarks.py runs it with --quick",
+    "python benchmarks/speed.py": "an hour; test_quick_runs.py runs it with --quick",
     "python benchmarks/speed.py --resume": "the same",
     "python benchmarks/speed.py --device cuda": (
         "a GPU; test_benchmarks_cuda.py runs it with --quick"
     ),
     "python benchmarks/training_speed.py --data DIR": (
-        "some minutes and Multi30k; test_benchmarks.py runs it on less text"
+        "some minutes and Multi30k; test_quick_runs.py runs it on less text"
     ),
     "python benchmarks/lookup.py --data DIR": (
         "minutes of training; test_lookup_benchmark.py runs it on less text"
     ),
-    "python benchmarks/one_graph.py": "some minutes; test_benchmarks.py runs it with --quick",
+    "python benchmarks/one_graph.py": "some minutes; test_quick_runs.py runs it with --quick",
     "python benchmarks/serving.py --captions FILE": (
         "an hour; test_serving_benchmark.py runs it with --quick"
     ),
@@ -54,14 +54,14 @@ PARSED = {  # what is only parsed, and why
     ),
     "vanilla-transformer serve": "the program that the page of serving starts",
     "vanilla-transformer serve my-export": "the same, with another name of the export",
-    "vanilla-transformer VERB --help": "VERB is any; test_cli.py reads all",
-    "python -m vanilla_transformer_export": "the program by itself; test_cli.py runs it",
+    "vanilla-transformer VERB --help": "VERB is any; test_help_and_usage.py reads all",
+    "python -m vanilla_transformer_export": "the program by itself; test_cli_errors.py runs it",
     "accelerate launch --cpu": "without what it launches; test_distributed.py does that",
     "vanilla-transformer export facebook/nllb-200-distilled-600M OUT": (
         "the Hub; test_export_converted.py has another"
     ),
     "vanilla-transformer attention CHECKPOINT picture.png --output maps.png": (
-        "a picture; test_vision.py draws over one"
+        "a picture; test_attention_maps.py draws over one"
     ),
     "vanilla-transformer train digits --output my-digits": (
         "minutes, and images that the page of training makes"

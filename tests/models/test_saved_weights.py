@@ -179,7 +179,7 @@ def test_only_classes_that_read_the_pooler_have_one(model_class):
 def test_every_model_class_is_covered_here():
     public = [getattr(vanilla_transformer, name) for name in vanilla_transformer.__all__]
     models = {item for item in public if isinstance(item, type) and issubclass(item, nn.Module)}
-    # in test_vision.py
+    # in the folder vision
     of_images = {model for model in models if model.__name__.startswith("VanillaVision")}
     assert models - {vanilla_transformer.VanillaPreTrainedModel} - of_images == set(ALL)
 
