@@ -67,5 +67,5 @@ def test_the_command_draws_over_a_file_and_refuses_what_is_none(checkpoints, tmp
                 *words[: words.index("--kind") if "--kind" in words else 2],
                 kind="cross" if "--kind" in words else None,
             )
-    with pytest.raises(ValueError, match="test_attention_maps.py is no whole image: cannot identify"):
+    with pytest.raises(ValueError, match="test_attention_maps.py is no whole image"):
         save_attention_maps(checkpoints / "classifier", tmp_path / "new.png", __file__)
