@@ -58,6 +58,7 @@ bench-cuda:
 # The checker of types does not follow the editable install to a folder of another name, so it gets a path that has that name.
 lint: .venv/installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/python .ci/prose.py
 	mkdir -p build/types && ln -sfn ../../export build/types/vanilla_transformer_export
 	$(BIN)/mypy
 
