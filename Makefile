@@ -58,9 +58,9 @@ bench-cuda:
 # The checker of types does not follow the editable install to a folder of another name, so it gets a path that has that name.
 lint: .venv/installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	$(BIN)/python .ci/prose.py
 	mkdir -p build/types && ln -sfn ../../export build/types/vanilla_transformer_export
 	$(BIN)/mypy
+	$(BIN)/python .ci/prose.py
 
 # torch first and by itself: the version pinned here has a CPU build, what other packages ask for may not.
 .venv/installed: pyproject.toml constraints.txt
