@@ -8,6 +8,7 @@ import report
 import speed
 import speed_pages as pages
 import workload
+from messages import raises
 from plan import PLANS
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -249,7 +250,7 @@ def test_a_page_is_filled_between_its_marks():
     page = f"before\n{begin}\nold\n{end}\nafter\n"
     assert pages.filled(page, "new \\1") == f"before\n{begin}\nnew \\1\n{end}\nafter\n"
     for wrong in ("no marks", 2 * page, page.replace(end, "")):
-        with pytest.raises(ValueError, match="expected once"):
+        with raises(ValueError, seen=begin, expected="once"):
             pages.filled(wrong, "new")
 
 
