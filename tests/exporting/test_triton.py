@@ -12,6 +12,7 @@ import pytest
 import torch
 from checkpoints import graphs_of
 from google.protobuf import text_format
+from messages import raises
 
 from vanilla_transformer_export import export
 from vanilla_transformer_export.cli import main as cli
@@ -146,28 +147,25 @@ def test_the_folder_is_replaced_if_it_is_ours_alone(repository, exported, tmp_pa
     for name in ("config.pbtxt", "1/model.onnx"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes((repository / "repository/reader" / name).read_bytes())
-    with pytest.raises(SystemExit, match="reader exists already"):
+    with raises(SystemExit, seen="reader"):
         run()
-    with pytest.raises(SystemExit, match="planned"):
+    with raises(SystemExit, seen="planned"):
         run("--force")
     (folder / "1/other").touch()
-    with pytest.raises(SystemExit, match="also holds 1/other"):
+    with raises(SystemExit, seen="1/other"):
         run("--force")
     (folder / "1/other").unlink()
     (folder / "config.pbtxt").write_text("max_batch_size: 8\n")
-    with pytest.raises(SystemExit, match="holds 1, config.pbtxt: expected an export"):
+    with raises(SystemExit, seen=(1, "config.pbtxt")):
         run("--force")
     assert sorted(path.name for path in folder.rglob("*")) == ["1", "config.pbtxt", "model.onnx"]
 
 
 def test_what_triton_cannot_run_is_said_before_anything_is_written(exported, tmp_path):
-    with pytest.raises(
-        ValueError,
-        match="is a VanillaDecoderForCausalLM, expected for Triton a model that does not generate",
-    ):
+    with raises(ValueError, seen="VanillaDecoderForCausalLM"):
         export(exported("causal").checkpoint, tmp_path / "export", triton=tmp_path / "model")
     for triton in ("export", "export/model", ""):
-        with pytest.raises(UsageError, match="hold each other, expected two places"):
+        with raises(UsageError, seen="export"):
             export(exported("encoder").checkpoint, tmp_path / "export", triton=tmp_path / triton)
     assert list(tmp_path.iterdir()) == []
 
@@ -256,21 +254,23 @@ def test_weights_in_a_file_of_their_own_stand_beside_the_graph(exported, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "tensor, message",
+    "tensor, seen, expected",
     [
         (
             TensorSpec("x", "float32", ("source_length", 4)),
-            "x has shape .*, expected batch_size and other axes",
+            (),
+            "batch_size",
         ),
         (
             TensorSpec("x", "float32", ("batch_size",)),
-            "x has shape .*, expected batch_size and other axes",
+            (),
+            "batch_size",
         ),
-        (TensorSpec("x", "float16", ("batch_size", 4)), "x is of float16, expected one of int64"),
+        (TensorSpec("x", "float16", ("batch_size", 4)), "float16", "int64"),
     ],
 )
-def test_tensors_that_triton_cannot_batch_are_refused(tensor, message):
-    with pytest.raises(ValueError, match=message):
+def test_tensors_that_triton_cannot_batch_are_refused(tensor, seen, expected):
+    with raises(ValueError, seen=seen, expected=expected):
         config_text(GraphSpec("onnx/model.onnx", (tensor,), ()))
 
 
