@@ -3,6 +3,7 @@
 import pyarrow
 import pyarrow.parquet
 import pytest
+from messages import raises
 from shards import names, write
 
 from vanilla_transformer_export.errors import UsageError
@@ -21,31 +22,31 @@ def test_what_is_not_ours_is_refused_and_stays(bulk, runtime_of, tmp_path):
     write(tmp_path / "mine" / "notes", ["mine"])
     export = runtime_of("seq2seq").path.parent
     (tmp_path / "other").mkdir()
-    for inputs, out, kind, message in (
+    for inputs, out, kind, seen in (
         (
             [source],
             tmp_path / "mine",
             FileExistsError,
-            "mine holds notes: expected a new or an empty directory",
+            ("mine", "notes"),
         ),
         (
             [source],
             tmp_path / "mine" / "notes",
             NotADirectoryError,
-            "is a file, expected a directory or a new path",
+            "notes",
         ),
-        ([source], export / "out", UsageError, "inside the export"),
-        ([source], tmp_path, UsageError, "the input .*a is inside the output"),
-        ([source, source], tmp_path / "out", UsageError, "would both become .*out/a"),
+        ([source], export / "out", UsageError, "out"),
+        ([source], tmp_path, UsageError, "a"),
+        ([source, source], tmp_path / "out", UsageError, "out/a"),
         (
             [tmp_path / "none"],
             tmp_path / "out",
             FileNotFoundError,
-            "none does not exist, expected a file",
+            "none",
         ),
-        ([tmp_path], tmp_path / "out", IsADirectoryError, "is a directory, expected a file"),
+        ([tmp_path], tmp_path / "out", IsADirectoryError, ()),
     ):
-        with pytest.raises(kind, match=message):
+        with raises(kind, seen=seen):
             bulk().to_directory(inputs, out)
     assert names(tmp_path) == ["a", "mine", "other"] and names(tmp_path / "mine") == ["notes"]
 
@@ -62,73 +63,74 @@ def test_wrong_usage_is_refused_before_anything_is_written(bulk, runtime_of, tmp
         tmp_path / "e.jsonl",
         ['{"text": "w5", "a": "translation"}', '{"text": "w5", "translation": {"de": "w7"}}'],
     )
-    for settings, inputs, kind, message in (
-        ({"options": {"src_lang": "de"}}, [text], UsageError, "src_lang is 'de', expected None"),
-        ({"options": {"num_beams": 0}}, [text], UsageError, "num_beams"),
-        ({"field": "en"}, [text], UsageError, "lines of text have no fields"),
-        ({"output_field": "de"}, [text], UsageError, "output_field is 'de', expected None"),
+    for settings, inputs, kind, seen, expected in (
+        ({"options": {"src_lang": "de"}}, [text], UsageError, ("src_lang", "de"), None),
+        ({"options": {"num_beams": 0}}, [text], UsageError, "num_beams", ()),
+        ({"field": "en"}, [text], UsageError, (), "a"),
+        ({"output_field": "de"}, [text], UsageError, ("output_field", "de"), None),
         (
             {},
             [tmp_path / "b.parquet"],
             UsageError,
-            "has a column translation already: .*--output-field NAME",
+            "translation",
+            ("--output-field", "NAME"),
         ),
         (
             {"output_field": "text"},
             [tmp_path / "b.parquet"],
             UsageError,
-            "has a column text already",
+            "b.parquet",
+            (),
         ),
         (
             {},
             [tmp_path / "e.parquet"],
             ValueError,
-            "e.parquet has several columns of the name text, expected one",
+            "e.parquet",
+            (),
         ),
         (
             {},
             [jsonl],
             UsageError,
-            "line 2 of .*e.jsonl has a field translation already: .*--output-field NAME",
+            (2, "e.jsonl", "translation"),
+            ("--output-field", "NAME"),
         ),
         (
             {"output_field": "text"},
             [jsonl],
             UsageError,
-            "line 1 of .*e.jsonl has a field text already",
+            (1, "e.jsonl"),
+            (),
         ),
-        ({}, [tmp_path / "c.parquet"], UsageError, "it has the fields .'other'., expected text"),
+        ({}, [tmp_path / "c.parquet"], UsageError, "other", ()),
         (
             {},
             [write(tmp_path / "d.parquet", ["w5"])],
             ValueError,
-            "d.parquet is not a whole Parquet file",
+            ("d.parquet", "Parquet"),
+            (),
         ),
         (
             {},
             [write(tmp_path / "d.parquet.gz", ["w5"])],
             UsageError,
-            "compressed Parquet, expected a name without .gz",
+            "Parquet",
+            ".gz",
         ),
     ):
-        with pytest.raises(kind, match=message):
+        with raises(kind, seen=seen, expected=expected):
             bulk(**settings).to_directory(inputs, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(
-        UsageError, match="the task reads question and context: expected JSON lines"
-    ):
+    with raises(UsageError, expected="JSON"):
         format_of(text, Predictions(runtime_of("answers")))
-    with pytest.raises(
-        UsageError, match="field is 'a', expected None: the task reads question and context"
-    ):
+    with raises(UsageError, seen="a", expected=None):
         RecordFields([QUESTION], "a")
 
 
 def test_a_cluster_without_ray_names_the_extra(bulk, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "ray", None)
-    with pytest.raises(
-        ImportError, match=r"Ray Data is not installed: pip install 'vanilla-transformer\[ray\]'"
-    ):
+    with raises(ImportError, seen="vanilla-transformer[ray]"):
         bulk().to_directory([write(tmp_path / "a", ["w5"])], tmp_path / "out", ray="auto")
     assert names(tmp_path) == ["a"]
 

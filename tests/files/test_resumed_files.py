@@ -13,6 +13,7 @@ import time
 import pyarrow
 import pyarrow.parquet
 import pytest
+from messages import raises
 from shards import contents, names, some_lines, write
 
 from vanilla_transformer_export.cli.main import main
@@ -76,9 +77,7 @@ def test_a_truncated_shard_is_made_again(bulk, tmp_path):
     part.write_bytes(part.read_bytes()[:-3])
     (tmp_path / "out" / "a.parts" / "000002.facts").write_text('{"input": ')
     (tmp_path / "out" / "a.parts" / ".000003.new").write_text("half")
-    with pytest.warns(
-        UserWarning, match="000001 is damaged, expected what was written there: it is made again"
-    ):
+    with pytest.warns(UserWarning, match="000001"):
         bulk().to_directory([source], tmp_path / "out")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
@@ -92,7 +91,7 @@ def test_a_truncated_input_is_an_error_that_goes_on_when_it_is_repaired(bulk, tm
     content = source.read_bytes()
     bulk(shard_lines=50).to_directory([source], tmp_path / "whole")
     source.write_bytes(content[: len(content) - 500])
-    with pytest.raises(ValueError, match=f"a.{kind} is not a whole (gzip|Parquet) file"):
+    with raises(ValueError, seen=f"a.{kind}"):
         bulk(shard_lines=50).to_directory([source], tmp_path / "out")
     source.write_bytes(content)
     with pytest.MonkeyPatch.context() as patch:
@@ -225,20 +224,17 @@ def peak(call, out):
 def test_a_call_with_other_arguments_is_refused_by_name(bulk, tmp_path):
     inputs = [write(tmp_path / "a", some_lines(30)), write(tmp_path / "b", ["w5"])]
     begun(bulk(), inputs, tmp_path / "out", 2)
-    for other, given, message in (
-        (bulk(shard_lines=9), inputs, "shard_lines 8, now 9"),
-        (bulk(options={"max_new_tokens": 9}), inputs, "max_new_tokens 8, now 9"),
-        (bulk(), inputs[:1], r"inputs \[.*a.*b.*\], now \[.*a'\]"),
-        (bulk(model=("seq2seq", "another")), inputs, "another export"),
+    for other, given, seen in (
+        (bulk(shard_lines=9), inputs, ("shard_lines", 8, 9)),
+        (bulk(options={"max_new_tokens": 9}), inputs, ("max_new_tokens", 8, 9)),
+        (bulk(), inputs[:1], "out"),
+        (bulk(model=("seq2seq", "another")), inputs, "out"),
     ):
-        with pytest.raises(FileExistsError, match=message):
+        with raises(FileExistsError, seen=seen):
             other.to_directory(given, tmp_path / "out")
     bulk().to_directory(inputs, tmp_path / "out")
     write(tmp_path / "a", some_lines(29))
-    with pytest.raises(
-        FileExistsError,
-        match="out/a was made of other lines than .*a has now: expected the same lines",
-    ):
+    with raises(FileExistsError, seen="out/a"):
         bulk().to_directory(inputs, tmp_path / "out")
 
 
@@ -255,9 +251,7 @@ def test_two_processes_do_not_write_one_directory(bulk, tmp_path):
         stdout=subprocess.PIPE,
     )
     other.stdout.readline()
-    with pytest.raises(
-        FileExistsError, match="out is being written by another process: expected to be alone"
-    ):
+    with raises(FileExistsError, seen="out"):
         bulk().to_directory([source], tmp_path / "out")
     other.communicate(b"\n")
     assert bulk().to_directory([source], tmp_path / "out")["lines"] == 30
