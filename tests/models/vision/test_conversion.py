@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from families import ARCHITECTURES, assert_exact, random_config, random_model
+from messages import raises
 from safetensors.torch import load_file, save_file
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
@@ -89,19 +90,14 @@ def test_a_conversion_is_shown_with_the_tensors_that_become_one(tmp_path):
     weights = load_file(tmp_path / "model.safetensors")
     del weights["distillation_classifier.bias"]
     save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(
-        ValueError, match="lacks tensors that .* needs: distillation_classifier.bias"
-    ):
+    with raises(ValueError, seen="distillation_classifier.bias"):
         plan_conversion(tmp_path)
 
 
 def test_other_heads_are_refused_by_name(tmp_path):
     config = random_config("vit", "ViTForMaskedImageModeling", 0)
     transformers.ViTForMaskedImageModeling(config).save_pretrained(tmp_path)
-    with pytest.raises(
-        ValueError,
-        match="'ViTForMaskedImageModeling'.* cannot be converted, expected one of ViTModel",
-    ):
+    with raises(ValueError, seen="ViTForMaskedImageModeling", expected="ViTModel"):
         convert(tmp_path, tmp_path / "ours")
 
 
@@ -109,7 +105,7 @@ def test_a_pooler_of_another_width_is_refused(tmp_path):
     config = random_config("vit", "ViTModel", 0)
     config.pooler_output_size = config.hidden_size + 1
     transformers.ViTModel(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="pooler_output_size=.* cannot be converted, expected"):
+    with raises(ValueError, seen="pooler_output_size"):
         convert(tmp_path, tmp_path / "ours")
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from checkpoints import copy_of, edit_json, graphs_of, list_file, parity_of, perturbed, seal
+from messages import raises
 from pictures import PICTURES, SIZES, picture
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
@@ -79,7 +80,7 @@ def test_an_export_of_any_size_gives_what_torch_gives(body):
             found["last_hidden_state"], expected.last_hidden_state, atol=2e-5
         )
         np.testing.assert_allclose(found["pooler_output"], expected.pooler_output, atol=2e-5)
-    with pytest.raises(ValueError, match="the images are 3x50, expected at least 4x4, a patch"):
+    with raises(ValueError, seen="3x50", expected="4x4"):
         runtime.outputs(pixel_values=np.zeros((1, 3, 3, 50), np.float32))
     config = runtime.info.config
     assert config["interpolate_pos_encoding"] and config["model_type"] == "vanilla-vision"
@@ -94,10 +95,7 @@ def test_images_without_a_resize_have_their_own_sizes(body, tmp_path):
     seal(directory)
     runtime = ImageRuntime(directory)
     assert runtime.embed([picture(9, 22), picture(10, 23)]).shape == (2, 1 + 2 * 5, 24)
-    with pytest.raises(
-        ValueError,
-        match=r"have the shapes \(11, 24\) and \(17, 24\), expected one: give images of one size",
-    ):
+    with raises(ValueError, seen=(11, 24, 17)):
         runtime.embed([picture(9, 22), picture(18, 18)])
 
 
@@ -107,43 +105,45 @@ def test_bad_images_are_errors_of_one_line(classifier, tmp_path):
     content = (tmp_path / "whole.png").read_bytes()
     (tmp_path / "half.png").write_bytes(content[: len(content) // 2])
     (tmp_path / "text.png").write_text("no image")
-    for images, error, said in (
-        ([tmp_path / "half.png"], ValueError, "half.png: it is no whole image: "),
-        ([tmp_path / "text.png"], ValueError, "text.png: it is no image that Pillow reads"),
-        ([tmp_path], FileNotFoundError, "is no file, expected an image"),
-        (["nothing.png"], FileNotFoundError, "'nothing.png' is no file, expected an image"),
+    for images, error, seen, expected in (
+        ([tmp_path / "half.png"], ValueError, "half.png", ()),
+        ([tmp_path / "text.png"], ValueError, "text.png", ()),
+        ([tmp_path], FileNotFoundError, (), ()),
+        (["nothing.png"], FileNotFoundError, "nothing.png", ()),
         (
             "nothing.png",
             ValueError,
-            "images must be a list of paths, Pillow images or arrays, got 'nothing.png'",
+            "nothing.png",
+            (),
         ),
-        ([], ValueError, "no images, expected at least one"),
-        ([PICTURES[0], None], ValueError, "image 1 of 2: it is a NoneType, expected a path"),
+        ([], ValueError, (), ()),
+        ([PICTURES[0], None], ValueError, (1, 2, "NoneType"), ()),
         (
             [np.zeros((9, 9))],
             ValueError,
-            r"image 0 of 1: the image is float64 of shape \(9, 9\), expected numbers",
+            (0, 1, "float64", 9),
+            (),
         ),
-        ([np.zeros((0, 9, 3))], ValueError, "expected numbers"),
+        ([np.zeros((0, 9, 3))], ValueError, (), ()),
         (
             [np.zeros((9, 9, 1))],
             ValueError,
-            "image 0 of 1: the image has 1 channels, expected 3, as image_mean has",
+            (0, 1),
+            (3, "image_mean"),
         ),
-        ([np.zeros((9, 9, 4))], ValueError, "the image has 4 channels, expected 3"),
+        ([np.zeros((9, 9, 4))], ValueError, 4, 3),
         (
             [np.full((9, 9, 3), np.nan)],
             ValueError,
-            "the image has values from nan to nan, expected 0 to 1",
+            "nan",
+            (0, 1),
         ),
     ):
-        with pytest.raises(error, match=said):
+        with raises(error, seen=seen, expected=expected):
             runtime.classify(images)
-    with pytest.raises(ExportUsageError, match="top_k must be a whole number of at least 1, got 0"):
+    with raises(ExportUsageError, seen=("top_k", 0), expected=1):
         runtime.classify(PICTURES, top_k=0)
-    with pytest.raises(
-        ValueError, match="ForImageClassification returns logits, expected last_hidden_state"
-    ):
+    with raises(ValueError, expected="last_hidden_state"):
         runtime.embed(PICTURES)
 
 
@@ -151,14 +151,11 @@ def test_an_export_of_one_size_refuses_another(classifier, tmp_path):
     directory = copy_of(classifier.directory, tmp_path)
     edit_json(directory / "preprocessor_config.json", size={"height": 18, "width": 22})
     seal(directory)
-    with pytest.raises(ValueError, match="image 0 of 1 is 3x18x22 for the model, expected 3x18x18"):
+    with raises(ValueError, seen=(0, 1, "3x18x22"), expected="3x18x18"):
         ImageRuntime(directory).classify(PICTURES[:1])
-    with pytest.raises(
-        ValueError,
-        match=r"pixel_values must have shape \(batch_size, 3, 18, 18\), got shape \(1, 3, 18, 22\)",
-    ):
+    with raises(ValueError, seen=("pixel_values", 1, 3, 18, 22), expected=("batch_size", 3, 18)):
         Runtime(directory).outputs(pixel_values=np.zeros((1, 3, 18, 22)))
-    with pytest.raises(ValueError, match="takes no input_ids, expected pixel_values"):
+    with raises(ValueError, seen="input_ids", expected="pixel_values"):
         Runtime(directory).outputs(np.ones((1, 3), int))
 
 
@@ -166,33 +163,26 @@ def test_an_export_without_an_image_processor_or_of_text_is_refused(classifier, 
     directory = copy_of(classifier.directory, tmp_path)
     edit_json(directory / "preprocessor_config.json", do_pad=True)
     seal(directory)
-    with pytest.raises(ValueError, match="do_pad True, a step that is not known here"):
+    with raises(ValueError, seen=("do_pad", True)):
         ImageRuntime(directory)
     (directory / "preprocessor_config.json").unlink()
     manifest = json.loads((directory / "manifest.json").read_text())
     del manifest["files"]["preprocessor_config.json"]
     (directory / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(
-        FileNotFoundError, match="preprocessor_config.json is missing: the checkpoint had none"
-    ):
+    with raises(FileNotFoundError, seen="preprocessor_config.json"):
         ImageRuntime(directory)
-    with pytest.raises(FileNotFoundError, match="tokenizer.json is missing"):
+    with raises(FileNotFoundError, seen="tokenizer.json"):
         TextRuntime(directory)
     list_file(directory, "README.md")
 
 
 def test_an_image_size_is_for_images(tmp_path, checkpoints):
-    with pytest.raises(
-        ExportUsageError, match="no image size 'any', expected one of trained, free"
-    ):
+    with raises(ExportUsageError, seen="any", expected="free"):
         export(checkpoints / "classifier", tmp_path / "out", image_size="any")
     perturbed(
         "VanillaEncoderModel", dict(vocab_size=9, hidden_size=8, num_attention_heads=2)
     ).save_pretrained(tmp_path / "text")
-    with pytest.raises(
-        ExportUsageError,
-        match="image size 'free' is for models of images, and .* has a VanillaEncoderModel",
-    ):
+    with raises(ExportUsageError, seen=("free", "VanillaEncoderModel")):
         export(tmp_path / "text", tmp_path / "out", image_size="free")
     assert not (tmp_path / "out").exists()
 

@@ -7,6 +7,7 @@ import pytest
 import standins
 import transformers
 from checkpoints import copy_of
+from messages import raises
 
 from vanilla_transformer import VanillaVisionConfig
 from vanilla_transformer.checkpoint import load_image_processor
@@ -62,17 +63,18 @@ def test_a_recipe_trains_a_classifier_that_pipelines_and_exports_read(folder, tm
 
 
 def test_what_is_of_text_or_no_image_is_refused(folder, tmp_path):
-    for changes, said in (
+    for changes, seen, expected in (
         (
             dict(training={"tokens_per_update": 100}),
-            "tokens_per_update is 100, expected per_device_train_batch_size: images",
+            ("tokens_per_update", 100),
+            "per_device_train_batch_size",
         ),
-        (dict(tokenizer={"vocab_size": 100}), r"vocab_size"),
-        (dict(training={"teachers": ["a"]}), "teachers"),
+        (dict(tokenizer={"vocab_size": 100}), "vocab_size", ()),
+        (dict(training={"teachers": ["a"]}), "teachers", ()),
     ):
-        with pytest.raises(UsageError, match=said):
+        with raises(UsageError, seen=seen, expected=expected):
             recipe(folder, **changes)
-    with pytest.raises(ValueError, match="the data set has no column 'picture', expected one of"):
+    with raises(ValueError, seen="picture"):
         train(
             recipe(folder, data={"dataset": str(folder), "columns": ["picture", "label"]}),
             tmp_path / "out",
@@ -80,7 +82,7 @@ def test_what_is_of_text_or_no_image_is_refused(folder, tmp_path):
     broken = copy_of(folder, tmp_path)
     [*_, last] = sorted((broken / "train/dark").iterdir())
     last.write_bytes(last.read_bytes()[:40])
-    with pytest.raises(ValueError, match=f"{last.name} is no whole image"):
+    with raises(ValueError, seen=last.name):
         train(recipe(broken), tmp_path / "out")
 
 
