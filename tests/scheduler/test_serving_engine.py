@@ -11,6 +11,7 @@ import numpy as np
 import opened_engines as engines
 import pytest
 import torch
+from messages import raises
 from targets import SIZES
 
 from vanilla_transformer_export import Runtime
@@ -317,9 +318,7 @@ def test_a_stream_has_the_tokens_of_the_answer_one_by_one_and_frees_its_rows_whe
                 break
         assert engine.running == 0
         assert await engine.generate([job]) == [answers]
-        with pytest.raises(
-            UsageError, match="num_beams is 2, which cannot stream: expected num_beams=1"
-        ):
+        with raises(UsageError, seen=("num_beams", 2), expected=("num_beams", 1)):
             await anext(engine.stream(engine.admission.job([5], dict(num_beams=2))))
 
     asyncio.run(check())
@@ -327,21 +326,21 @@ def test_a_stream_has_the_tokens_of_the_answer_one_by_one_and_frees_its_rows_whe
 
 def test_what_does_not_fit_is_refused_with_both_numbers(exported_for):
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=4, max_length=20)
-    with pytest.raises(TooLong, match="the prompt has 21 tokens, expected at most 20"):
+    with raises(TooLong, seen=21, expected=20):
         engine.admission.job([5] * 21, {})
-    with pytest.raises(TooLong, match="max_new_tokens=11 are 21 to be fed, expected at most 20"):
+    with raises(TooLong, seen=("max_new_tokens", 11, 21), expected=20):
         engine.admission.job([5] * 11, dict(max_new_tokens=11))
     engine.admission.job([5] * 11, dict(max_new_tokens=10))
-    with pytest.raises(TooLong, match="5 beams or sequences, expected at most 4"):
+    with raises(TooLong, seen=5, expected=4):
         engine.admission.job([5], dict(num_beams=5))
-    with pytest.raises(UsageError, match="logprobs do not go with num_beams=2"):
+    with raises(UsageError, seen=("num_beams", 2)):
         engine.admission.job([5], dict(num_beams=2), top_logprobs=1)
-    with pytest.raises(ValueError, match="input_ids must be in"):
+    with raises(ValueError, seen="input_ids"):
         engine.admission.job([500], {})
-    with pytest.raises(UsageError, match="3 slots are fewer than 4 workers"):
+    with raises(UsageError, seen=(3, "slots", 4, "workers")):
         engine_of(exported_for(DECODER, "cpu")[1], workers=4, slots=3)
     engine = engine_of(exported_for(SEQ2SEQ, "cpu")[1], max_source=6)
-    with pytest.raises(TooLong, match="the source has 7 tokens, expected at most 6"):
+    with raises(TooLong, seen=7, expected=6):
         engine.admission.job([5] * 7, {})
 
 
@@ -359,9 +358,7 @@ def test_slots_that_there_is_no_memory_for_are_wrong_usage(exported_for, monkeyp
         raise MemoryError
 
     monkeypatch.setattr(SlotBatch, "stacked", full)
-    with pytest.raises(
-        UsageError, match=r"no memory for 8 slots of 30 tokens, \d+ MB: expected fewer slots"
-    ):
+    with raises(UsageError, seen=(8, 30, "MB")):
         engine_of(exported_for(DECODER, "cpu")[1], max_length=30)
 
 
@@ -374,7 +371,7 @@ def test_a_list_of_texts_holds_up_no_short_request_and_a_full_queue_refuses(expo
     engine.put(bulk)
     engine.put(single)
     assert queue.rows == 21
-    with pytest.raises(RequestError, match="21 rows are waiting, expected at most 30") as refused:
+    with raises(RequestError, seen=21, expected=30) as refused:
         engine.put(Ticket([job() for _ in range(10)], lambda *news: None))
     assert (refused.value.status, refused.value.retry_after) == (429, 1)
     batch = batch_of(engine)
@@ -390,7 +387,7 @@ def test_a_list_of_texts_holds_up_no_short_request_and_a_full_queue_refuses(expo
     # more than may wait, where nothing does
     engine.put(Ticket([job() for _ in range(40)], lambda *news: None))
     queue.close()
-    with pytest.raises(RequestError, match="shutting down") as refused:
+    with pytest.raises(RequestError) as refused:
         engine.put(single)
     assert refused.value.status == 503
 
@@ -406,7 +403,7 @@ def test_requests_whose_clients_have_gone_take_no_room_in_the_queue_and_a_full_b
     engine.put(gone)
     batch.join(queue.take(batch))
     assert (batch.room, queue.take(batch), queue.rows) == (0, [], 3)
-    with pytest.raises(RequestError, match="3 rows are waiting, expected at most 4"):
+    with raises(RequestError, seen=3, expected=4):
         engine.put(last)
     engine.cancel(gone)
     assert queue.rows == 1
@@ -492,7 +489,7 @@ def test_what_fails_fails_alone(exported_for, started, monkeypatch):
         "run_bound",
         lambda *args: (_ for _ in ()).throw(ValueError("no memory")),
     )
-    with pytest.raises(RuntimeError, match="the engine failed: no memory"):
+    with raises(RuntimeError, seen="no memory"):
         engine.run([fine])
     monkeypatch.setattr(engine.scheduler.workers[0].batch.session, "run_bound", run)
     assert engine.run([fine]) == answers
@@ -522,8 +519,9 @@ def test_closing_finishes_what_was_taken_in_or_gives_up_at_the_limit(exported_fo
         asking.join(30)
         [result] = results
         assert result == 503 if not finished else len(result) == 30
-        with pytest.raises(RequestError, match="shutting down"):
+        with pytest.raises(RequestError) as refused:
             engine.run([engine.admission.job([5], {})])
+        assert refused.value.status == 503
 
 
 # -------------------------------------------------------------------------------------------- sizes
@@ -591,12 +589,12 @@ def test_what_is_remembered_of_options_is_checked_for_other_types_and_tokens_all
         [8],
         [1],
     )
-    with pytest.raises(UsageError, match="num_beams must be"):
+    with raises(UsageError, seen="num_beams"):
         engine.admission.job([5], dict(num_beams=True, do_sample=False))
-    with pytest.raises(UsageError, match="do_sample must be"):
+    with raises(UsageError, seen="do_sample"):
         engine.admission.job([5], dict(num_beams=1, do_sample=0))
     for wrong in ([48], [-1], []):
-        with pytest.raises(ValueError, match="input_ids must"):
+        with raises(ValueError, seen="input_ids"):
             engine.admission.job(wrong, dict(num_beams=1, do_sample=False))
 
 

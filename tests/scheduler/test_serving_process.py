@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from messages import raises
 from serving_load import (
     TEXTS,
     assert_no_harm,
@@ -233,7 +234,7 @@ process.framed = without_memory
 """
     log = tmp_path / "log"
     # the first answer is that of the warm-up
-    with pytest.raises(RuntimeError, match="was not ready"):
+    with raises(RuntimeError, seen="copy"):
         patched(code, export, log, "--grace", "0.1")
     said = log.read_text().splitlines()
     assert "MemoryError" in said
@@ -269,7 +270,7 @@ def received(self, *_):
 SchedulerClient.received = received
 """
     log = tmp_path / "log"
-    with pytest.raises(RuntimeError, match="was not ready"):
+    with raises(RuntimeError, seen="copy"):
         patched(code, export, log, "--grace", "0.1")
     assert (
         log.read_text()
