@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 from checkpoints import EOS, START
+from messages import raises
 from openai_server import OneByOne, new_tokens, post, serving_of, with_tokenizer
 from opened_engines import text_engine
 
@@ -164,7 +165,7 @@ def test_text_is_sent_with_the_token_that_completes_it(decoder, engine):
 
 def test_an_error_in_a_stream_is_an_event(client, url, engine):
     engine.fails_after, engine.error = 2, RequestError(503, "the server is shutting down")
-    with pytest.raises(openai.APIError, match="shutting down"):
+    with raises(openai.APIError, seen="the server is shutting down"):
         collected(
             client.completions.create(model="decoder", prompt="ab", stream=True, temperature=0)
         )
@@ -182,23 +183,25 @@ def test_an_error_in_a_stream_is_an_event(client, url, engine):
     )
     engine.reset()
     engine.fails_after, engine.error = 2, KeyError("secret")
-    with pytest.raises(openai.APIError, match="the server made a mistake"):
+    with pytest.raises(openai.APIError) as caught:
         collected(
             client.completions.create(model="decoder", prompt="ab", stream=True, temperature=0)
         )
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("prompt", ["ab", ["ab", "g"]])
 def test_an_error_before_the_first_token_has_a_status(client, engine, prompt):
     engine.fails_after, engine.error = 0, overloaded(9, 8)
     for more in (dict(), dict(stream=True), dict(stop="z")):
-        with pytest.raises(openai.RateLimitError, match="9 rows are waiting") as caught:
+        with raises(openai.RateLimitError, seen=9) as caught:
             client.completions.create(model="decoder", prompt=prompt, **more)
         assert caught.value.response.headers["retry-after"] == "1"
         assert caught.value.code == "rate_limit_exceeded"
     engine.error = KeyError("secret")
-    with pytest.raises(openai.InternalServerError, match="the server made a mistake"):
+    with pytest.raises(openai.InternalServerError) as caught:
         client.completions.create(model="decoder", prompt=prompt, stream=True)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("prompt", ["ab", ["ab", "g"]])
