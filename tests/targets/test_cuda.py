@@ -5,6 +5,7 @@ import json
 import numpy as np
 import onnxruntime
 import pytest
+from messages import raises
 from targets import exports_for, generators, prompts
 
 from vanilla_transformer_export import Options, Runtime
@@ -92,33 +93,33 @@ USED = dict(
 
 
 @pytest.mark.parametrize(
-    "found, running, said",
+    "found, running, seen",
     [
         (
             dict(installed={"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.0"}),
             None,
-            "are both installed.*pip uninstall -y",
+            ("onnxruntime 1.31.1", "onnxruntime-gpu 1.31.0", "pip uninstall -y"),
         ),
         (
             dict(providers=["CPUExecutionProvider"]),
             None,
-            "has no CUDA, its providers are .*pip install onnxruntime-gpu",
+            ("CUDA", "CPUExecutionProvider", "pip install onnxruntime-gpu"),
         ),
-        (dict(gpu=None), None, "no NVIDIA GPU or no driver"),
+        (dict(gpu=None), None, "NVIDIA"),
         (
             dict(libraries=("libnothing.so.1",)),
             None,
-            "libnothing.so.1: pip install 'onnxruntime-gpu.cuda,cudnn.'",
+            ("libnothing.so.1", "pip install 'onnxruntime-gpu[cuda,cudnn]'"),
         ),
         (
             dict(),
             ["CPUExecutionProvider"],
-            "fell back to ..CPUExecutionProvider.., its warning says why",
+            "CPUExecutionProvider",
         ),
         (dict(), GPU_BUILD, None),
     ],
 )
-def test_asking_for_cuda_where_it_cannot_run_says_what_to_do(monkeypatch, found, running, said):
+def test_asking_for_cuda_where_it_cannot_run_says_what_to_do(monkeypatch, found, running, seen):
     state = USED | found
     for name in ("installed", "providers"):
         monkeypatch.setattr(devices, name, lambda name=name: state[name])
@@ -130,27 +131,21 @@ def test_asking_for_cuda_where_it_cannot_run_says_what_to_do(monkeypatch, found,
         devices.require("cuda")
         devices.require_running(devices.CUDA, running)
 
-    if said is None:
+    if seen is None:
         ask()
     else:
-        with pytest.raises(OSError, match=said):
+        with raises(OSError, seen=seen):
             ask()
     assert calls == ["nvidia-smi"]
 
 
 def test_a_runtime_never_falls_back_to_the_cpu(exported, monkeypatch):
     monkeypatch.setattr(devices, "providers", lambda: ["CPUExecutionProvider"])
-    with pytest.raises(OSError, match="this onnxruntime has no CUDA"):
+    with raises(OSError, seen="CUDA"):
         Runtime(exported("causal")[1])
-    with pytest.raises(
-        ValueError,
-        match="device 'tpu' does not go with .* target 'cuda', .* expected one of .'cpu', 'cuda'",
-    ):
+    with raises(ValueError, seen=("device", "tpu", "cuda"), expected=("cpu", "cuda")):
         Runtime(exported("causal")[1], device="tpu")
-    with pytest.raises(
-        ValueError,
-        match="device 'tensorrt' does not go with .* target 'cuda', .* expected one of .'cpu'",
-    ):
+    with raises(ValueError, seen=("device", "tensorrt", "cuda"), expected="cpu"):
         Runtime(exported("causal")[1], device="tensorrt")
 
 
