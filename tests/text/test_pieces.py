@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import raises
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -205,5 +206,5 @@ def test_a_token_costs_the_same_however_long_the_text_is(made, ids):
 def test_a_tokenizer_that_fails_is_an_error_that_names_it():
     tokenizer = words()
     tokenizer.decoder = decoders.Sequence([decoders.Replace("a", ""), decoders.Strip(" ", 0, 1)])
-    with pytest.raises(ValueError, match="^the tokenizer of tokenizer.json failed: "):
+    with raises(ValueError, seen="tokenizer.json"):
         pieces_of(tokenizer).add(1)  # Rust panics where there is nothing to strip

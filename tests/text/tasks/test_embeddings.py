@@ -9,6 +9,7 @@ import torch
 import transformers
 from checkpoints import SIZES, copy_of, edit_json, list_file
 from heads import MANY, TEXTS, close, save_head, word_pieces
+from messages import raises
 from pipelines_compared import both
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
@@ -166,52 +167,38 @@ def test_an_export_carries_the_weights_of_a_pickled_module(tmp_path):
 
 def test_prompts_and_modules_that_are_not_there_are_an_error(embedded, monkeypatch):
     _, runtime = embedded(Pooling(SIZES["hidden_size"]), prompts=PROMPTS)
-    for options, said in (
-        (
-            {"prompt_name": "qurey"},
-            "no prompt 'qurey', expected one of document, query; did you mean 'query'",
-        ),
-        (
-            {"prompt_name": "query", "prompt": "a"},
-            "prompt 'a' and prompt_name 'query' are given, expected one of them",
-        ),
-        ({"truncate_dim": 0}, "truncate_dim must be a whole number of at least 1, got 0"),
+    for options, seen, expected in (
+        ({"prompt_name": "qurey"}, "qurey", ("document", "query")),
+        ({"prompt_name": "query", "prompt": "a"}, ("prompt", "a", "prompt_name", "query"), ()),
+        ({"truncate_dim": 0}, ("truncate_dim", 0), 1),
     ):
-        with pytest.raises(UsageError, match=said):
+        with raises(UsageError, seen=seen, expected=expected):
             runtime.embed(["a"], **options)
     pooling = {"type": "Pooling", "pooling_mode": "mean"}
-    for modules, said in (
-        (
-            [{"type": "Normalize"}],
-            r"has the modules \['Normalize'\], expected a Pooling and then Dense or Normalize",
-        ),
-        (
-            [{"type": "Pooling", "pooling_mode": "median"}],
-            "the pooling is 'median', expected one of cls",
-        ),
-        (
-            [pooling, {"type": "Dense", "use_residual": True}],
-            "use_residual=True, which this runtime does not apply",
-        ),
+    for modules, seen, expected in (
+        ([{"type": "Normalize"}], "Normalize", ("Pooling", "Dense", "Normalize")),
+        ([{"type": "Pooling", "pooling_mode": "median"}], "median", "cls"),
+        ([pooling, {"type": "Dense", "use_residual": True}], ("use_residual", True), ()),
         (
             [pooling, {"type": "Dense", "activation_function": "torch.nn.Mish"}],
-            "is 'torch.nn.Mish', which this runtime",
+            "torch.nn.Mish",
+            (),
         ),
-        ([pooling, {"type": "Dense"}], "names no folder of its module Dense: export again"),
+        ([pooling, {"type": "Dense"}], "Dense", ()),
         (
             [pooling, {"type": "Dense", "folder": "2_Dense"}],
-            "has no 2_Dense/model.safetensors, which its module Dense needs",
+            ("2_Dense/model.safetensors", "Dense"),
+            (),
         ),
         (
             [pooling, {"type": "Normalize", "module_input_name": "token_embeddings"}],
-            "expected 'sentence_embedding'",
+            (),
+            "sentence_embedding",
         ),
     ):
         monkeypatch.setitem(runtime.info.manifest, "sentence_modules", modules)
         runtime.__dict__.pop("sentence_modules", None)
-        with pytest.raises(ValueError, match=said):
+        with raises(ValueError, seen=seen, expected=expected):
             runtime.embed(["a"])
-    with pytest.raises(
-        ValueError, match=r"takes vectors \(A, E\) and \(B, E\), got shapes \(1, 2\) and \(1, 3\)"
-    ):
+    with raises(ValueError, seen=(1, 2, 3)):
         runtime.similarity(np.zeros(2), np.zeros(3))

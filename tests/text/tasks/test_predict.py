@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from checkpoints import perturbed
 from heads import LABELS, MANY, PAIRS
+from messages import raises
 from PIL import Image
 from pipelines_compared import CONTEXTS, QUESTIONS, same
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
@@ -69,7 +70,7 @@ def test_predict_reads_and_writes_lines_of_json(made, tmp_path, capsys, monkeypa
     first, *rest = runtime.tag([MANY[3], MANY[0], *MANY[4:]], aggregation_strategy="simple")
     same(found, [first, None, *rest])
     same(predicted(capsys, *call), found)
-    with pytest.raises(SystemExit, match="out exists already; expected a new path, or --force"):
+    with raises(SystemExit, seen="out", expected="--force"):
         predicted(capsys, *call, "--output", tmp_path / "out")
     objects = ["", json.dumps({"text": MANY[0]}), MANY[3]]
     given = io.TextIOWrapper(io.BytesIO("\n".join(objects).encode()))

@@ -65,7 +65,7 @@ def test_masks_are_filled_as_by_the_pipeline(made):
     pipe, runtime = both(made, "fill_mask", "fill-mask")
     for options in ({}, {"top_k": 2}, {"targets": ["▁the", "▁a"]}, {"targets": "▁the"}):
         same(runtime.fill_mask(MASKED, **options), pipe(MASKED, **options))
-    with pytest.warns(UserWarning, match="the target 'the' is no token: '▁the' stands for it"):
+    with pytest.warns(UserWarning, match="'the'.*'▁the'"):
         same(runtime.fill_mask(MASKED, targets=["the"]), pipe(MASKED, targets=["the"]))
 
 

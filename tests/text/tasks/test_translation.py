@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 from checkpoints import EOS
+from messages import raises
 from sentence_splitting import ours, right_texts
 
 from vanilla_transformer_export.errors import UsageError
@@ -98,19 +99,19 @@ def test_sentences_without_letters_are_copied(translator):
 
 
 def test_copied_texts_need_valid_options_too(translator, monkeypatch):
-    for options, message in (
-        ({"tgt_lang": "de"}, "tgt_lang is 'de', expected None"),
-        ({"src_lang": "de"}, "src_lang is 'de', expected None"),
-        ({"num_beams": 2, "do_sample": True}, "do_sample=True does not go with num_beams=2"),
+    for options, seen, expected in (
+        ({"tgt_lang": "de"}, ("tgt_lang", "de"), None),
+        ({"src_lang": "de"}, ("src_lang", "de"), None),
+        ({"num_beams": 2, "do_sample": True}, ("do_sample", True, "num_beams", 2), ()),
     ):
-        with pytest.raises(UsageError, match=message):
+        with raises(UsageError, seen=seen, expected=expected):
             translator.translate(["12345"], **options)
     monkeypatch.setattr(
         translator, "languages", dataclasses.replace(translator.languages, words=[">>a<<"])
     )
     assert translator.translate([">>a<< 12345", ">>a<<"]) == ["12345", ""]
     assert translator.translate([">>a<<\n12345"], split=False) == ["12345"]
-    with pytest.raises(ValueError, match="begins with >>b<<, no language of the model"):
+    with raises(ValueError, seen=">>b<<"):
         translator.translate([">>b<< 12345"])
 
 
@@ -125,13 +126,11 @@ def test_a_translation_that_is_cut_is_said_to_be(translator):
         warnings.simplefilter("error")
         translator.translate([text], max_new_tokens=long + 1, **options)
     for limit, count in ((long, 1), (short, 2)):
-        with pytest.warns(
-            UserWarning, match=f"the translation of 'w. w20' was cut after {limit} tokens"
-        ) as warned:
+        with pytest.warns(UserWarning, match=f"'w. w20'.* {limit} ") as warned:
             translator.translate([text], max_new_tokens=limit, **options)
         assert len(warned) == count
     # the end token hides it
-    with pytest.warns(UserWarning, match="'w8 w20' was cut after 5 tokens"):
+    with pytest.warns(UserWarning, match="'w8 w20'.* 5 "):
         translator.translate(["w8 w20"], max_new_tokens=5, forced_eos_token_id=EOS, **options)
 
 
@@ -142,9 +141,7 @@ def test_a_sentence_of_more_tokens_than_positions_is_an_error_with_both_numbers(
     monkeypatch.setitem(translator.runtime.config, "position_embedding_type", "learned")
     monkeypatch.setitem(translator.runtime.config, "max_position_embeddings", 10)
     texts = ["w5", "w6 . " * 6]
-    with pytest.raises(
-        ValueError, match="text 1 of 2, 'w6 .*': 12 tokens.* are more than the 10 learned positions"
-    ):
+    with raises(ValueError, seen=(1, 2, "w6", 12, 10, "learned")):
         translator.translate(texts, split=False)
     assert len(translator.translate(["w5", "W6. " * 12], max_new_tokens=2)) == 2
 
@@ -160,7 +157,7 @@ def test_the_word_of_a_language_holds_for_all_sentences(translator, monkeypatch)
     )
     translator.translate([">>a<< w5. W6.", "w7"], max_new_tokens=2)
     assert seen == [">>a<< w5.", ">>a<< W6.", "w7"]
-    with pytest.raises(ValueError, match="begins with >>b<<, no language of the model"):
+    with raises(ValueError, seen=">>b<<"):
         translator.translate([">>b<< w5"])
 
 
@@ -187,19 +184,16 @@ def test_each_text_has_its_languages(translator, monkeypatch):
             for part in text.split(" ")
         ]
         assert result == " ".join(single)
-    with pytest.raises(UsageError, match="src_lang has 2 languages, expected one for each of"):
+    with raises(UsageError, seen=("src_lang", 2)):
         translator.translate(texts, src_lang=["a", "b"], tgt_lang="a")
 
 
 def test_translations_are_one_for_each_text(translator):
-    with pytest.raises(
-        UsageError,
-        match="num_return_sequences is 2, expected 1: translate gives one translation of each text",
-    ):
+    with raises(UsageError, seen=("num_return_sequences", 2), expected=1):
         translator.translate(["w5"], num_return_sequences=2)
-    with pytest.raises(UsageError, match=r"unknown generation options \['target_prefix'\]"):
+    with raises(UsageError, seen="target_prefix"):
         translator.translate(["w5"], target_prefix=["w6"])
-    with pytest.raises(UsageError, match="split must be True or False, got 'no'"):
+    with raises(UsageError, seen="no", expected=("split", True, False)):
         translator.translate(["w5"], split="no")
-    with pytest.raises(UsageError, match="copy_letterless must be True or False, got 'no'"):
+    with raises(UsageError, seen=("copy_letterless", "no"), expected=(True, False)):
         translator.translate(["w5"], copy_letterless="no")
