@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
+from messages import raises
 from training_runs import SMALL, STEPS, are_equal, history, recipe_of, weights
 from transformers import TrainerCallback
 
@@ -143,16 +144,10 @@ def test_a_streamed_run_goes_on_to_the_same_weights(streamed, tmp_path, monkeypa
 
 def test_a_stream_needs_batches_by_token_count_and_positions_without_an_end(streamed, tmp_path):
     assert "a stream of examples" in dry_run(streamed)
-    with pytest.raises(
-        ValueError,
-        match="position_embedding_type is 'learned', expected one without a longest sequence",
-    ):
+    with raises(ValueError, seen=("position_embedding_type", "learned")):
         prepare(replace(streamed, model={**SMALL, "position_embedding_type": "learned"}))
     del streamed.training["tokens_per_update"], streamed.training["tokens_per_batch"]
-    with pytest.raises(
-        ValueError,
-        match="batches of a stream are by token count: expected training.tokens_per_update",
-    ):
+    with raises(ValueError, expected="training.tokens_per_update"):
         train(streamed, tmp_path / "model")
 
 
@@ -174,10 +169,7 @@ def test_the_state_of_another_recipe_is_refused_by_what_differs(corpus, tmp_path
     stopped(recipe_of(corpus), tmp_path / "model", STEPS, monkeypatch)
     other = recipe_of(corpus, seed=1, num_train_epochs=1)
     for force in (False, True):  # which is about the result
-        with pytest.raises(
-            ValueError,
-            match="a run with training.num_train_epochs=3, expected 1: --restart moves it aside",
-        ):
+        with raises(ValueError, seen=("training.num_train_epochs", 3), expected=(1, "--restart")):
             train(other, tmp_path / "model", force)
     train(other, tmp_path / "model", restart=True)
     assert (tmp_path / "model/model.safetensors").is_file()

@@ -12,6 +12,7 @@ import torch
 from datasets import Dataset
 from huggingface_hub import ModelCard
 from matplotlib.figure import Figure
+from messages import raises
 from PIL import Image
 from torch._dynamo.utils import counters
 from training_runs import SMALL, STEPS, recipe_of
@@ -155,13 +156,7 @@ def test_every_recipe_is_read_and_says_in_its_first_line_what_it_is(path):
 
 
 def test_tasks_whose_subwords_are_always_the_same_have_no_bpe_dropout():
-    with pytest.raises(
-        ValueError,
-        match=(
-            "tokenizer.bpe_dropout is 0.1, expected 0: the subwords of masked-lm are always "
-            "the same"
-        ),
-    ):
+    with raises(ValueError, seen=("tokenizer.bpe_dropout", 0.1), expected=(0, "masked-lm")):
         Recipe("masked-lm", tokenizer={"bpe_dropout": 0.1})
 
 
