@@ -89,7 +89,7 @@ def test_arrangements_share_the_threads_that_there_are():
 
 
 class Clocked:
-    """In the place of a process, whose run takes `seconds`."""
+    """A stand-in for the process of an engine, whose run takes `seconds`."""
 
     def __init__(self, arrangement, seconds):
         self.arrangement, self.seconds, self.started, self.runs, self.is_closed = (

@@ -136,7 +136,7 @@ def test_bytes_of_a_step_are_weights_and_what_is_cached(roots):
 
 @pytest.fixture
 def here(monkeypatch):
-    """What has a process of its own runs in this one."""
+    """Run in this process what a benchmark runs in processes of its own."""
     for module in (measure, measure_cuda):
         monkeypatch.setattr(module, "isolated", lambda function, *args: function(*args))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

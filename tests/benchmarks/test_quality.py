@@ -120,8 +120,10 @@ def test_an_interval_of_accuracy_is_wilson_s():
 
 
 def test_an_interval_of_perplexity_is_about_that_of_a_ratio_of_means():
-    """By the delta method, of stretches of 12 blocks that are alike; some blocks predict less than
-    others."""
+    """The expected interval is that of the delta method, over stretches of 12 blocks.
+
+    Blocks of a stretch are alike, and some stretches predict less than others.
+    """
     rng = np.random.default_rng(0)
     losses = rng.gamma(2, 1, (32 * 12, 16)) * rng.uniform(0.5, 1.5, (32, 1)).repeat(12, axis=0)
     labels = np.where(np.arange(16) < rng.integers(4, 17, (32 * 12, 1)), 1, -100)

@@ -113,8 +113,10 @@ def test_a_quick_run_of_the_other_shapes(tmp_path):
 
 @pytest.mark.slow
 def test_a_quick_run_with_the_engines_of_others_in_all_arrangements(tmp_path):
-    """Those that are installed: without rounding they give the tokens and the states of
-    transformers."""
+    """The engines that are installed run.
+
+    Without rounding they give the tokens and the states of transformers.
+    """
     engines = [
         "transformers",
         *(name for name in PLANS["cpu"].engines if name.startswith(("openvino", "llamacpp"))),

@@ -80,7 +80,7 @@ def test_with_beams_they_are_sequences_scores(pair, name, target):
 def test_without_beams_they_are_the_sum_of_transition_scores_over_the_length(
     pair, name, options, target
 ):
-    """Which transformers documents as the score of a sequence."""
+    """transformers documents this sum as the score of a sequence."""
     model, runtime = pair(name, target)
     ids, mask = prompts(name, seed=5)
     options = {**options, "eos_token_id": [EOS, *range(4, 48, 5)]}

@@ -1,7 +1,8 @@
-"""Every command that the cards show in blocks, and that README.md, docs/, the cards, the benchmarks
-and the launch file name in their text, is taken from there by a shell, and runs as it stands over
-made-up text; what needs a GPU, hours or several machines is read by the parsers that would read it.
-test_docs.py has the blocks of README.md and docs/."""
+"""Tests of every command of README.md, docs/, the cards, the benchmarks and the launch file.
+
+A shell takes each command from its page and runs it over made-up text. Commands that need a GPU,
+hours or several machines are only parsed, by the parsers that would read them. test_docs.py runs
+the blocks of README.md and docs/."""
 
 import argparse
 import json
@@ -140,7 +141,7 @@ def test_commands_that_name_no_more_than_options_have_these(tmp_path):
 
 
 class Read(Exception):
-    """What a script's own parser made of its command line."""
+    """The arguments that a script's own parser made of its command line."""
 
 
 @pytest.mark.parametrize("command", [command for command in PARSED if "benchmarks/" in command])
@@ -265,7 +266,7 @@ def test_a_benchmark_s_command_runs(command, repository, tmp_path, monkeypatch, 
     "arguments", [[], ["Two dogs run across a field."]], ids=["as it is", "with a sentence"]
 )
 def test_the_demo_runs(arguments, monkeypatch, capsys):
-    """What `make demo` calls, as the test of `make` has seen."""
+    """The script and its arguments are those of `make demo`, which the test of `make` checks."""
     monkeypatch.setattr(sys, "argv", ["benchmarks/demo.py", *arguments])
     runpy.run_path(str(ROOT / "benchmarks/demo.py"), run_name="__main__")
     said = capsys.readouterr().out
@@ -303,7 +304,8 @@ def cut(arguments: list[str]) -> list[str]:
 
 
 def stand_in(arguments: list[str]) -> None:
-    """For the result of a command, of which the name says what it is."""
+    """Write a stand-in for the output of the command `arguments`, whose name says which model it
+    is."""
     read = cli.parse(arguments)
     name, data = str(read.output), read_recipe(read.recipe, dict(read.set)).data
     if name == "masked":

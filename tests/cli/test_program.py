@@ -1,5 +1,4 @@
-"""What the program does around its verbs: standard streams, signals, warnings, and errors in one
-line."""
+"""Tests of standard streams, signals, warnings and one-line errors of the command."""
 
 import errno
 import io

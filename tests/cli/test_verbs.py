@@ -40,14 +40,14 @@ def last_line(done):
 
 @pytest.fixture(scope="module")
 def trained(corpus, tmp_path_factory):
-    """What `train` wrote, and what it said."""
+    """Train a checkpoint with the command; return its path and the finished process."""
     output = tmp_path_factory.mktemp("trained") / "model"
     return output, command(*training(corpus, *SETTINGS), "--output", output)
 
 
 @pytest.fixture(scope="module")
 def translator(trained):
-    """What `export` wrote, and what it said."""
+    """Export the trained checkpoint with the command; return its path and the finished process."""
     out = trained[0].with_name("out")
     return out, command("export", trained[0], out)
 

@@ -153,7 +153,7 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
 
 
 def fairseq_table(config):
-    """As transformers computes it, from the row of padding on."""
+    """Return the table of positions that transformers computes, from the row of padding on."""
     rows = config.pad_token_id + 1 + config.max_position_embeddings
     table = M2M100SinusoidalPositionalEmbedding.get_embedding(
         rows, config.hidden_size, config.pad_token_id

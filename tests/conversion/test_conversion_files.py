@@ -1,4 +1,4 @@
-"""What conversion reads, refuses and writes."""
+"""Tests of the files that conversion reads, rejects and writes."""
 
 import json
 import logging
@@ -122,8 +122,8 @@ def test_names_with_and_without_the_prefix_of_the_base_model(
 
 
 def test_tensors_of_the_family_s_other_heads_are_left_out_and_named(tmp_path):
-    """As in bert-base-uncased: a masked-LM checkpoint by its config, with everything BERT was
-    pre-trained with."""
+    """The file bert-base-uncased is such a checkpoint: masked-LM by its config, with everything
+    that BERT was pre-trained with."""
     directory, model = saved("BertForPreTraining", "bert", tmp_path)
     edit_json(directory / "config.json", architectures=["BertForMaskedLM"])
     masked = transformers.BertForMaskedLM.from_pretrained(directory).eval()

@@ -81,7 +81,10 @@ def written(pieces, tmp_path_factory):
 
 
 def marian_model(pad):
-    """With a last row of zeros, that of padding, which Marian's own models do not have."""
+    """Return a random model whose last row of embeddings, that of padding, is zero.
+
+    Marian's own models have no such row.
+    """
     config = MarianConfig(
         vocab_size=pad + 1, d_model=12, encoder_layers=3, decoder_layers=2, encoder_ffn_dim=20,
         decoder_ffn_dim=20, encoder_attention_heads=3, decoder_attention_heads=3,

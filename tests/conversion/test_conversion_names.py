@@ -124,7 +124,7 @@ def test_a_family_is_found_beside_a_class_that_is_no_model(name, tmp_path):
 
 
 def test_an_old_tagger_with_a_pooler_could_be_two_classes(tmp_path):
-    """As files of 2019: with a pooler, and without architectures."""
+    """Files of 2019 look like this: they have a pooler, and their config names no architecture."""
     model = saved("BertForTokenClassification", "bert", tmp_path / "theirs")
     width = model.config.hidden_size
     pooler = {

@@ -388,7 +388,7 @@ def test_int8_exports_generate_nearly_the_same(pair, target, tmp_path):
 
 
 def test_numbers_beyond_float16_are_computed_in_bfloat16(tmp_path):
-    """As where the source keeps `wo` in float32 and clamps what is added to the stream."""
+    """There the source keeps `wo` in float32 and clamps the residual stream."""
     source("v1.1", tmp_path / "theirs")
     edit_tensors(
         tmp_path / "theirs",

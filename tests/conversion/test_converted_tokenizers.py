@@ -110,8 +110,8 @@ def edited(model, change):
 
 
 def write_marian(directory, source, target, missing=(), languages=(">>deu<<", ">>nld<<")):
-    """As OPUS-MT: one vocabulary with the pieces of both models, but for those that are
-    `missing`."""
+    """Write a tokenizer like OPUS-MT's: one vocabulary with the pieces of both models, but for
+    those that are `missing`."""
     directory.mkdir(exist_ok=True)
     (directory / "source.spm").write_bytes(source)
     (directory / "target.spm").write_bytes(target)

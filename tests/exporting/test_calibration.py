@@ -214,13 +214,13 @@ def product_by_calibration(seen, rows, matrix, kept=0):
 
 
 def relative_errors(products, exact):
-    """Of each row, ||lost||^2 / ||value||^2."""
+    """Return ||lost||^2 / ||value||^2 of each row."""
     return np.square(products - exact).sum(axis=1) / np.square(exact).sum(axis=1)
 
 
 def rows_with_special_tokens():
-    """As after GELU: most values are near 0, and in each tenth row two features are as large as
-    100."""
+    """Return rows and a matrix, as after GELU: most values are near 0, and two features of each
+    tenth row are as large as 100."""
     rng = np.random.default_rng(0)
     matrix = rng.normal(0, 0.05, (512, 32))
     matrix[:2] *= 4  # smoothing cannot move the size of the large features there

@@ -59,7 +59,7 @@ def theirs(tmp_path_factory):
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """Where temporary directories are made."""
+    """The directory in which temporary directories are created."""
     directory = tmp_path / "temporary"
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))

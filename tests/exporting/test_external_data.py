@@ -48,7 +48,7 @@ def moved(directory, location, change=None):
     "place", ["../weights", "../../weights", "absolute", "link", "folder/weights"]
 )
 def test_weights_outside_the_folder_of_the_graph_are_refused(exported, tmp_path, place):
-    """By onnxruntime, even if the manifest lists them."""
+    """onnxruntime rejects them, even if the manifest lists them."""
     directory = copy_of(exported("encoder").directory, tmp_path)
     if place in ("link", "folder/weights"):
         (tmp_path / "weights").touch()

@@ -221,7 +221,7 @@ def test_other_weights_are_refused_and_named_whatever_becomes_of_the_graphs(
 
 
 def test_a_directory_that_is_being_filled_is_refused_until_its_manifest_is_there(two, tmp_path):
-    """In place, as where it is a mount: the manifest comes last."""
+    """An export to a mount point fills it in place, and writes the manifest last."""
     out = tmp_path / "mounted"
     names = sorted(path.relative_to(two[0]) for path in two[0].rglob("*") if path.is_file())
     names.sort(key=lambda name: str(name) == "manifest.json")

@@ -1,5 +1,4 @@
-"""What sentence-transformers keeps beside the weights goes with them: embeddings are the same
-before and after."""
+"""Tests of sentence-transformers' modules in checkpoints and exports: embeddings stay the same."""
 
 import json
 import shutil
@@ -53,7 +52,7 @@ def base(tmp_path_factory):
 
 
 def embedder(made, pooling="mean", rest=("dense", "normalize"), **settings):
-    """Of what `base` made, in sentence-transformers."""
+    """Return a model of sentence-transformers over the encoder of the fixture `base`."""
     directory, width = made
     transformers.set_seed(1)
     modules = [
@@ -68,7 +67,7 @@ def embedder(made, pooling="mean", rest=("dense", "normalize"), **settings):
 
 
 def embeddings(directory):
-    """With each prompt, and without."""
+    """Return the embeddings of `TEXTS` with each prompt."""
     model = SentenceTransformer(str(directory), device="cpu")
     return np.stack([model.encode(TEXTS, prompt_name=name) for name in ("query", "document")])
 
@@ -117,8 +116,11 @@ def test_other_families_and_a_pooling_that_leaves_the_prompt_out(base, family, n
 
 
 def test_the_layout_of_older_versions(saved, tmp_path):
-    """As most checkpoints on the Hub have it: other names of classes, of poolings and of the
-    length, Dense as a pickle, no folder for what has no weights."""
+    """Most checkpoints on the Hub have this layout.
+
+    Classes, poolings and the length have other names, Dense is a pickle, and modules without
+    weights have no folder.
+    """
     expected = embeddings(saved)
     modules = json.loads((saved / "modules.json").read_text())
     for module in modules:

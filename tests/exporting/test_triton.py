@@ -25,8 +25,10 @@ TYPES = {"TYPE_INT64": onnx.TensorProto.INT64, "TYPE_FP32": onnx.TensorProto.FLO
 
 
 def model_config_pb2():
-    """Of Triton's client, by its path: its package imports that of grpc, which wants another
-    protobuf."""
+    """Import the messages of Triton's client from their file.
+
+    Their package imports grpc's, which needs another version of protobuf.
+    """
     [folder] = importlib.util.find_spec("tritonclient").submodule_search_locations
     spec = importlib.util.spec_from_file_location(
         "model_config_pb2", Path(folder) / "grpc/model_config_pb2.py"
@@ -44,7 +46,7 @@ def config_of(directory):
 
 
 def sizes_of(value):
-    """Of a tensor of the graph without the batch, -1 for one that is free."""
+    """Return the sizes of a tensor of the graph without the batch, -1 where they are free."""
     first, *rest = value.type.tensor_type.shape.dim
     assert first.dim_param == "batch_size"
     return [size.dim_value or -1 for size in rest]
@@ -226,7 +228,7 @@ def test_a_decoder_generates_in_one_graph(exported, tmp_path):
 
 
 def test_weights_in_a_file_of_their_own_stand_beside_the_graph(exported, tmp_path):
-    """As Triton wants it: in a folder with the name that the graph else has."""
+    """Triton expects a folder with the name that the graph has otherwise."""
     (tmp_path / "export/onnx").mkdir(parents=True)
     graph = onnx.load(exported("encoder").directory / "onnx/model.onnx")
     place = {"location": "model.onnx_data", "save_as_external_data": True}  # as for the cpu target

@@ -46,7 +46,7 @@ def test_a_case_has_1_to_5_rows_of_1_to_33_tokens():
 
 
 def test_a_seq2seq_decoder_begins_with_1_to_4_tokens(exported, monkeypatch):
-    """With one, as in generation, and with several."""
+    """Generation begins with one token; a decoder accepts several."""
     begun = set()
     monkeypatch.setattr(
         parity, "compare_steps", lambda case, request, *rest: begun.add(request.input_ids.shape[1])
@@ -75,7 +75,7 @@ def graph_files(name):
     [(name, file) for name in ("encoder", "causal", "seq2seq") for file in graph_files(name)],
 )
 def test_one_changed_weight_of_any_matrix_is_found(exported, tmp_path, name, file):
-    """By 1e-2, in the middle of the last matrix that is multiplied with."""
+    """The change is 1e-2, in the middle of the last matrix of a matrix multiplication."""
 
     def change(graph):
         names = {node.input[1] for node in graph.node if node.op_type == "MatMul"}

@@ -102,7 +102,8 @@ def test_an_input_without_lines_gives_an_output_without_lines(bulk, tmp_path):
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_a_nested_field_is_read_and_the_results_get_another_name(bulk, runtime_of, tmp_path, kind):
-    """As translation data sets of the Hub: the field `translation` holds both languages."""
+    """Translation data sets of the Hub look like this: the field `translation` holds both
+    languages."""
     lines = [line or "w5" for line in some_lines(6)]
     rows = [{"translation": {"en": line, "de": "w9"}} for line in lines]
     source = write(tmp_path / f"a.{kind}", map(json.dumps, rows))

@@ -1,5 +1,5 @@
-"""What a replica of Ray and Ray's proxy do with our application, without Ray: tests/clients/ray has
-the cluster."""
+"""Tests of our application in a replica of Ray Serve and behind its proxy, without Ray.
+tests/clients/ray has the cluster."""
 
 import asyncio
 import json

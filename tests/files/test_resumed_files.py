@@ -114,7 +114,7 @@ def test_what_stops_a_run_says_what_is_kept(bulk, tmp_path, error, message):
 
 
 def call_of(runtime_of, source, **flags):
-    """Of the command, without its output."""
+    """Return the arguments of the command for `source`, without the output."""
     words = [
         str(word)
         for name, value in flags.items()
@@ -183,7 +183,7 @@ def test_a_full_disk_leaves_whole_shards(runtime_of, tmp_path):
 
 
 def test_a_killed_command_goes_on_to_the_same_result(runtime_of, tmp_path):
-    """With SIGKILL, at moments that nobody chose."""
+    """SIGKILL ends the command at random moments."""
     source = write(tmp_path / "a", some_lines(300))
     call = call_of(runtime_of, source, shard_lines=2, max_new_tokens=8)
     main([*call, "--output-dir", str(tmp_path / "whole")])
@@ -193,7 +193,10 @@ def test_a_killed_command_goes_on_to_the_same_result(runtime_of, tmp_path):
 
 
 def killed(call, out, kills, shards):
-    """As `peak`, of a command that is killed so often before, each time some `shards` later."""
+    """Run the command and kill it `kills` times, each time after about `shards` more shards.
+
+    Return the peak memory of its last run.
+    """
     rng = random.Random(1)
     for _ in range(kills):
         before = len([*out.glob("*.parts/*.facts")])

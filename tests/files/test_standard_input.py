@@ -1,4 +1,4 @@
-"""What `generate` takes for texts: arguments, or the lines of standard input."""
+"""Tests of the texts of `generate`: arguments, or the lines of standard input."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""What is read of text files, what is refused, and which bad rows may be skipped."""
+"""Tests of text files: their lines, errors, and bad rows that may be skipped."""
 
 import bz2
 import gzip
@@ -190,7 +190,7 @@ def fill(path, *rows):
 
 
 def read(task, split="train", **data):
-    """What the task reads of a split, without bad rows."""
+    """Return the rows that a task reads of a split, without bad ones."""
     return TASKS[task].read({"skip_bad_rows": True, **data}, split).to_dict()
 
 
@@ -327,7 +327,7 @@ def test_sentences_of_tags(tmp_path, capsys):
 
 
 def questions(*answers):
-    """Of one context, in the form of SQuAD."""
+    """Return a data set in the form of SQuAD: one context, and a question with each of `answers`."""
     asked = [
         {"id": f"q{number}", "question": "who?", "answers": found}
         for number, found in enumerate(answers)

@@ -31,7 +31,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def both(checkpoint):
-    """What `export --dtype int8,fp32` writes, with its weights in files of their own."""
+    """Return the directory that `export --dtype int8,fp32` writes, with weights in separate files."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "vanilla_transformer_export.graphs.saving.PROTOBUF_LIMIT", 10_000
@@ -41,7 +41,7 @@ def both(checkpoint):
 
 
 def products(file):
-    """How many multiplications of a graph are in integers."""
+    """Return the number of integer matrix multiplications in a graph."""
     return sum(
         node.op_type == "MatMulInteger"
         for node in onnx.load(file, load_external_data=False).graph.node

@@ -271,8 +271,11 @@ def test_int8_of_the_portable_target_is_standard_operators_and_nearly_the_same_c
 
 
 def test_a_product_in_int8_is_that_of_the_rounded_factors():
-    """By the definition: the input in 256 steps between its extremes, each column of weights in
-    127; more where two weights that a processor adds in 16 bits would overflow them."""
+    """The expected values follow the definition.
+
+    The input has 256 steps between its extremes, and each column of weights has 127. More error is
+    allowed where the sum of two products overflows 16 bits on some CPUs.
+    """
     rng = np.random.default_rng(0)
     x, weight = (
         rng.standard_normal((3, 64)).astype(np.float32),

@@ -29,7 +29,7 @@ FACTS = {
 
 @pytest.fixture
 def export(tmp_path):
-    """What `read_export_info` takes for an export."""
+    """The smallest directory that `read_export_info` accepts as an export."""
     directory = tmp_path / "export"
     (directory / "onnx").mkdir(parents=True)
     (directory / "onnx/model.onnx").write_bytes(GRAPH)

@@ -78,7 +78,7 @@ def test_rows_that_have_ended_are_filled_as_in_transformers(
 
 @pytest.mark.parametrize("pad", [0, 5])
 def test_sampled_rows_that_have_ended_are_filled_with_the_pad_token(exported, tmp_path, pad):
-    """As transformers' are: both draw the only token that is left at each step."""
+    """transformers fills them too. Both draw the only token that is left at each step."""
     runtime, config = with_settings(exported, tmp_path, "seq2seq", pad_token_id=pad)
     ids, mask = prompts_for(exported, "seq2seq", seed=3)
     options = dict(max_new_tokens=12, do_sample=True, top_k=1)

@@ -1,4 +1,4 @@
-"""What callers give is checked by the graph's specs alone, whatever the graph reads."""
+"""Tests of the check of inputs, which needs only the graph's specs, whatever the graph reads."""
 
 import numpy as np
 import onnx

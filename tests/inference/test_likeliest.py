@@ -1,5 +1,4 @@
-"""What beam search chooses from: the likeliest tokens, against torch's log-softmax and a full
-sort."""
+"""Tests of the top-k candidates of beam search, against torch's log-softmax and a full sort."""
 
 import numpy as np
 import onnx

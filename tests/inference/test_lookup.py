@@ -53,7 +53,7 @@ def prompt(seed=0, length=12):
 
 @pytest.fixture
 def step_sizes(monkeypatch):
-    """How many tokens each step of a lookup has read, as they come."""
+    """The number of tokens that each step of prompt lookup has read; it grows during a test."""
     sizes = []
     for module, name in ((cpu.LookupGraph, "run"), (portable.PortableDecoder, "run")):
         original = getattr(module, name)

@@ -146,7 +146,7 @@ def with_holes(seed=0, lengths=(9, 6, 3, 7), side="right"):
 def test_tokens_that_are_masked_within_a_source_count_as_positions(
     exported, runtimes, name, num_beams
 ):
-    """As in transformers; before, the others moved together."""
+    """transformers does the same: the tokens behind a masked one keep their positions."""
     for seed in range(2):
         ids, mask = with_holes(seed)
         options = dict(max_new_tokens=8, num_beams=num_beams)

@@ -44,7 +44,7 @@ class Language:
         return np.stack([table[prefix] for table, prefix in self.rows])
 
     def drive(self, search, rows_per_input=1):
-        """What `search` finds, fed the logits of this language."""
+        """Run `search` on the logits of this language, and return its result."""
         logits = self.start(rows_per_input)
         while True:
             following = search.advance(logits)

@@ -1,5 +1,4 @@
-"""What PEFT reads to find the modules of a model: dictionaries by the model's type, one for each of
-its methods."""
+"""Tests of PEFT's dictionaries, by which each of its methods finds the modules of a model type."""
 
 import subprocess
 import sys
@@ -22,7 +21,7 @@ PREFIX = "TRANSFORMERS_MODELS_TO"
 
 @pytest.fixture
 def constants(monkeypatch):
-    """In place of peft.utils.constants, with the names that it has."""
+    """A stand-in for the module peft.utils.constants, with the same names."""
     module = ModuleType("peft.utils.constants")
     for name in ("LORA_TARGET", "VERA_TARGET", "IA3_TARGET", "IA3_FEEDFORWARD", "LNTUNING_TARGET"):
         setattr(module, f"{PREFIX}_{name}_MODULES_MAPPING", {"bert": ["query", "value"]})

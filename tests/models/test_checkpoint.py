@@ -1,5 +1,5 @@
-"""What a checkpoint's files may hold: damaged ones are refused by every verb in one line, and no
-code beside them is run."""
+"""Tests of a checkpoint's files: every verb rejects damaged ones in one line, and runs none of
+their code."""
 
 import io
 import json
@@ -71,7 +71,7 @@ def error_of(arguments, capsys, code=1):
 
 
 def assert_refused(checkpoint, words, capsys, chosen=VERBS):
-    """By all of the verbs `chosen`, in a line with all of `words`, and nothing is written."""
+    """Check that each verb of `chosen` ends with one line that has all `words`, and writes nothing."""
     before = sorted(checkpoint.parent.rglob("*"))
     for verb in chosen:
         line = error_of(verbs(checkpoint, checkpoint.parent / "out")[verb], capsys)
@@ -89,7 +89,7 @@ def edit_tensors(directory, change):
 
 
 def edit_header(directory, change):
-    """Of the weights; what `change` gives in its place is written as it is."""
+    """Replace the header of the weights by the result of `change`, which need not be valid."""
     data = (directory / "model.safetensors").read_bytes()
     end = 8 + struct.unpack("<Q", data[:8])[0]
     header = json.dumps(change(json.loads(data[8:end]))).encode()

@@ -1,5 +1,7 @@
-"""What `train`, `average`, `convert` and `export` write beside weights: the tokenizer's config and
-how a model generates."""
+"""Tests of the files beside weights that `train`, `average`, `convert` and `export` write.
+
+These are the tokenizer's config and generation_config.json.
+"""
 
 import json
 import shutil

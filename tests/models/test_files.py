@@ -68,8 +68,10 @@ def save(out: Path, contents: dict[str, str], **options):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where a test works; not the working directory, nor the home directory, which hold something
-    else."""
+    """The directory in which a test works.
+
+    The working directory and the home directory are others, and hold other files.
+    """
     for name in ("work", "home", "place"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -344,7 +346,7 @@ SEGMENTS = st.sampled_from([["one"], ["link"]]) | st.lists(
 def test_whatever_the_path_only_what_we_wrote_is_ever_gone(
     folder, monkeypatch, one, two, segments, work, inputs, force
 ):
-    """Of two directories with any contents, seen from anywhere, with any inputs."""
+    """Two directories have any contents, the path is seen from anywhere, and any inputs are named."""
     top = Path(tempfile.mkdtemp(dir=folder))
     for name, contents in (("one", one), ("two", two)):
         (top / name).mkdir()
@@ -472,8 +474,10 @@ def test_of_many_that_begin_at_once_one_goes_on(folder):
 
 
 def stopped(step: int, work) -> bool:
-    """Whether `work`, run by a process that is killed before its file operation number `step`, was
-    killed."""
+    """Run `work` in a process that is killed before its file operation number `step`.
+
+    Return whether it was killed.
+    """
     if child := os.fork():
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         assert code in (0, 9)
@@ -549,7 +553,7 @@ def test_killed_at_any_step_a_file_is_old_or_new_and_the_same_call_goes_on(folde
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_interrupted_at_any_step_nothing_is_lost_or_left(folder, monkeypatch, error):
-    """As `killed`, but Python goes on with what it does when an error passes by."""
+    """Unlike a killed process, Python still runs the handlers that an exception passes."""
     rename = Path.rename
     for step in count():
         out = folder / str(step) / "out"

@@ -66,8 +66,8 @@ def close(got, expected):
 
 
 def sentence_states(model, weights, act, **given):
-    """What a sentence head reads: the first state of each row, through the pooler if there is
-    one."""
+    """Return the states that a sentence head reads: the first of each row, through the pooler if
+    there is one."""
     states = numpy(model.model(**given).last_hidden_state)
     return np.stack(
         [pooled(weights, "model.pooler", act, row) if act else row[0] for row in states]
@@ -211,7 +211,7 @@ def with_ends(*places):
 
 @pytest.mark.parametrize("mask", [None, MASK], ids=["no mask", "mask"])
 def test_a_pair_of_stacks_classifies_by_the_decoder_s_state_at_the_last_end_token(mask):
-    """Which it has not read there yet: the source is shifted right."""
+    """The decoder has not read that token yet, because its input is the source shifted right."""
     model, weights = double(VanillaSeq2SeqForSequenceClassification, num_labels=3)
     ids, last = with_ends([5], [1, 3], [0, 1, 4]), [5, 3, 1 if mask is not None else 4]
     states = numpy(model.model(ids, mask, behind_start(ids)).last_hidden_state)[range(3), last]
@@ -546,7 +546,7 @@ def test_half_an_answer_has_no_loss(model_class, given):
 
 @over(CLASSIFIERS)
 def test_the_kind_of_labels_says_the_problem_where_the_config_does_not(model_class):
-    """As everywhere in transformers: whole numbers are classes, a single label is a number, others
+    """transformers has the same rule: whole numbers are classes, a single label is a number, others
     are yes or no."""
     kinds = {
         "single_label_classification": (3, torch.tensor([2, 0, 1])),

@@ -1,5 +1,4 @@
-"""What the models promise as Hugging Face models: inputs and outputs, positions, sizes, precision,
-a source to look at."""
+"""Tests of the models as Hugging Face models: inputs and outputs, positions, sizes and precision."""
 
 import math
 

@@ -506,7 +506,7 @@ def test_a_language_that_the_tokenizer_does_not_have_is_an_error(multilingual):
 
 
 def test_mbart_starts_with_the_target_language_where_its_settings_name_no_other_start():
-    """As https://huggingface.co/docs/transformers/model_doc/mbart generates:
+    """https://huggingface.co/docs/transformers/model_doc/mbart generates so:
     `decoder_start_token_id` is the language."""
     tokenizer = MBartTokenizer(
         vocab=[

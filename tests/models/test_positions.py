@@ -1,5 +1,4 @@
-"""What positions count: OPT's and RoBERTa's outputs for rows padded on any side, from transformers'
-own classes."""
+"""Tests of positions of OPT and RoBERTa, for rows padded on any side, against transformers."""
 
 import numpy as np
 import pytest
@@ -61,7 +60,7 @@ def states(outputs):
 
 
 def assert_same(got, expected, mask, dtype=torch.float32):
-    """Of real tokens, or of whole rows."""
+    """Check that states of real tokens are equal, or whole rows where there is no mask."""
     real = mask.bool() if mask is not None and expected.ndim == 3 else slice(None)
     assert_exact(got[real], expected[real], dtype)
 

@@ -1,4 +1,4 @@
-"""What users import: lazy and typed."""
+"""Tests of the names that users import: they are lazy and typed."""
 
 import inspect
 import subprocess
@@ -160,8 +160,8 @@ follow_imports = skip
 
 @pytest.mark.slow
 def test_lazy_names_have_types(tmp_path):
-    """As a checker sees them, which does not follow the editable install to the folder of another
-    name."""
+    """A checker of types does not follow the editable install to a folder of another name, so it
+    gets a link."""
     pytest.importorskip("mypy", reason="comes with the extra test")
     (tmp_path / "vanilla_transformer_export").symlink_to(Path(package.__file__).parent)
     (tmp_path / "probe.py").write_text(PROBE)

@@ -190,7 +190,7 @@ def close(found, wanted):
 
 @pytest.fixture(scope="module")
 def three_answers(answer):
-    """Of `EXAMPLES`, with all defaults."""
+    """Return the expected answer to each of `EXAMPLES`, with all defaults."""
     return [answers_by_hand(answer, **example)[0] for example in EXAMPLES]
 
 

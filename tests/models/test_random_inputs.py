@@ -169,7 +169,7 @@ as_numpy = st.sampled_from(
     kinds=st.lists(as_numpy, min_size=len(VALID), max_size=len(VALID)),
 )
 def test_any_settings_give_the_tokens_of_transformers(opened, kind, target, options, kinds):
-    """In Python's numbers and in numpy's."""
+    """Settings are numbers of Python and of NumPy."""
     model, runtime = opened(kind, target)
     ids, options = (
         np.array([[5, 9, 20, 7], [8, 30, 31, 6]]),

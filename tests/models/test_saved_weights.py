@@ -1,5 +1,4 @@
-"""What of a model is in its file and comes back from it: every tensor once, tied or not, and
-vocabularies of another size."""
+"""Tests of the weights in a file: every tensor once, tied or not, and vocabularies of another size."""
 
 import pickle
 import re
@@ -127,8 +126,10 @@ def parts(model):
 
 @pytest.mark.parametrize("saved", ALL, ids=name_of)
 def test_every_auto_class_of_a_variant_loads_every_checkpoint_of_the_variant(saved, tmp_path):
-    """What both have comes from the file, and that is the whole body; what only the loaded class
-    has is new."""
+    """Tensors that both classes have come from the file, which is the whole body.
+
+    Tensors of the loaded class alone are new.
+    """
     changes = dict(tie_word_embeddings=False)
     if saved in ENCODERS:
         changes |= dict(

@@ -1,5 +1,5 @@
-"""What vLLM's Transformers backend asks of a model (its page "Supported models", and its base.py,
-which calls the model).
+"""Tests of the contract of vLLM's Transformers backend (its page "Supported models", and its
+base.py).
 
 It registers an attention function, gives it all requests as one row of tokens whose positions start
 anew with each request, and passes objects of its own down to that function, which returns (tokens,
@@ -25,8 +25,10 @@ readers = pytest.mark.parametrize("model_class", READERS, ids=name_of)
 
 
 class Instance:
-    """In place of vLLM's attention of one layer: each request sees itself alone, what is before it
-    if `is_causal`."""
+    """A stand-in for vLLM's attention of one layer.
+
+    Each request sees itself alone, and only earlier tokens if `is_causal`.
+    """
 
     def __init__(self, is_causal):
         self.is_causal = is_causal

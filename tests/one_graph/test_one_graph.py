@@ -144,7 +144,7 @@ def test_beams_and_their_scores_are_the_runtime_s(generator, early_stopping, len
 
 
 def test_each_row_has_settings_of_its_own(generator):
-    """As alone with them, in greedy search and with beams; the runtime gives each alone."""
+    """The runtime runs each row alone with its settings, in greedy search and with beams."""
     ids, mask = source(5)
     steps = np.array([[12], [1], [0], [-3], [5]])
     [found] = generator("greedy").run(ids, mask, max_new_tokens=steps)
@@ -454,7 +454,10 @@ def test_modes_and_models_that_do_not_go_together(exported, tmp_path):
 
 
 def test_the_export_says_what_it_is(generator, exported):
-    """Of standard operators, in one file; the runtime and verify say that it is for others."""
+    """The export has standard operators in one file.
+
+    The runtime and verify say that it is for others.
+    """
     made = generator("greedy")
     manifest = json.loads((made.directory / "manifest.json").read_text())
     assert (manifest["generate"], graphs_of(manifest)) == (
@@ -601,8 +604,10 @@ def test_learned_positions_end_the_sequences(tmp_path):
 
 
 def test_how_many_inputs_there_are_is_read_of_the_mask_where_the_table_of_writers_is_gone():
-    """Which input the exporter reads it of is the exporter's choice: of the shipped translator it
-    was the table."""
+    """The exporter chooses from which input it reads this number.
+
+    For the shipped translator it was the table.
+    """
     mask, table = ["batch_size", "source"], ["batch_size", "beams", "room"]
     axes = {"encoder_attention_mask": mask, "cache_indirection": table, "num_beams": [1]}
     inputs = {name: ir.val(name, ir.DataType.INT32, shape) for name, shape in axes.items()}

@@ -1,5 +1,5 @@
-"""How export/ is put together: one folder for each target, imports that point one way, and what may
-need torch."""
+"""Tests of the structure of export/: one folder for each target, one direction of imports, and the
+modules that may need torch."""
 
 import ast
 import json

@@ -93,7 +93,7 @@ def inputs(name, count=10, seed=0):
 
 
 def expected(runtime, ids, prefix, options):
-    """By `Runtime.generate`, without padding."""
+    """Return the tokens of `Runtime.generate`, without padding."""
     start = np.array([prefix]) if prefix else None
     rows = runtime.generate(
         np.array([ids]), np.ones((1, len(ids)), int), start, **{"max_new_tokens": MOST, **options}
@@ -345,7 +345,7 @@ def test_what_does_not_fit_is_refused_with_both_numbers(exported_for):
 
 
 def test_slots_are_no_longer_than_learned_positions(exported_for):
-    """Which no position of another kind limits."""
+    """Positions of other kinds do not limit the slots."""
     learned, other = (
         engine_of(exported_for(name, "cpu")[1], max_length=2000) for name in (DECODER, SEQ2SEQ)
     )

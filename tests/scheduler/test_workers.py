@@ -97,7 +97,7 @@ def test_targets_that_begin_with_something_run_in_workers_too(exported_for, step
 
 
 def test_a_step_is_of_what_still_runs(exported_for, monkeypatch):
-    """As many rows are stepped as there are new tokens: none for one that has ended."""
+    """The number of rows in all steps is the number of new tokens: a row that has ended is in none."""
     model, directory = exported_for(SEQ2SEQ, "cpu")
     ids, mask = inputs(SEQ2SEQ)
     stepped = []

@@ -50,8 +50,10 @@ def token_server():
 
 @pytest.mark.parametrize("kind", ["data", "files"])
 def test_the_token_may_be_in_a_form(token_server, kind):
-    """As LibreTranslate's clients send it. The stub takes no forms: what matters is that the token
-    is looked at first."""
+    """LibreTranslate's clients send it so.
+
+    The stub takes no forms; the test shows that the token is checked first.
+    """
     found = {}
     for key in ("not-a-secret", "wrong"):
         form = {"q": "a", "api_key": key}

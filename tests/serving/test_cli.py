@@ -147,7 +147,7 @@ def test_the_token_is_in_a_file_or_in_the_environment(tmp_path):
 
 
 def export_of(folder, name, architecture):
-    """As far as it is looked at before anything listens."""
+    """Write as much of an export as is read before the server listens."""
     (folder / name).mkdir()
     (folder / name / "manifest.json").write_text(json.dumps({"architecture": architecture}))
     return folder / name

@@ -241,7 +241,7 @@ def test_a_list_has_a_list_and_texts_without_letters_stay(client, alone):
 
 
 def test_alternatives_are_the_next_best_of_as_many_beams(client, alone):
-    """Of several sentences the second of each makes the second."""
+    """The second translations of all sentences make the second alternative."""
     sentences = ["w5 w6 w30 .", "W7 w9 ."]
     best = [
         alone.generate([sentence], num_beams=4, num_return_sequences=4) for sentence in sentences
@@ -462,8 +462,10 @@ def test_codes_have_two_letters_where_a_language_is_the_only_one():
 
 
 def test_a_macrolanguage_is_the_only_one_of_its_languages_that_a_model_has():
-    """By SIL's tables of ISO 639-3. NLLB-200 has one Pashto, Quechua and Fula, and two Norwegians,
-    which have codes."""
+    """The expected codes are those of SIL's tables of ISO 639-3.
+
+    NLLB-200 has one Pashto, Quechua and Fula, and two Norwegians, which have codes.
+    """
     codes = names_by_code(NLLB)
     expected = {
         "ps": "pbt_Arab",

@@ -107,7 +107,7 @@ UPGRADE = (
 
 @pytest.mark.parametrize("is_at_once", [True, False])
 def test_a_request_that_asks_for_http_2_is_answered_with_its_body(is_at_once):
-    """As Java's client asks at first, and curl with --http2."""
+    """Java's client asks so at first, and curl with --http2."""
     first, second = (
         request("/stub", {"q": text}).replace(b"\r\n", b"\r\n" + UPGRADE, 1) for text in "ab"
     )
@@ -190,7 +190,7 @@ def test_an_answer_that_takes_too_long_is_503_and_nothing_goes_on():
 
 
 def test_a_stream_that_takes_too_long_has_no_end():
-    """Which clients take for an error."""
+    """Clients report the missing end as an error."""
     with (
         served(timeout=0.2) as server,
         pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"),
@@ -310,7 +310,7 @@ def test_the_limit_of_open_files_is_raised_for_the_connections(monkeypatch):
 
 
 def test_the_connections_that_were_idle_for_longest_are_known():
-    """By a clock of the test."""
+    """The test has a clock of its own."""
 
     class Transport:
         unread = 0

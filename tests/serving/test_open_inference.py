@@ -342,7 +342,7 @@ def test_images_and_several_choices(tmp_path):
 
 
 def generated(server, exported, name, **options):
-    """By transformers, one row after the other."""
+    """Return the texts of transformers, one row after the other."""
     tokenizer = Tokenizer.from_file(str(server.exports[name] / "tokenizer.json"))
     found = []
     for row in ROWS:

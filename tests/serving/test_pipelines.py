@@ -92,7 +92,7 @@ def plain(value):
 
 
 def items(found, *names):
-    """Of the client's classes, which have fields that are `None`."""
+    """Return the fields `names` of the client's objects, which have other fields that are None."""
     return [{name: each[name] for name in names} for each in found]
 
 

@@ -182,7 +182,7 @@ def stub(made, monkeypatch):
 
 
 def asked(reader, rows):
-    """What reading `rows` gives, as a coroutine."""
+    """Return a coroutine that reads `rows` and gives the first logit of each."""
     return reader.call(
         len(rows), lambda: [float(found["logits"][0]) for found in read(reader, rows)]
     )

@@ -52,7 +52,10 @@ def server(export, tmp_path_factory):
 
 
 def is_idle(server):
-    """Whether no request and no row is left; metrics themselves are no request."""
+    """Return True if no request is in flight and no row runs or waits.
+
+    Requests of metrics do not count.
+    """
     names = ("requests_in_flight", "rows_running", "rows_waiting")
     return not any(metric(server, f"vanilla_transformer_{name}") for name in names)
 

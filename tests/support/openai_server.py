@@ -38,7 +38,7 @@ ALPHABET = [*"abcdefg", "Ġ", "Ġa", "Ġb", "ab", "cd", ".", *"ÃæĹ¥", "©"]
 
 
 def tokenizer():
-    """Of bytes: each token outside `ALPHABET` is a letter of its own."""
+    """Return a byte-level tokenizer, in which each token outside `ALPHABET` is a single letter."""
     specials = {PAD: "<pad>", START: "<s>", EOS: "</s>", 3: "<filler>"}
     rest = iter([*ALPHABET, *"hijklmnopqrstuvwxyzHIJKLMNOPQRSTUVWXYZ"])
     vocabulary = {specials.get(id) or next(rest): id for id in range(VOCABULARY)}
@@ -84,7 +84,8 @@ class OneByOne:
             return decoder.prefill(request.input_ids, request.attention_mask)[:, -1].copy()
 
     def known(self, logits, token, count):
-        """By a formula of its own, in float64."""
+        """Return the log probability of `token` and of the best `count` tokens, computed in
+        float64."""
         exact = logits[0].astype(np.float64)
         exact -= np.log(np.exp(exact - exact.max()).sum()) + exact.max()
         best = np.argsort(-exact, kind="stable")[:count]

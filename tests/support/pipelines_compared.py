@@ -12,7 +12,7 @@ def both(made, name, task, **settings):
 
 
 def plain(value):
-    """With Python's numbers for numpy's."""
+    """Replace NumPy's numbers in `value` by Python's."""
     if isinstance(value, dict):
         return {name: plain(each) for name, each in value.items()}
     if isinstance(value, list):

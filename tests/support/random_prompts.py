@@ -32,5 +32,5 @@ def prompts_for(exported, name, **kwargs):
 
 
 def new_from(name, ids):
-    """Where the new tokens start."""
+    """Return the index of the first new token in rows of generated ids."""
     return 1 if name.startswith("seq2seq") else ids.shape[1]

@@ -12,7 +12,7 @@ def answer_of(connection):
 
 
 def is_closed(connection):
-    """Whether the server closes it within the time that the connection waits."""
+    """Return True if the server closes the connection within the connection's timeout."""
     try:
         return connection.recv(1000) == b""
     except ConnectionResetError:

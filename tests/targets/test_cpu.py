@@ -72,7 +72,7 @@ def test_what_relative_positions_add_is_computed_once_and_an_rms_norm_is_one_ope
 
 @pytest.mark.slow
 def test_products_of_one_input_share_its_8_bits(exported):
-    """Of a gated feed-forward network, gate and value read the same."""
+    """The gate and the value of a gated feed-forward network read the same input."""
     model, directory = exported("seq2seq-t5", "int8")
     layers = len(model.get_decoder().layers)
     counts = ops(graph(directory, "seq2seq-t5"))

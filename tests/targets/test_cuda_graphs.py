@@ -176,7 +176,7 @@ def test_the_state_of_the_last_token_needs_no_argmax_of_integers():
     [("gelu", "BiasGelu"), pytest.param("gelu_new", "FastGelu", marks=pytest.mark.slow)],
 )
 def test_a_gelu_is_one_operator_with_its_bias(act, operator, tmp_path):
-    """With the values of torch, which `export` compares."""
+    """`export` compares its values with torch."""
     model_class = vanilla_transformer.VanillaEncoderModel
     model_class(
         model_class.config_class(**SIZES, num_hidden_layers=2, hidden_act=act)
@@ -207,7 +207,7 @@ def test_a_step_can_be_replayed_every_operator_is_cudas_and_nothing_is_read_on_t
 
 
 def test_a_step_of_beam_search_can_be_replayed_too(exported, tmp_path):
-    """As onnxruntime has it once all sizes are constants."""
+    """The graph is the one that onnxruntime makes once all sizes are constants."""
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "fixed.onnx")
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC

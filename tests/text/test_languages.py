@@ -63,7 +63,8 @@ VOCABULARY = 360  # more than any of the tokenizers has
 
 
 def source_directory(kind, spm, directory):
-    """What a repository of the family has of a tokenizer, without tokenizer.json."""
+    """Write the files of a tokenizer as a repository of the family has them, without
+    tokenizer.json."""
     directory.mkdir()
     model_type, tokenizer_class, settings, _ = KINDS[kind]
     (directory / "sentencepiece.bpe.model").write_bytes(spm(model_type))
@@ -90,8 +91,8 @@ def source_directory(kind, spm, directory):
 
 
 def nllb_tokens(spm):
-    """What transformers 4 wrote of NLLB's own tokens: the languages after the pieces, the mask
-    after the languages."""
+    """Return NLLB's own tokens as transformers 4 wrote them: languages follow the pieces, and the
+    mask follows the languages."""
     # there are four special tokens, not three
     first = len(sentencepiece.SentencePieceProcessor(model_proto=spm)) + 1
     names = dict(enumerate(["<s>", "<pad>", "</s>", "<unk>"])) | dict(
@@ -109,8 +110,7 @@ def nllb_tokens(spm):
 
 @pytest.fixture(scope="session")
 def nllb_export(tmp_path_factory, spm):
-    """Of NLLB's kind: the model, and the export, made from a checkpoint that has what a conversion
-    writes."""
+    """A model like NLLB and its export, from a checkpoint with the files that a conversion writes."""
     directory = tmp_path_factory.mktemp("languages")
     model = perturbed(
         "VanillaSeq2SeqForConditionalGeneration",
@@ -132,7 +132,7 @@ def nllb_export(tmp_path_factory, spm):
 
 @pytest.fixture(scope="session", params=KINDS)
 def multilingual(request, nllb_export, spm, tmp_path_factory):
-    """Of each kind: the model, the tokenizer that transformers has for the source's files, the
+    """A kind of model: its name, the model, transformers' tokenizer for the source's files, the
     runtime, and languages."""
     kind = request.param
     directory = tmp_path_factory.mktemp(kind)
@@ -162,8 +162,8 @@ def export_with(export_directory, source, out, **generation):
 
 
 def expected(model, tokenizer, kind, text, source, target, **settings):
-    """By the tokenizer's own class and `generate`; mBART's target language is the start token (Liu
-    et al. 2020, 2.2)."""
+    """Return the text and ids of `generate` with the tokenizer's own class. mBART's target language
+    is the start token (Liu et al. 2020, 2.2)."""
     tokenizer.src_lang = source
     token = tokenizer.convert_tokens_to_ids(f"__{target}__" if kind == "m2m_100" else target)
     option = "decoder_start_token_id" if kind == "mbart" else "forced_bos_token_id"

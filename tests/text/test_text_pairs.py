@@ -56,7 +56,7 @@ def made(tmp_path_factory):
 
 @torch.no_grad()
 def logits(directory, first, second):
-    """Of the ids put together by hand."""
+    """Return the logits of a pair of texts, whose ids are put together by hand."""
     model = VanillaEncoderForSequenceClassification.from_pretrained(directory).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
     one, other = (

@@ -47,7 +47,7 @@ def runner(runtime, options=BEAMS, shard_lines=8, skips=True, field=None, prefix
 
 
 def some_lines(count, seed=0):
-    """Of up to nine words; one in eight has none."""
+    """Return random lines of up to nine words; one in eight has none."""
     rng = np.random.default_rng(seed)
     lines = [
         " ".join(f"w{token}" for token in rng.integers(4, 48, rng.integers(1, 10)))
@@ -278,7 +278,7 @@ def test_wherever_a_run_is_cut_off_the_result_is_the_same(runtime, tmp_path, opt
 
 
 def test_a_killed_command_goes_on_to_the_same_result(export, tmp_path):
-    """With SIGKILL, at moments that nobody chose."""
+    """SIGKILL ends the command at random moments."""
     source, out, expected = (
         write(tmp_path / "in", some_lines(400)),
         tmp_path / "out",

@@ -1,4 +1,4 @@
-"""What a model learns from others."""
+"""Tests of distillation: what a model learns from its teachers."""
 
 import json
 from collections import Counter
@@ -48,7 +48,7 @@ def teachers(tmp_path_factory):
 
 
 def logits_of(path, texts):
-    """In float64, as its own tokenizer has the text."""
+    """Return the logits for `texts` in float64, with the model's own tokenizer."""
     model = VanillaEncoderForSequenceClassification.from_pretrained(path).double()
     return model(
         **AutoTokenizer.from_pretrained(path)(texts, padding=True, return_tensors="pt")

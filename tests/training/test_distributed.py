@@ -77,7 +77,7 @@ def run(arguments, folder):
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    """What one process makes of the recipe."""
+    """The directory of a run of the recipe in one process."""
     folder = tmp_path_factory.mktemp("one")
     train(recipe(folder), folder / "model")
     return folder / "model"
@@ -123,7 +123,7 @@ def test_two_processes_train_as_one_does(two, one):
 
 
 def command(folder) -> list[str]:
-    """What comes behind `accelerate launch` or `torchrun`."""
+    """Write the recipe, and return the arguments for `accelerate launch` or `torchrun`."""
     tables = {
         name: table for name, table in asdict(recipe(folder)).items() if isinstance(table, dict)
     }

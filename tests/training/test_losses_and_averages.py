@@ -18,8 +18,10 @@ from vanilla_transformer.training.run import train
 @pytest.mark.parametrize("smoothing", [0.1, 0.3])
 @pytest.mark.parametrize("items", [None, 40])
 def test_the_smoothed_loss_and_its_gradient_are_those_of_transformers(smoothing, items):
-    """Of more rows than are looked at together; theirs in float64. In evaluation the logits stay
-    what they are."""
+    """There are more rows than a chunk of the loss, and transformers' loss is computed in float64.
+
+    In evaluation the logits stay what they are.
+    """
     logits, labels = (
         torch.randn(30, 9, 11, dtype=torch.float64, requires_grad=True),
         torch.randint(11, (30, 9)),

@@ -140,7 +140,7 @@ def read(data, split):
 
 
 def test_a_new_task_is_one_file_and_one_line(tmp_path, monkeypatch):
-    """With a key and abilities of its own, from its recipe to a card."""
+    """The task has a key and abilities of its own, and is used from a recipe to a card."""
     (tmp_path / "first_words.py").write_text(TASK)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(TASKS, "first-words", __import__("first_words"))

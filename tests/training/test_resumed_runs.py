@@ -26,7 +26,7 @@ ENCODER = dict(hidden_size=32, intermediate_size=64, num_attention_heads=4, num_
 
 
 class Stop(Exception):
-    """In the place of a process that is killed."""
+    """A stand-in for the end of a process that is killed."""
 
 
 class StopAt(TrainerCallback):
@@ -101,7 +101,7 @@ def test_early_stopping_ends_a_run_that_goes_on_where_it_would_have(
 
 @pytest.mark.parametrize("task", ["translation", pytest.param("masked-lm", marks=pytest.mark.slow)])
 def test_rows_are_augmented_alike_by_a_run_that_goes_on(corpus, tmp_path, monkeypatch, task):
-    """In the second epoch: BPE-dropout, and masks."""
+    """The run stops in the second epoch, with BPE-dropout and masks."""
     recipe = recipe_of(corpus, num_train_epochs=2, save_strategy="steps", save_steps=STEPS + 3)
     recipe.tokenizer["bpe_dropout"] = 0.1
     if task == "masked-lm":
@@ -179,7 +179,8 @@ def test_the_state_of_another_recipe_is_refused_by_what_differs(corpus, tmp_path
 def test_a_finished_run_gives_its_result_again_without_an_update(
     short, corpus, tmp_path, monkeypatch
 ):
-    """Where it was moved to, or by force where it is; with other settings of generation."""
+    """The result was moved away, or stays and is replaced by force, with other settings of
+    generation."""
     output = tmp_path / "model"
     train(recipe_of(corpus), output)
     output.rename(tmp_path / "moved")
@@ -197,7 +198,7 @@ def test_a_finished_run_gives_its_result_again_without_an_update(
 
 
 def test_a_run_whose_schedule_has_no_end_is_made_longer(corpus, tmp_path, monkeypatch):
-    """To the weights of one that was begun as long."""
+    """The weights are those of a run that was as long from the beginning."""
     settings = dict(save_strategy="steps", save_steps=5, tokens_per_batch=512)
     train(recipe_of(corpus, max_steps=10, **settings), tmp_path / "long")
     train(recipe_of(corpus, max_steps=5, **settings), tmp_path / "model")

@@ -138,8 +138,10 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(corpus, tmp_path, m
 
 
 def test_the_time_that_a_dry_run_tells_is_that_of_the_updates_it_tried(corpus):
-    """Of as many as take hours. Those that were tried, two of which count, took a part of the
-    call."""
+    """The run would take hours.
+
+    The updates that were tried, two of which count, took a part of the call.
+    """
     start, epochs = time.monotonic(), 10**6
     lines = {
         line.split()[0]: line

@@ -1,4 +1,4 @@
-"""What each task makes of its text, and what a short run of it learns."""
+"""Tests of the tasks of training: their rows of text, and what a short run learns."""
 
 import gzip
 import math

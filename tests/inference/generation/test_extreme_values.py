@@ -66,7 +66,8 @@ NUMPY = [
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["seq2seq", "causal"])
 def test_numpy_s_numbers_are_as_good_as_python_s(on_each_target, kind, options):
-    """On every target: numpy's small integers would overflow in indices of slots and rows."""
+    """Small integers of NumPy would overflow in indices of slots and rows, so every target is
+    tested."""
     own = {
         name: value.tolist() if hasattr(value, "tolist") else value
         for name, value in options.items()
@@ -168,7 +169,7 @@ def test_a_token_takes_a_key_and_a_value_of_each_head_of_each_layer_of_the_decod
 
 
 def test_a_cache_that_cannot_be_made_is_refused_by_its_size(on_each_target, monkeypatch):
-    """As where a device has less memory than the machine."""
+    """A device may have less memory than the machine."""
     on_cuda = on_each_target("seq2seq")[2]
 
     def fails(sizes):

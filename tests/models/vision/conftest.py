@@ -30,7 +30,7 @@ def classifier(checkpoints):
 
 @pytest.fixture(scope="session")
 def body(checkpoints):
-    """Of any size."""
+    """The body of an image model, with an export for images of any size."""
     directory = checkpoints / "body-portable"
     export(checkpoints / "body", directory, cases=6, image_size="free")
     return Exported(load_checkpoint(checkpoints / "body"), checkpoints / "body", directory)

@@ -44,7 +44,7 @@ PROCESSORS = {
 
 
 def images_of(height, width):
-    """Of all modes that files have, and arrays."""
+    """Yield images of all modes that files have, and arrays."""
     for mode in ("RGB", "RGBA", "L", "LA", "1", "P", "CMYK"):
         yield picture(height, width, mode)
     transparent = picture(height, width, "P")

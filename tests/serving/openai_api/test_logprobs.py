@@ -8,7 +8,8 @@ from openai_server import ALPHABET, ended, greedy, new_tokens
 
 
 def torch_logprobs(exported, ids):
-    """Of each token but the first: that of all tokens in its place (T - 1, V)."""
+    """Return the log probabilities of all tokens in the place of each token but the first (T - 1,
+    V)."""
     with torch.no_grad():
         return (
             exported("causal-learned")

@@ -21,7 +21,7 @@ from vanilla_transformer_export.serving.protocols import openai_api
 
 
 def collected(stream):
-    """What the parts of a stream are together, and the usage at its end."""
+    """Return the choices that the parts of a stream make together, and the usage at its end."""
     choices, usage = {}, None
     for part in stream:
         if part.usage is not None:
@@ -76,7 +76,10 @@ def test_a_stream_is_the_answer_in_parts(client, asked):
 
 
 def choices_of(client, asked):
-    """Of each request, all of them at once: as a whole, and as a stream."""
+    """Send all requests at once, whole and as streams.
+
+    Return the choices of the whole answers and of the streams.
+    """
     with ThreadPoolExecutor(2 * len(asked)) as pool:
         found = pool.map(lambda each: client.completions.create(**each), asked)
         streams = pool.map(
@@ -100,7 +103,7 @@ def check_same(choices, expected):
 
 @pytest.mark.parametrize("batches", ["whole", pytest.param("continuous", marks=pytest.mark.slow)])
 def test_the_engine_that_batches_gives_the_same(decoder, exported_for, tmp_path, batches):
-    """What all these requests at once get is what each of them gets alone, from logits that are
+    """All these requests at once get the answers that each gets alone, from logits that are
     computed anew at each step."""
     directory = decoder.runtime.info.directory
     if batches == "continuous":

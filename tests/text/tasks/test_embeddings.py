@@ -28,8 +28,8 @@ POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lastt
 
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory):
-    """What stands after the states -> the model of sentence-transformers, and a runtime of an
-    export; one graph for all."""
+    """A function: modules behind the encoder -> the model of sentence-transformers, and a runtime
+    of an export. All exports share one graph."""
     root = tmp_path_factory.mktemp("embedder")
     architecture, fields = "VanillaEncoderModel", {"type_vocab_size": 2}
     plain = save_head(architecture, word_pieces(), root / "plain", **fields)
