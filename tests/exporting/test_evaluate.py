@@ -84,7 +84,7 @@ def load(checkpoint):
 
 
 def both(exported, name, target="portable", **settings):
-    """Evaluate with torch and with onnxruntime, check that the results are equal, and return them."""
+    """Evaluate with torch and onnxruntime, check that the results are equal, and return them."""
     checkpoint, directory = exported(name, target)
     expected, found = evaluate(checkpoint, **settings), evaluate(directory, **settings)
     assert (expected.pop("engine"), found.pop("engine")) == ("torch", "onnxruntime")

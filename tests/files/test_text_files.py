@@ -327,7 +327,7 @@ def test_sentences_of_tags(tmp_path, capsys):
 
 
 def questions(*answers):
-    """Return a data set in the form of SQuAD: one context, and a question with each of `answers`."""
+    """Return a data set like SQuAD: one context, and a question with each of `answers`."""
     asked = [
         {"id": f"q{number}", "question": "who?", "answers": found}
         for number, found in enumerate(answers)

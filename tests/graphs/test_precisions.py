@@ -31,7 +31,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def both(checkpoint):
-    """Return the directory that `export --dtype int8,fp32` writes, with weights in separate files."""
+    """Return the directory of `export --dtype int8,fp32`, with weights in separate files."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "vanilla_transformer_export.graphs.saving.PROTOBUF_LIMIT", 10_000

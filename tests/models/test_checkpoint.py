@@ -71,7 +71,7 @@ def error_of(arguments, capsys, code=1):
 
 
 def assert_refused(checkpoint, words, capsys, chosen=VERBS):
-    """Check that each verb of `chosen` ends with one line that has all `words`, and writes nothing."""
+    """Check that each verb of `chosen` prints one line with all `words`, and writes nothing."""
     before = sorted(checkpoint.parent.rglob("*"))
     for verb in chosen:
         line = error_of(verbs(checkpoint, checkpoint.parent / "out")[verb], capsys)

@@ -346,7 +346,7 @@ SEGMENTS = st.sampled_from([["one"], ["link"]]) | st.lists(
 def test_whatever_the_path_only_what_we_wrote_is_ever_gone(
     folder, monkeypatch, one, two, segments, work, inputs, force
 ):
-    """Two directories have any contents, the path is seen from anywhere, and any inputs are named."""
+    """Two directories have any contents; the working directory and the inputs are any too."""
     top = Path(tempfile.mkdtemp(dir=folder))
     for name, contents in (("one", one), ("two", two)):
         (top / name).mkdir()

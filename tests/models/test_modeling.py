@@ -1,4 +1,4 @@
-"""Tests of the models as Hugging Face models: inputs and outputs, positions, sizes and precision."""
+"""Tests of the models as Hugging Face models: inputs, outputs, positions, sizes and precision."""
 
 import math
 

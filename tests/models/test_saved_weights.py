@@ -1,4 +1,4 @@
-"""Tests of the weights in a file: every tensor once, tied or not, and vocabularies of another size."""
+"""Tests of saved weights: every tensor once, tied or not, and vocabularies of another size."""
 
 import pickle
 import re

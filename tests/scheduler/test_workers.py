@@ -97,7 +97,7 @@ def test_targets_that_begin_with_something_run_in_workers_too(exported_for, step
 
 
 def test_a_step_is_of_what_still_runs(exported_for, monkeypatch):
-    """The number of rows in all steps is the number of new tokens: a row that has ended is in none."""
+    """All steps have as many rows as there are new tokens: a row that has ended is in none."""
     model, directory = exported_for(SEQ2SEQ, "cpu")
     ids, mask = inputs(SEQ2SEQ)
     stepped = []

@@ -110,7 +110,7 @@ def nllb_tokens(spm):
 
 @pytest.fixture(scope="session")
 def nllb_export(tmp_path_factory, spm):
-    """A model like NLLB and its export, from a checkpoint with the files that a conversion writes."""
+    """A model like NLLB and its export, from a checkpoint with the files of a conversion."""
     directory = tmp_path_factory.mktemp("languages")
     model = perturbed(
         "VanillaSeq2SeqForConditionalGeneration",

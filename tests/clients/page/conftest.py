@@ -152,7 +152,7 @@ def chromium():
 
 @pytest.fixture(scope="session")
 def shots(tmp_path_factory) -> Path:
-    """The directory of screenshots: the variable SCREENSHOTS, to look at them, or a temporary one."""
+    """The directory of screenshots: that of the variable SCREENSHOTS, or a temporary one."""
     found = Path(os.environ.get("SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
     found.mkdir(parents=True, exist_ok=True)
     return found
