@@ -1,7 +1,8 @@
-"""Every command that the cards show in blocks, and that README.md, docs/, the cards, the benchmarks
-and the launch file name in their text, is taken from there by a shell, and runs as it stands over
-made-up text; what needs a GPU, hours or several machines is read by the parsers that would read it.
-test_docs.py has the blocks of README.md and docs/."""
+"""Tests of every command of README.md, docs/, the cards, the benchmarks and the launch file.
+
+A shell takes each command from its page and runs it over made-up text. Commands that need a GPU,
+hours or several machines are only parsed, by the parsers that would read them. test_docs.py runs
+the blocks of README.md and docs/."""
 
 import argparse
 import json
@@ -31,18 +32,18 @@ CARDS = sorted((ROOT / "model_cards").glob("*/README.md"))
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 
 PARSED = {  # what is only parsed, and why
-    "python benchmarks/speed.py": "an hour; test_benchmarks.py runs it with --quick",
+    "python benchmarks/speed.py": "an hour; test_quick_runs.py runs it with --quick",
     "python benchmarks/speed.py --resume": "the same",
     "python benchmarks/speed.py --device cuda": (
         "a GPU; test_benchmarks_cuda.py runs it with --quick"
     ),
     "python benchmarks/training_speed.py --data DIR": (
-        "some minutes and Multi30k; test_benchmarks.py runs it on less text"
+        "some minutes and Multi30k; test_quick_runs.py runs it on less text"
     ),
     "python benchmarks/lookup.py --data DIR": (
         "minutes of training; test_lookup_benchmark.py runs it on less text"
     ),
-    "python benchmarks/one_graph.py": "some minutes; test_benchmarks.py runs it with --quick",
+    "python benchmarks/one_graph.py": "some minutes; test_quick_runs.py runs it with --quick",
     "python benchmarks/serving.py --captions FILE": (
         "an hour; test_serving_benchmark.py runs it with --quick"
     ),
@@ -54,14 +55,14 @@ PARSED = {  # what is only parsed, and why
     ),
     "vanilla-transformer serve": "the program that the page of serving starts",
     "vanilla-transformer serve my-export": "the same, with another name of the export",
-    "vanilla-transformer VERB --help": "VERB is any; test_cli.py reads all",
-    "python -m vanilla_transformer_export": "the program by itself; test_cli.py runs it",
+    "vanilla-transformer VERB --help": "VERB is any; test_help_and_usage.py reads all",
+    "python -m vanilla_transformer_export": "the program by itself; test_cli_errors.py runs it",
     "accelerate launch --cpu": "without what it launches; test_distributed.py does that",
     "vanilla-transformer export facebook/nllb-200-distilled-600M OUT": (
         "the Hub; test_export_converted.py has another"
     ),
     "vanilla-transformer attention CHECKPOINT picture.png --output maps.png": (
-        "a picture; test_vision.py draws over one"
+        "a picture; test_attention_maps.py draws over one"
     ),
     "vanilla-transformer train digits --output my-digits": (
         "minutes, and images that the page of training makes"
@@ -140,7 +141,7 @@ def test_commands_that_name_no_more_than_options_have_these(tmp_path):
 
 
 class Read(Exception):
-    """What a script's own parser made of its command line."""
+    """The arguments that a script's own parser made of its command line."""
 
 
 @pytest.mark.parametrize("command", [command for command in PARSED if "benchmarks/" in command])
@@ -265,7 +266,7 @@ def test_a_benchmark_s_command_runs(command, repository, tmp_path, monkeypatch, 
     "arguments", [[], ["Two dogs run across a field."]], ids=["as it is", "with a sentence"]
 )
 def test_the_demo_runs(arguments, monkeypatch, capsys):
-    """What `make demo` calls, as the test of `make` has seen."""
+    """The script and its arguments are those of `make demo`, which the test of `make` checks."""
     monkeypatch.setattr(sys, "argv", ["benchmarks/demo.py", *arguments])
     runpy.run_path(str(ROOT / "benchmarks/demo.py"), run_name="__main__")
     said = capsys.readouterr().out
@@ -303,7 +304,8 @@ def cut(arguments: list[str]) -> list[str]:
 
 
 def stand_in(arguments: list[str]) -> None:
-    """For the result of a command, of which the name says what it is."""
+    """Write a stand-in for the output of the command `arguments`, whose name says which model it
+    is."""
     read = cli.parse(arguments)
     name, data = str(read.output), read_recipe(read.recipe, dict(read.set)).data
     if name == "masked":

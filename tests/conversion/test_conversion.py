@@ -263,7 +263,7 @@ def test_the_source_s_generation_config_comes_along_and_generates_the_same_token
 def test_a_config_that_holds_the_generation_settings_itself_is_enough(
     family, architecture, tmp_path
 ):
-    """As in checkpoints from before generation_config.json."""
+    """Checkpoints that are older than generation_config.json look like this."""
     theirs = random_model(architecture, random_config(family, architecture, 0))
     theirs.save_pretrained(tmp_path / "theirs")
     (tmp_path / "theirs" / "generation_config.json").unlink()

@@ -1,5 +1,5 @@
-"""What other programs find beside the graphs is what they look for, as far as their sources and
-documents say it."""
+"""Tests of the files beside the graphs, which other programs read, by their sources and
+documentation."""
 
 import json
 import shutil

@@ -12,6 +12,7 @@ import pytest
 import torch
 from checkpoints import graphs_of
 from families import random_config, random_model
+from messages import raises
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
@@ -58,7 +59,7 @@ def theirs(tmp_path_factory):
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """Where temporary directories are made."""
+    """The directory in which temporary directories are created."""
     directory = tmp_path / "temporary"
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
@@ -90,16 +91,14 @@ def test_the_converted_checkpoint_is_kept_where_it_is_asked_for(
     assert (
         hashlib.sha256(kept.read_bytes()).digest() == hashlib.sha256(by_hand.read_bytes()).digest()
     )
-    with pytest.raises(FileExistsError, match="kept exists already"):
+    with raises(FileExistsError, seen="kept"):
         export(directory, tmp_path / "again", keep=tmp_path / "kept")
     assert not (tmp_path / "again").exists()
 
 
 def test_nothing_is_kept_of_a_checkpoint_that_needs_no_conversion(theirs, tmp_path):
     convert(theirs[0], tmp_path / "ours")
-    with pytest.raises(
-        UsageError, match="keep is '.*kept', and .*ours needs no conversion: expected none"
-    ):
+    with raises(UsageError, seen=("keep", "kept", "ours")):
         export(tmp_path / "ours", tmp_path / "out", keep=tmp_path / "kept")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours"]
 
@@ -113,9 +112,7 @@ def test_a_full_disk_is_an_error_before_anything_is_written(
         free = 1000
 
     monkeypatch.setattr(conversion_plan.shutil, "disk_usage", lambda path: Full)
-    with pytest.raises(
-        OSError, match=r"temporary.* has 0\.0 MB free, expected 0\.0 MB for the weights"
-    ):
+    with raises(OSError, seen=("0.0", "MB"), expected=("0.0", "MB")):
         export(directory, tmp_path / "out")
     assert not (tmp_path / "out").exists() and list(temporary.iterdir()) == []
 
@@ -227,5 +224,5 @@ def test_a_family_that_does_not_convert_is_named(tmp_path):
         '{"model_type": "mamba", "architectures": ["MambaModel"]}'
     )
     for run in (info, load_checkpoint, lambda source: export(source, tmp_path / "out")):
-        with pytest.raises(ValueError, match="has model_type mamba, expected one of bert, "):
+        with raises(ValueError, seen="model_type"):
             run(tmp_path)

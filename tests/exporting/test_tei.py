@@ -72,8 +72,10 @@ def test_config_json_has_what_is_read_in_the_types_it_is_read_in(served):
 
 
 def outputs(directory, texts):
-    """As its backend runs a batch: right-padded with the config's pad token, in the inputs that the
-    graph names."""
+    """Return the outputs for `texts` in one batch, as text-embeddings-inference runs it.
+
+    Rows are right-padded with the config's pad token.
+    """
     session = onnxruntime.InferenceSession(directory / "onnx/model.onnx")
     config = json.loads((directory / "config.json").read_text())
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))

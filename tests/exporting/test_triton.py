@@ -12,6 +12,7 @@ import pytest
 import torch
 from checkpoints import graphs_of
 from google.protobuf import text_format
+from messages import raises
 
 from vanilla_transformer_export import export
 from vanilla_transformer_export.cli import main as cli
@@ -24,8 +25,10 @@ TYPES = {"TYPE_INT64": onnx.TensorProto.INT64, "TYPE_FP32": onnx.TensorProto.FLO
 
 
 def model_config_pb2():
-    """Of Triton's client, by its path: its package imports that of grpc, which wants another
-    protobuf."""
+    """Import the messages of Triton's client from their file.
+
+    Their package imports grpc's, which needs another version of protobuf.
+    """
     [folder] = importlib.util.find_spec("tritonclient").submodule_search_locations
     spec = importlib.util.spec_from_file_location(
         "model_config_pb2", Path(folder) / "grpc/model_config_pb2.py"
@@ -43,7 +46,7 @@ def config_of(directory):
 
 
 def sizes_of(value):
-    """Of a tensor of the graph without the batch, -1 for one that is free."""
+    """Return the sizes of a tensor of the graph without the batch, -1 where they are free."""
     first, *rest = value.type.tensor_type.shape.dim
     assert first.dim_param == "batch_size"
     return [size.dim_value or -1 for size in rest]
@@ -146,28 +149,25 @@ def test_the_folder_is_replaced_if_it_is_ours_alone(repository, exported, tmp_pa
     for name in ("config.pbtxt", "1/model.onnx"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes((repository / "repository/reader" / name).read_bytes())
-    with pytest.raises(SystemExit, match="reader exists already"):
+    with raises(SystemExit, seen="reader"):
         run()
-    with pytest.raises(SystemExit, match="planned"):
+    with raises(SystemExit, seen="planned"):
         run("--force")
     (folder / "1/other").touch()
-    with pytest.raises(SystemExit, match="also holds 1/other"):
+    with raises(SystemExit, seen="1/other"):
         run("--force")
     (folder / "1/other").unlink()
     (folder / "config.pbtxt").write_text("max_batch_size: 8\n")
-    with pytest.raises(SystemExit, match="holds 1, config.pbtxt: expected an export"):
+    with raises(SystemExit, seen=(1, "config.pbtxt")):
         run("--force")
     assert sorted(path.name for path in folder.rglob("*")) == ["1", "config.pbtxt", "model.onnx"]
 
 
 def test_what_triton_cannot_run_is_said_before_anything_is_written(exported, tmp_path):
-    with pytest.raises(
-        ValueError,
-        match="is a VanillaDecoderForCausalLM, expected for Triton a model that does not generate",
-    ):
+    with raises(ValueError, seen="VanillaDecoderForCausalLM"):
         export(exported("causal").checkpoint, tmp_path / "export", triton=tmp_path / "model")
     for triton in ("export", "export/model", ""):
-        with pytest.raises(UsageError, match="hold each other, expected two places"):
+        with raises(UsageError, seen="export"):
             export(exported("encoder").checkpoint, tmp_path / "export", triton=tmp_path / triton)
     assert list(tmp_path.iterdir()) == []
 
@@ -228,7 +228,7 @@ def test_a_decoder_generates_in_one_graph(exported, tmp_path):
 
 
 def test_weights_in_a_file_of_their_own_stand_beside_the_graph(exported, tmp_path):
-    """As Triton wants it: in a folder with the name that the graph else has."""
+    """Triton expects a folder with the name that the graph has otherwise."""
     (tmp_path / "export/onnx").mkdir(parents=True)
     graph = onnx.load(exported("encoder").directory / "onnx/model.onnx")
     place = {"location": "model.onnx_data", "save_as_external_data": True}  # as for the cpu target
@@ -256,21 +256,23 @@ def test_weights_in_a_file_of_their_own_stand_beside_the_graph(exported, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "tensor, message",
+    "tensor, seen, expected",
     [
         (
             TensorSpec("x", "float32", ("source_length", 4)),
-            "x has shape .*, expected batch_size and other axes",
+            (),
+            "batch_size",
         ),
         (
             TensorSpec("x", "float32", ("batch_size",)),
-            "x has shape .*, expected batch_size and other axes",
+            (),
+            "batch_size",
         ),
-        (TensorSpec("x", "float16", ("batch_size", 4)), "x is of float16, expected one of int64"),
+        (TensorSpec("x", "float16", ("batch_size", 4)), "float16", "int64"),
     ],
 )
-def test_tensors_that_triton_cannot_batch_are_refused(tensor, message):
-    with pytest.raises(ValueError, match=message):
+def test_tensors_that_triton_cannot_batch_are_refused(tensor, seen, expected):
+    with raises(ValueError, seen=seen, expected=expected):
         config_text(GraphSpec("onnx/model.onnx", (tensor,), ()))
 
 

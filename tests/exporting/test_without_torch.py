@@ -98,7 +98,10 @@ def run(code, lines, **settings):
 
 
 def without_torch(*commands):
-    """Of each command: its error, or None, what it printed, and its warnings."""
+    """Run `commands` without torch.
+
+    Return the error or None, the output and the warnings of each.
+    """
     return run(
         COMMANDS, [json.dumps([str(argument) for argument in command]) for command in commands]
     )
@@ -137,7 +140,7 @@ def files_of(directory):
 
 
 def without_parity(manifest):
-    """With the graphs of each dtype, and nothing else of it."""
+    """Return `manifest` with the graphs of each dtype and without the results of verification."""
     kept = {name: fact for name, fact in manifest.items() if name != "parity_reason"}
     graphs = {dtype: facts["graphs"] for dtype, facts in manifest["variants"].items()}
     return {**kept, "variants": graphs}
@@ -229,7 +232,7 @@ def test_the_weights_are_those_of_the_model_in_torch(architecture):
 
 
 def test_configs_have_the_fields_that_transformers_gives_them(tmp_path):
-    """From files that have all fields, and from files that have those without a default only."""
+    """Some of the files have all fields, others only the fields without a default."""
     expected = {}
     for model_type, config_class in CONFIGS.items():
         name = list(config_class.auto_classes().values())[0]

@@ -1,5 +1,5 @@
-"""How often each operator occurs in graphs shaped as the paper's base model, BERT-base and GPT-2: a
-lost fusion is seen."""
+"""Tests of the number of each operator in graphs of common shapes, so that a lost fusion is
+noticed. The shapes are those of the paper's base model, BERT-base and GPT-2."""
 
 import collections
 

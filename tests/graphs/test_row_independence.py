@@ -181,7 +181,10 @@ def check_steps(path, dtype, vocabulary, rows):
 
 
 def cases(*names):
-    """Of every dtype; only int8 of the first is fast."""
+    """Parametrize a test by `names` and all dtypes.
+
+    Only the first name in int8 is fast; the others are slow tests.
+    """
     slow = [pytest.param(name, dtype, marks=pytest.mark.slow) for name in names for dtype in DTYPES]
     return pytest.mark.parametrize("name, dtype", [(names[0], "int8"), *slow])
 
@@ -254,8 +257,8 @@ def test_batches_of_the_runtime(exported, name, dtype):
 
 @pytest.mark.parametrize("dtype", ["fp32", "int8"])
 def test_sources_beside_a_longer_one(exported, dtype):
-    """Of any length: kernels add the values of several keys at once, and of a source alone some are
-    left over."""
+    """The lengths are 1 to 17: kernels add the values of several keys at once, and some keys of a
+    source are left over."""
     _, directory = exported("seq2seq", dtype)
     runtime, lengths = Runtime(directory, threads=1), range(1, 18)
     ids = np.random.default_rng(0).integers(4, 48, (len(lengths), max(lengths)))

@@ -7,6 +7,7 @@ import reference
 import torch
 from checkpoints import perturbed, toy_corpus
 from matplotlib.figure import Figure
+from messages import raises
 from PIL import Image
 
 from vanilla_transformer.attention_maps import (
@@ -146,25 +147,25 @@ def test_without_a_target_it_is_the_model_s_own_translation():
 
 
 @pytest.mark.parametrize(
-    "architecture, arguments, message",
+    "architecture, arguments, seen",
     [
-        (ENCODER, dict(source=""), "the text '' has no tokens, expected at least one"),
-        (PAIR, dict(source=SOURCE, target=""), "the text '' has no tokens"),
+        (ENCODER, dict(source=""), ()),
+        (PAIR, dict(source=SOURCE, target=""), ()),
         (
             ENCODER,
             dict(source="a", target="b"),
-            "ForMaskedLM reads one text, got the target 'b' too",
+            "b",
         ),
-        (DECODER, dict(source="a", kind="cross"), "no 'cross' attention, expected one of decoder"),
+        (DECODER, dict(source="a", kind="cross"), "cross"),
         (
             PAIR,
             dict(source="a", kind="self"),
-            "no 'self' attention, expected one of encoder, decoder, cross",
+            "self",
         ),
     ],
 )
-def test_what_a_model_does_not_read_or_have_is_refused(architecture, arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_a_model_does_not_read_or_have_is_refused(architecture, arguments, seen):
+    with raises(ValueError, seen=seen):
         attention_maps(*made(architecture), **arguments)
 
 
@@ -200,14 +201,14 @@ def test_the_figure_has_the_maps_asked_for(layer, head):
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, seen, expected",
     [
-        ((2, 0), "layer is 2, expected one of 0 to 1"),
-        ((0, -1), "head is -1, expected one of 0 to 2"),
+        ((2, 0), 2, (0, 1)),
+        ((0, -1), -1, (0, 2)),
     ],
 )
-def test_a_layer_or_a_head_that_does_not_exist_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_a_layer_or_a_head_that_does_not_exist_is_refused(arguments, seen, expected):
+    with raises(ValueError, seen=seen, expected=expected):
         plot(MAPS, *arguments)
 
 
@@ -227,7 +228,7 @@ def test_the_verb_writes_a_figure_and_replaces_it_with_force_only(checkpoint, tm
     with Image.open(out) as image:
         grid = image.size
         assert image.format == "PNG" and min(grid) > 300
-    with pytest.raises(SystemExit, match="--force"):
+    with raises(SystemExit, expected="--force"):
         main([*command, "--layer", "0", "--head", "1"])
     main([*command, "--layer", "0", "--head", "1", "--force"])
     with Image.open(out) as image:
@@ -272,18 +273,13 @@ def test_the_name_of_a_figure_tells_its_format(checkpoint, tmp_path, kind):
 
 
 def test_a_text_with_more_tokens_than_maps_can_show_is_refused(checkpoint, tmp_path):
-    with pytest.raises(
-        ValueError,
-        match="has 5[0-9]{3} tokens, expected at most 4729 for maps of 6 layers and heads",
-    ):
+    with raises(ValueError, expected=(4729, 6)):
         save_attention_maps(checkpoint, tmp_path / "map.png", "dog " * 5000)
 
 
 def test_a_tokenizer_that_is_larger_than_the_vocabulary_is_refused():
     model, _ = made(PAIR)
-    with pytest.raises(
-        ValueError, match=r"gives the token \d+, expected one of \[0, 59\], the model's vocabulary"
-    ):
+    with raises(ValueError, expected=(0, 59)):
         attention_maps(model, train_tokenizer(LINES, 80), LINES[0] + LINES[1])
 
 
@@ -293,6 +289,6 @@ def test_no_room_on_the_disk_leaves_no_half_figure(checkpoint, tmp_path, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Figure, "savefig", full)
-    with pytest.raises(OSError, match="No space left"):
+    with raises(OSError, seen="map.png"):
         save_attention_maps(checkpoint, tmp_path / "map.png", SOURCE, TARGET)
     assert list(tmp_path.iterdir()) == []

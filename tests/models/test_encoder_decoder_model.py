@@ -3,6 +3,7 @@ of its own."""
 
 import pytest
 import torch
+from messages import raises
 from transformers import EncoderDecoderConfig, EncoderDecoderModel
 
 from vanilla_transformer import (
@@ -87,8 +88,6 @@ def test_an_encoder_cannot_be_the_decoder(tmp_path):
         lambda: VanillaEncoderConfig(**SIZES, is_decoder=True),
         lambda: VanillaEncoderConfig(**SIZES, add_cross_attention=True),
     ):
-        with pytest.raises(
-            ValueError, match="for a VanillaEncoderConfig.* expected .* VanillaDecoderForCausalLM"
-        ):
+        with raises(ValueError, seen="VanillaEncoderConfig", expected="VanillaDecoderForCausalLM"):
             make()
     assert VanillaEncoderConfig(**SIZES, is_decoder=False).is_decoder is False

@@ -226,7 +226,7 @@ def test_generation_from_padded_rows_equals_the_rows_alone(model_class, changes,
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_decoder_with_cross_attention_generates_from_the_states_it_is_given(beams):
-    """As the pair of stacks does that has the same weights."""
+    """The encoder-decoder model with the same weights gives the expected tokens."""
     pair = build(VanillaSeq2SeqForConditionalGeneration, initializer_range=0.3)
     decoder = decoder_half(pair, VanillaDecoderForCausalLM)
     source, mask = tokens(), torch.tensor([[1] * LENGTH, [1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]])

@@ -7,6 +7,7 @@ import logging
 import pytest
 from checkpoints import SIZES, edit_json, perturbed
 from families import RIGHT, given_to, random_config, random_model
+from messages import raises
 from transformers import GenerationConfig
 
 import vanilla_transformer
@@ -62,8 +63,8 @@ def test_conversion_drops_what_has_no_effect_and_says_so(settings, reason, their
 
 def test_an_error_about_a_converted_file_names_the_source(theirs, tmp_path):
     edit_json(tmp_path / "theirs" / "generation_config.json", forced_bos_token_id=-1)
-    with pytest.raises(
-        ValueError, match=f"^{tmp_path}/theirs/generation_config.json has forced_bos_token_id -1"
+    with raises(
+        ValueError, seen=(f"{tmp_path}/theirs/generation_config.json", "forced_bos_token_id", -1)
     ):
         export(tmp_path / "theirs", tmp_path / "out")
 

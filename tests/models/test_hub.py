@@ -102,7 +102,7 @@ WRITTEN = {
 
 
 class Ids:
-    """In place of the folder with the repositories."""
+    """A stand-in for the folder with the repositories, which gives ids of the Hub."""
 
     def __truediv__(self, name):
         return name
@@ -167,7 +167,7 @@ def hub(data):
 
 @pytest.fixture(scope="module")
 def ran(hub, data, tmp_path_factory):
-    """What each call gave with ids, by its name."""
+    """Return the result of each call with ids of the Hub, by its name."""
     calls = [make(Ids(), data) for make in PRINTED.values()]
     calls += [make(Ids(), data / "ids" / name) for name, make in WRITTEN.items()]
     lines = "".join(json.dumps([str(part) for part in call]) + "\n" for call in calls)

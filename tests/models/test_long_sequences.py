@@ -91,7 +91,7 @@ print(most() - before)
     sys.platform != "linux", reason="the most memory that a process had is read from /proc"
 )
 def test_memory_is_that_of_the_length_where_nothing_is_padding(encoder):
-    """By the scores of all pairs of tokens, which a mask takes."""
+    """A mask costs the scores of all pairs of tokens."""
     _, directory = encoder
     growth = {}
     for real in (LONGEST, LONGEST - 1):

@@ -44,8 +44,10 @@ def task(card):
 
 
 def cards(*tasks, slow=()):
-    """Those of `tasks`, or all; with the slow tests only those of `slow`, whose kind another card
-    has."""
+    """Parametrize a test by the cards of `tasks`, or all.
+
+    Cards of `slow` run with the slow tests; another card has their task.
+    """
     chosen = [card for card in CARDS if not tasks or task(card) in tasks]
     chosen = [
         pytest.param(card, marks=[pytest.mark.slow] * card.name.endswith(tuple(slow)))
@@ -234,7 +236,7 @@ def outside(card):
 
 
 def rows(card):
-    """Of examples.tsv."""
+    """Return the rows of the card's examples.tsv."""
     return [line.split("\t") for line in (card / "examples.tsv").read_text().splitlines()]
 
 
@@ -252,8 +254,8 @@ def exported(tmp_path_factory):
 
 
 def generated(card, texts, directory):
-    """What torch makes of each of `texts`, which onnxruntime makes too with the export in
-    `directory`."""
+    """Return what torch generates for each of `texts`, and check that the export in `directory`
+    generates the same."""
     model, tokenizer = load(card), AutoTokenizer.from_pretrained(card)
     is_decoder = not model.config.is_encoder_decoder
     # a decoder of one long text never ends by itself

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from checkpoints import SIZES
+from messages import raises
 from transformers import (
     AutoTokenizer,
     BartConfig,
@@ -171,13 +172,12 @@ def test_models_and_tokenizers_in_memory_are_taken(translate):
 @pytest.mark.parametrize("text", ["", "  \n", None, 7, ["nested"]])
 def test_what_is_not_a_text_is_refused_with_the_value(translate, text):
     error = ValueError if isinstance(text, str) else TypeError
-    with pytest.raises(error, match="must be a (non-empty )?string") as caught:
+    with raises(error, seen=repr(text), expected="string"):
         translate([TEXTS[0], text])
-    assert repr(text) in str(caught.value)
 
 
 def test_one_empty_text_alone_is_refused(translate):
-    with pytest.raises(ValueError, match="non-empty string, got ''"):
+    with raises(ValueError, seen="''", expected="string"):
         translate("")
 
 
@@ -195,7 +195,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused_with_both_sizes(tokenizer)
     translate = pipeline("translation", model=ours(len(tokenizer) - 20), tokenizer=tokenizer)
     largest = max(tokenizer(TEXTS[0])["input_ids"])
     assert largest >= len(tokenizer) - 20
-    with pytest.raises(ValueError, match=f"token id {largest}, .* {len(tokenizer) - 20} entries"):
+    with raises(ValueError, seen=(largest, len(tokenizer) - 20)):
         translate(TEXTS[0])
 
 
@@ -263,12 +263,12 @@ def test_generation_ends_with_the_token_of_the_stop_sequence(translate, monkeypa
 
 
 def test_a_stop_sequence_of_several_tokens_is_warned_about(translate):
-    with pytest.warns(UserWarning, match="stop_sequence has [0-9]+ tokens"):
+    with pytest.warns(UserWarning, match="stop_sequence"):
         translate(TEXTS[0], stop_sequence="zwei Hunde laufen")
 
 
 def test_a_stop_sequence_without_tokens_is_refused(translate):
-    with pytest.raises(ValueError, match="at least one token, got ''"):
+    with raises(ValueError, seen=("stop_sequence", "''")):
         translate(TEXTS[0], stop_sequence="")
 
 
@@ -319,12 +319,12 @@ def test_an_encoder_is_refused_by_its_class(tokenizer):
     model = BertModel(
         BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     )
-    with pytest.raises(ValueError, match="encoder-decoder model that generates, got BertModel"):
+    with raises(ValueError, seen="BertModel"):
         pipeline("summarization", model=model, tokenizer=tokenizer)
 
 
 def test_a_missing_tokenizer_is_refused(translate):
-    with pytest.raises(ValueError, match="expected a tokenizer, got None"):
+    with raises(ValueError, seen=None):
         Text2TextGenerationPipeline(translate.model)
 
 
@@ -456,7 +456,7 @@ def test_every_language_pair_is_a_task(task, checkpoint, translate):
     ],
 )
 def test_other_names_stay_unknown(task):
-    with pytest.raises(KeyError, match=f"Unknown task {task}, available tasks are"):
+    with raises(KeyError, seen=task):
         pipeline(task, model="unused", config=BartConfig())
 
 
@@ -499,19 +499,14 @@ def test_a_language_that_the_tokenizer_does_not_have_is_an_error(multilingual):
         "translation", model=model, tokenizer=tokenizer, src_lang="en_XX", tgt_lang="de_DE"
     )
     for name in ("src_lang", "tgt_lang"):
-        message = (
-            f"^{name} 'fr_FR' is no language of the tokenizer, expected one of .*; did you mean "
-            "'fr_XX'?"
-        )
-        with pytest.raises(ValueError, match=message):
+        with raises(ValueError, seen=(name, "fr_FR"), expected="fr_XX"):
             translate("a man", **{name: "fr_FR"})
-    message = "^src_lang is 'en_XX' and tgt_lang None, expected languages of the tokenizer$"
-    with pytest.raises(ValueError, match=message):
+    with raises(ValueError, seen=("src_lang", "en_XX", "tgt_lang", None)):
         pipeline("translation", model=model, tokenizer=tokenizer, src_lang="en_XX")("a man")
 
 
 def test_mbart_starts_with_the_target_language_where_its_settings_name_no_other_start():
-    """As https://huggingface.co/docs/transformers/model_doc/mbart generates:
+    """https://huggingface.co/docs/transformers/model_doc/mbart generates so:
     `decoder_start_token_id` is the language."""
     tokenizer = MBartTokenizer(
         vocab=[
@@ -592,12 +587,12 @@ def test_registering_works_where_transformers_removed_no_tasks(monkeypatch):
 
 
 def test_a_task_that_stays_removed_says_so():
-    with pytest.raises(KeyError, match="visual-question-answering has been removed"):
+    with raises(KeyError, seen="visual-question-answering"):
         pipeline("visual-question-answering")
 
 
 @pytest.mark.parametrize(
-    "task, model",
+    "task, seen",
     [
         ("summarization", "sshleifer/distilbart-cnn-12-6"),
         ("text2text-generation", "google-t5/t5-base"),
@@ -605,17 +600,17 @@ def test_a_task_that_stays_removed_says_so():
         ("question-answering", "distilbert/distilbert-base-cased-distilled-squad"),
     ],
 )
-def test_a_task_without_a_model_takes_the_one_it_had(task, model, monkeypatch):
+def test_a_task_without_a_model_takes_the_one_it_had(task, seen, monkeypatch):
     def load(name, *_, **__):
         raise InterruptedError(name)
 
     monkeypatch.setattr(transformers.pipelines.AutoConfig, "from_pretrained", load)
-    with pytest.raises(InterruptedError, match=model):
+    with raises(InterruptedError, seen=seen):
         pipeline(task)
 
 
 def test_a_language_pair_without_a_model_of_its_own_says_so():
-    with pytest.raises(ValueError, match="any default models for options .'en', 'ja'"):
+    with raises(ValueError, seen=("en", "ja")):
         pipeline("translation_en_to_ja")
 
 

@@ -15,6 +15,7 @@ import torch
 import transformers
 from checkpoints import SIZES
 from heads import word_pieces
+from messages import raises
 from torch.utils.data import Dataset
 from transformers import (
     BertConfig,
@@ -189,7 +190,7 @@ def close(found, wanted):
 
 @pytest.fixture(scope="module")
 def three_answers(answer):
-    """Of `EXAMPLES`, with all defaults."""
+    """Return the expected answer to each of `EXAMPLES`, with all defaults."""
     return [answers_by_hand(answer, **example)[0] for example in EXAMPLES]
 
 
@@ -420,68 +421,70 @@ def test_no_examples_give_no_answers(answer):
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, seen, expected",
     [
-        (dict(), "got None and None"),
+        (dict(), None, ()),
         (
             dict(question=QUESTION),
-            "expected question= and context= .* got 'who sees the red house.' and None",
+            None,
+            ("question", "context"),
         ),
         (
             dict(question=QUESTION, context=CONTEXTS),
-            "expected question= and context= as two strings, two lists",
+            (),
+            ("question", "context"),
         ),
         (
             dict(question=QUESTIONS, context=CONTEXTS[:2]),
-            "as many contexts as questions, got 2 and 3",
+            (2, 3),
+            (),
         ),
-        (dict(question="", context=CONTEXT), "question must be a non-empty string, got ''"),
-        (dict(question=QUESTION, context=" \n"), r"context must be a non-empty string, got ' \\n'"),
+        (dict(question="", context=CONTEXT), (), "question"),
+        (dict(question=QUESTION, context=" \n"), " \\n", "context"),
         (
             dict(question=[QUESTION, None], context=CONTEXT),
-            "question must be a non-empty string, got None",
+            None,
+            "question",
         ),
         (
             dict(question=[QUESTION, QUESTION], context=[CONTEXT, 7]),
-            "context must be a non-empty string, got 7",
+            7,
+            "context",
         ),
-        (dict(data={"question": QUESTION}), "context must be a non-empty string, got None"),
-        (dict(data=[EXAMPLES[0], QUESTION]), "expected an example that is a dict .* got 'who sees"),
-        (dict(data=QUESTION), "expected an example or several, got 'who sees"),
-        (dict(data=5), "expected an example or several, got 5"),
-        (dict(**EXAMPLES[0], top_k=0), "top_k must be at least 1, got 0"),
-        (dict(**EXAMPLES[0], max_answer_len=0), "max_answer_len must be at least 1, got 0"),
-        (dict(**EXAMPLES[0], max_seq_len=-1), "max_seq_len must be at least 1, got -1"),
-        (dict(**EXAMPLES[0], max_question_len=0), "max_question_len must be at least 1, got 0"),
+        (dict(data={"question": QUESTION}), None, ()),
+        (dict(data=[EXAMPLES[0], QUESTION]), (), "dict"),
+        (dict(data=QUESTION), (), ()),
+        (dict(data=5), 5, ()),
+        (dict(**EXAMPLES[0], top_k=0), ("top_k", 0), 1),
+        (dict(**EXAMPLES[0], max_answer_len=0), ("max_answer_len", 0), 1),
+        (dict(**EXAMPLES[0], max_seq_len=-1), ("max_seq_len", -1), 1),
+        (dict(**EXAMPLES[0], max_question_len=0), ("max_question_len", 0), 1),
         (
             dict(**EXAMPLES[1], max_seq_len=40, doc_stride=41),
-            "doc_stride must be at most max_seq_len=40, got 41",
+            ("doc_stride", 41),
+            ("max_seq_len", 40),
         ),
-        (dict(**EXAMPLES[0], doc_stride=-1), "doc_stride must be at least 0, got -1"),
+        (dict(**EXAMPLES[0], doc_stride=-1), ("doc_stride", -1), 0),
     ],
 )
-def test_what_cannot_be_answered_is_refused_with_the_value(answer, arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_cannot_be_answered_is_refused_with_the_value(answer, arguments, seen, expected):
+    with raises(ValueError, seen=seen, expected=expected):
         answer(**arguments)
 
 
 def test_examples_come_in_one_way_only(answer):
-    with pytest.raises(ValueError, match="as arguments or by name, not both"):
+    with raises(ValueError, seen=QUESTION):
         answer(EXAMPLES[0], question=QUESTION)
 
 
 def test_a_misspelt_argument_is_refused(answer):
-    with pytest.raises(TypeError, match="max_anser_len"):
+    with raises(TypeError, seen="max_anser_len"):
         answer(**EXAMPLES[0], max_anser_len=3)
 
 
 @pytest.mark.parametrize("max_seq_len, doc_stride", [(4, 1), (30, 29), (40, 40)])
 def test_windows_that_do_not_advance_are_refused_with_the_numbers(answer, max_seq_len, doc_stride):
-    pattern = (
-        f"max_seq_len={max_seq_len} leaves -?[0-9]+ tokens .* needs more than "
-        f"doc_stride={doc_stride}"
-    )
-    with pytest.raises(ValueError, match=pattern):
+    with raises(ValueError, seen=("max_seq_len", max_seq_len, "doc_stride", doc_stride)):
         answer(**EXAMPLES[2], max_seq_len=max_seq_len, doc_stride=doc_stride)
 
 
@@ -494,7 +497,7 @@ def test_a_short_context_needs_no_windows(answer):
     "tokenizer, name", [(CanineTokenizer(), "CanineTokenizer"), (None, "None")]
 )
 def test_a_fast_tokenizer_is_needed(answer, tokenizer, name):
-    with pytest.raises(ValueError, match=f"needs a fast tokenizer, .* got {name}"):
+    with raises(ValueError, seen=name):
         QuestionAnsweringPipeline(answer.model, tokenizer)
 
 
@@ -508,12 +511,12 @@ def test_a_model_without_start_and_end_logits_is_refused_by_its_class():
         intermediate_size=8,
     )
     answer = pipeline("question-answering", model=BertForMaskedLM(config), tokenizer=tokenizer)
-    with pytest.raises(ValueError, match="start and end logits, got BertForMaskedLM"):
+    with raises(ValueError, seen="BertForMaskedLM"):
         answer(**EXAMPLES[0])
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused_with_both_sizes():
     tokenizer = word_pieces()
     answer = pipeline("question-answering", model=build(ours, range(20)), tokenizer=tokenizer)
-    with pytest.raises(ValueError, match="token id [0-9]+, .* vocabulary has 20 entries"):
+    with raises(ValueError, seen=20):
         answer(**EXAMPLES[0])

@@ -1,5 +1,4 @@
-"""What of a model is in its file and comes back from it: every tensor once, tied or not, and
-vocabularies of another size."""
+"""Tests of saved weights: every tensor once, tied or not, and vocabularies of another size."""
 
 import pickle
 import re
@@ -127,8 +126,10 @@ def parts(model):
 
 @pytest.mark.parametrize("saved", ALL, ids=name_of)
 def test_every_auto_class_of_a_variant_loads_every_checkpoint_of_the_variant(saved, tmp_path):
-    """What both have comes from the file, and that is the whole body; what only the loaded class
-    has is new."""
+    """Tensors that both classes have come from the file, which is the whole body.
+
+    Tensors of the loaded class alone are new.
+    """
     changes = dict(tie_word_embeddings=False)
     if saved in ENCODERS:
         changes |= dict(
@@ -179,7 +180,7 @@ def test_only_classes_that_read_the_pooler_have_one(model_class):
 def test_every_model_class_is_covered_here():
     public = [getattr(vanilla_transformer, name) for name in vanilla_transformer.__all__]
     models = {item for item in public if isinstance(item, type) and issubclass(item, nn.Module)}
-    # in test_vision.py
+    # in the folder vision
     of_images = {model for model in models if model.__name__.startswith("VanillaVision")}
     assert models - {vanilla_transformer.VanillaPreTrainedModel} - of_images == set(ALL)
 

@@ -1,5 +1,7 @@
-"""With a sliding window, a text costs what its length says, and not its square; and what comes of
-it stays what the model gives in torch, which keeps everything and masks."""
+"""Tests of sliding windows: cost grows with the length of a text, not with its square.
+
+Tokens and logits stay those of the model in torch, which keeps all keys and masks them.
+"""
 
 import numpy as np
 import onnx
@@ -51,7 +53,7 @@ def prompts(lengths=LENGTHS):
 
 
 def expected_tokens(model, ids, mask, **options):
-    """With a cache that keeps all keys."""
+    """Generate in torch with a cache that keeps all keys."""
     given = {"attention_mask": torch.from_numpy(mask), "past_key_values": DynamicCache()}
     options |= dict(do_sample=False, eos_token_id=EOS, pad_token_id=PAD, max_new_tokens=NEW_TOKENS)
     return model.generate(torch.from_numpy(ids), **given, **options).numpy()
@@ -101,8 +103,8 @@ def test_logits_are_those_of_the_whole_sequence_at_every_step(opened, name, targ
 
 
 def test_caches_stay_as_large_as_the_window_and_the_room(opened):
-    """By the sizes of what is bound, and of what is given back: a step reads no more at the end
-    than at the beginning."""
+    """The sizes are those of the bound inputs and of the outputs: the last step reads no more than
+    the first."""
     ids, mask = prompts()
     options = dict(max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD)
     for name, target in (("causal-window", "cpu"), ("causal-relative", "portable")):

@@ -1,5 +1,5 @@
-"""What only training does: dropout where the paper has it, and gradient checkpointing, which
-changes nothing."""
+"""Tests of training mode: dropout where the paper has it, and gradient checkpointing, which changes
+nothing."""
 
 import pytest
 import torch
@@ -65,7 +65,8 @@ def test_each_dropout_alone_changes_training_and_never_evaluation(model_class, f
 
 
 def record(module):
-    """What goes in and what comes out, once the model runs."""
+    """Return a dictionary that gets the input ("in") and the output ("out") of `module` when it
+    runs."""
     seen = {}
 
     def keep(_, given, output):

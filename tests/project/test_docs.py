@@ -172,7 +172,7 @@ def test_the_index_lists_every_page():
 
 
 def anchors(page):
-    """Of its headings, as GitHub and MyST make them."""
+    """Return the anchors of the page's headings, as GitHub and MyST make them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 

@@ -1,5 +1,5 @@
-"""Which folder of export/ may import from which; imports in functions and for types count. And the
-table of heads, which several folders read."""
+"""Tests of imports between the folders of export/, and of the table of heads, which several folders
+read. Imports in functions and for types count."""
 
 import ast
 from collections.abc import Iterator

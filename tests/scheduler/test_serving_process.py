@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from messages import raises
 from serving_load import (
     TEXTS,
     assert_no_harm,
@@ -94,7 +95,7 @@ def test_workers_run_in_a_child_and_the_server_has_no_onnxruntime(export, load, 
 
 
 def test_what_the_child_counts_is_measured(export, tmp_path):
-    """Of one request, a token of which is a step of one row."""
+    """The counts are those of one request, in which each token is a step of one row."""
     runtime = TextRuntime(export, threads=1)
     # without the start token
     tokens = runtime.runtime.generate(np.array(runtime.rows(["w5 w6"]))).shape[1] - 1
@@ -222,7 +223,7 @@ def test_a_server_whose_parent_ignores_children_ends_well(export, tmp_path):
 
 
 def test_a_worker_that_cannot_tell_what_it_has_ends_both(export, tmp_path):
-    """As for want of memory: without the worker, no request would have an answer."""
+    """Memory may run out there. Without the worker, no request would have an answer."""
     code = """
 from vanilla_transformer_export.scheduler import child
 frame = child.frame
@@ -234,7 +235,7 @@ child.frame = without_memory
 """
     log = tmp_path / "log"
     # the first answer is that of the warm-up
-    with pytest.raises(RuntimeError, match="was not ready"):
+    with raises(RuntimeError, seen="copy"):
         patched(code, export, log, "--grace", "0.1")
     said = log.read_text().splitlines()
     assert "MemoryError" in said
@@ -262,7 +263,7 @@ def test_a_child_that_was_stopped_holds_the_clock_up_and_ends_with_its_server(ex
 
 
 def test_a_message_that_cannot_be_read_ends_both(export, tmp_path):
-    """As no message is; the server must not wait for a child that goes on."""
+    """The server must not wait for a child that still runs."""
     code = """
 from vanilla_transformer_export.scheduler.process import SchedulerClient
 def received(self, *_):
@@ -270,7 +271,7 @@ def received(self, *_):
 SchedulerClient.received = received
 """
     log = tmp_path / "log"
-    with pytest.raises(RuntimeError, match="was not ready"):
+    with raises(RuntimeError, seen="copy"):
         patched(code, export, log, "--grace", "0.1")
     assert (
         log.read_text()
@@ -299,8 +300,10 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_both_is_the_servers_alone(export, load, tmp_path, number):
-    """As Ctrl-C in a terminal sends it, and a manager of services: what was accepted is
-    answered."""
+    """Ctrl-C in a terminal sends the signal to both, and so do service managers.
+
+    Accepted requests are answered.
+    """
     server = patched("import os; os.setsid()", export, tmp_path / "log", "--grace", "0.3")
     client = server.start_load(**load, connections=8, seconds=1.5)
     wait_until(lambda: metric(server, "vanilla_transformer_tokens_total") > 50)
@@ -353,7 +356,7 @@ def only_without(load: dict, first: str) -> dict:
 
 
 class Unusual(Exception):
-    """Which cannot be made of its message."""
+    """An exception that cannot be created from its message alone."""
 
     def __init__(self, message, code):
         super().__init__(message)

@@ -53,7 +53,7 @@ def client():
 
 
 def message_of(answer):
-    """Of the format of the stub."""
+    """Return the message of an error response in the format of the stub."""
     assert answer.headers["content-type"] == "application/json"
     [name, said] = answer.json().popitem()
     assert (name, said["status"], "\n" in said["message"]) == ("stub", answer.status_code, False)

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from checkpoints import copy_of, with_tokenizer
 from command_line import COMMAND, error_of
+from messages import raises
 
 from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
@@ -95,31 +96,23 @@ def test_what_may_be_given_again_is_a_list():
 
 
 @pytest.mark.parametrize(
-    "name, text, message",
+    "name, text, expected",
     [
-        ("port", "65536", "expected a port from 0 to 65535, got 65536"),
-        ("port", "http", "expected a whole number of at least 0, got 'http'"),
-        ("queue", "0", "expected a whole number of at least 1 and below 2**63, got 0"),
-        ("timeout", "0", "expected seconds above 0 and at most 1000000, got '0'"),
-        ("timeout", "nan", "expected seconds above 0 and at most 1000000, got 'nan'"),
-        ("drain", "soon", "expected seconds above 0 and at most 1000000, got 'soon'"),
-        (
-            "languages",
-            "english",
-            "expected a pair of languages as en-de or NAME:en-de, got 'english'",
-        ),
-        (
-            "cors_origin",
-            "example.org",
-            "expected an origin as https://example.org, or *, got 'example.org'",
-        ),
-        ("log_level", "loud", "no level 'loud', expected one of debug, info, warning, error"),
+        ("port", "65536", (0, 65535)),
+        ("port", "http", 0),
+        ("queue", "0", (1, "2**63")),
+        ("timeout", "0", (0, 1000000)),
+        ("timeout", "nan", (0, 1000000)),
+        ("drain", "soon", (0, 1000000)),
+        ("languages", "english", ("en-de", "NAME:en-de")),
+        ("cors_origin", "example.org", "https://example.org"),
+        ("log_level", "loud", ("debug", "info", "warning", "error")),
     ],
 )
-def test_a_value_that_a_setting_cannot_have_is_wrong_usage(name, text, message):
-    with pytest.raises(UsageError, match=re.escape(f"argument {flag(FIELDS[name])}: {message}")):
+def test_a_value_that_a_setting_cannot_have_is_wrong_usage(name, text, expected):
+    with raises(UsageError, seen=(flag(FIELDS[name]), text), expected=expected):
         parsed(flag(FIELDS[name]), text)
-    with pytest.raises(UsageError, match=re.escape(f"variable {PREFIX}{name.upper()}: {message}")):
+    with raises(UsageError, seen=(PREFIX + name.upper(), text), expected=expected):
         parsed(**{name.upper(): text})
 
 
@@ -136,16 +129,13 @@ def test_the_token_is_in_a_file_or_in_the_environment(tmp_path):
         b"b",
         None,
     )
-    with pytest.raises(UsageError, match="expected one of them"):
+    with raises(UsageError, seen="token"):
         token_of(settings, {PREFIX + "TOKEN": "b"})
     for text in ("", "\n", "two words", "größe"):
         file.write_text(text)
-        with pytest.raises(
-            ValueError,
-            match="token has no token, expected one line of ASCII characters without spaces",
-        ):
+        with raises(ValueError, expected="ASCII"):
             token_of(settings, {})
-        with pytest.raises(ValueError, match="TOKEN has no token"):
+        with raises(ValueError, seen=PREFIX + "TOKEN"):
             token_of(Settings(), {PREFIX + "TOKEN": text})
     with pytest.raises(FileNotFoundError):
         token_of(Settings(token_file=tmp_path / "nowhere"), {})
@@ -157,7 +147,7 @@ def test_the_token_is_in_a_file_or_in_the_environment(tmp_path):
 
 
 def export_of(folder, name, architecture):
-    """As far as it is looked at before anything listens."""
+    """Write as much of an export as is read before the server listens."""
     (folder / name).mkdir()
     (folder / name / "manifest.json").write_text(json.dumps({"architecture": architecture}))
     return folder / name
@@ -173,9 +163,7 @@ def test_exports_have_the_names_of_their_directories_or_others(tmp_path, monkeyp
     assert [each.name for each in found] == ["export", "other", "m.2-x"]
     assert [each.languages for each in found] == [[], [("en", "de"), ("de", "en")], []]
     assert all(each.generates for each in found)
-    with pytest.raises(
-        UsageError, match="the name 'a=b' has other characters than letters.*: expected NAME=PATH"
-    ):
+    with raises(UsageError, seen="a=b", expected=("NAME", "PATH")):
         sources([str(tmp_path / "a=b")], [])
 
 
@@ -221,16 +209,9 @@ def test_exports_that_cannot_be_served_are_an_error_before_anything_listens(
 def test_a_port_that_is_taken_is_an_error():
     with server.listening("127.0.0.1", 0) as taken:
         number = taken.getsockname()[1]
-        with pytest.raises(
-            OSError,
-            match=(
-                f"cannot listen on 127.0.0.1 port {number}: Address already in use, expected a free"
-            ),
-        ):
+        with raises(OSError, seen=("127.0.0.1", number)):
             server.listening("127.0.0.1", number)
-    with pytest.raises(
-        OSError, match="cannot listen on no.such.host port 0: .*, expected a free address"
-    ):
+    with raises(OSError, seen=("no.such.host", 0)):
         server.listening("no.such.host", 0)
 
 
@@ -382,5 +363,5 @@ def test_a_target_states_its_most_workers():
     cpu, cuda = (SimpleNamespace(manifest={"target": name}, dtypes=[]) for name in ("cpu", "cuda"))
     assert limited(arranged, cpu, Settings()) == arranged
     assert limited(arranged, cuda, Settings()) == Arrangement(1, 1)
-    with pytest.raises(UsageError, match="workers is 4, expected at most 1 with the target 'cuda'"):
+    with raises(UsageError, seen=("workers", 4), expected=(1, "cuda")):
         limited(arranged, cuda, Settings(workers=4))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import copy_of
+from messages import raises
 from serving_load import (
     TEXTS,
     assert_no_harm,
@@ -51,7 +52,10 @@ def server(export, tmp_path_factory):
 
 
 def is_idle(server):
-    """Whether no request and no row is left; metrics themselves are no request."""
+    """Return True if no request is in flight and no row runs or waits.
+
+    Requests of metrics do not count.
+    """
     names = ("requests_in_flight", "rows_running", "rows_waiting")
     return not any(metric(server, f"vanilla_transformer_{name}") for name in names)
 
@@ -234,7 +238,7 @@ def flip(path):
 def test_a_corrupt_export_is_refused_at_the_start(export, tmp_path, file, damage):
     copy = copy_of(export, tmp_path)
     damage(copy / file)
-    with pytest.raises(RuntimeError, match="not ready") as failed:
+    with raises(RuntimeError, seen="copy") as failed:
         Server(Plan([*OURS, str(copy), "--log-level", "error"]), tmp_path / "log")
     said = (tmp_path / "log").read_text()
     assert file.split("/")[-1] in said and "Traceback" not in said, failed.value

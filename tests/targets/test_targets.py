@@ -1,5 +1,7 @@
-"""What the targets with operators of their own generate is what transformers generates; the cuda
-target on the CPU here."""
+"""Tests of generated tokens of the targets with operators of their own, against transformers.
+
+The cuda target runs on the CPU here.
+"""
 
 import itertools
 
@@ -72,7 +74,7 @@ def test_values_of_another_width_than_keys_give_the_tokens_of_transformers(
 def test_relative_positions_give_the_tokens_of_transformers(
     exported_for, name, target, beams, monkeypatch
 ):
-    """With logits that are changed on the host too, and with caches that grow."""
+    """Logits are also changed on the host, and caches grow."""
     monkeypatch.setattr("vanilla_transformer_export.targets.cpu.decoder.INITIAL_ROOM", 5)
     model, directory = exported_for(name, target)
     runtime = Runtime(directory, device="cpu")
@@ -85,8 +87,10 @@ def test_relative_positions_give_the_tokens_of_transformers(
 @targets
 @generators
 def test_beam_search_may_look_at_more_candidates_than_there_are_tokens(exported_for, name, target):
-    """With 24 end tokens 2 beams have 50 candidates, of 48 tokens: more than the cuda target's
-    graph can take of one beam."""
+    """There are 24 end tokens, so 2 beams have 50 candidates of 48 tokens.
+
+    That is more than the graph of the cuda target can take of one beam.
+    """
     model, directory = exported_for(name, target)
     settings = dict(max_new_tokens=8, num_beams=2, eos_token_id=[EOS, *range(25, 48)])
     check_tokens(Runtime(directory, device="cpu"), model, *prompts(name), settings)

@@ -31,7 +31,7 @@ def checkpoint(tmp_path_factory):
 
 
 def by_hand(checkpoint, text, pooling):
-    """Of one text alone, so there is no padding."""
+    """Return the pooled embedding of one text, in a batch without padding."""
     model = VanillaEncoderModel.from_pretrained(checkpoint)
     ids = transformers.AutoTokenizer.from_pretrained(checkpoint)(text, return_tensors="pt")[
         "input_ids"

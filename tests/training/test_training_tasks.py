@@ -1,4 +1,4 @@
-"""What each task makes of its text, and what a short run of it learns."""
+"""Tests of the tasks of training: their rows of text, and what a short run learns."""
 
 import gzip
 import math
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import OPINIONS
+from messages import raises
 from tokenizers.processors import TemplateProcessing
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -197,9 +198,7 @@ def test_lines_as_documents_end_with_the_end_token(tmp_path):
 def test_lines_need_an_end_token():
     tokenizer = train_tokenizer(["the cat"], kind="character", variant="decoder")
     tokenizer.eos_token = None
-    with pytest.raises(
-        ValueError, match='the tokenizer has no end token, expected one for data.documents="line"'
-    ):
+    with raises(ValueError, expected=("data.documents", "line")):
         causal_lm.encode({"text": ["the cat"]}, tokenizer, {"documents": "line"})
 
 
@@ -207,9 +206,7 @@ def test_a_text_shorter_than_a_block_is_refused(tmp_path):
     (tmp_path / "short.txt").write_text("ab")
     recipe = language_model(tmp_path / "short.txt")
     del recipe.data["validation_fraction"]
-    with pytest.raises(
-        ValueError, match="the train text has 2 tokens, expected more than block_size=16"
-    ):
+    with raises(ValueError, seen=2, expected=("block_size", 16)):
         prepare(recipe)
 
 
@@ -230,14 +227,11 @@ def test_numbers_of_labels_have_the_names_of_the_recipe_in_its_order(tmp_path):
     batch = sequence_classification.collator(tokenizer, model)([*rows["train"], *rows["test"]])
     assert batch["labels"].tolist() == [0, 1, 0, 2]
     (tmp_path / "train").write_text("0 what is it\n3 who is it\n")
-    said = "train: line 2 has the label '3', expected one of 0 to 2, the places of data.label_names"
-    with pytest.raises(ValueError, match=said):
+    with raises(ValueError, seen=("train", 2, 3), expected=(0, 2, "data.label_names")):
         prepare(recipe)
     recipe.data["skip_bad_rows"] = True
     assert sequence_classification.read(recipe.data, "train")["label"] == ["HUM"]
-    with pytest.raises(
-        UsageError, match=r"data.label_names is \['A', 'A'\], expected names that differ"
-    ):
+    with raises(UsageError, seen=("data.label_names", "A")):
         Recipe("sequence-classification", {**files, "label_names": ["A", "A"]})
 
 
@@ -339,10 +333,10 @@ def test_packed_texts_are_read_as_each_alone(tmp_path):
     expected = [model(torch.tensor([ids])).logits[0] for ids in alone["train"]["input_ids"]]
     torch.testing.assert_close(torch.cat(states), torch.cat(expected), rtol=1e-4, atol=1e-5)
     model.config.sliding_window = 4
-    with pytest.raises(ValueError, match="sliding_window is 4, expected none with block_size"):
+    with raises(ValueError, seen=("sliding_window", 4), expected="block_size"):
         masked_lm.collator(tokenizer, model)(list(blocks))
     recipe.data["block_size"] = 5
-    with pytest.raises(ValueError, match=r"a text has \d+ tokens, expected at most block_size=5"):
+    with raises(ValueError, expected=("block_size", 5)):
         prepare(recipe)
 
 
@@ -492,21 +486,16 @@ def test_the_metrics_of_words_and_sentences():
 
 @pytest.mark.parametrize(
     "text, seen",
-    [("a\nb\n", "1 documents of up to 2"), ("a\n\nb\n\nc\n", "3 documents of up to 1")],
+    [("a\nb\n", (1, 2)), ("a\n\nb\n\nc\n", (3, 1))],
 )
 def test_a_text_without_pairs_is_refused(documents, text, seen):
     documents.write_text(text)
-    with pytest.raises(
-        ValueError, match=f"the train text has {seen} sentences, expected at least 2 of 2"
-    ):
+    with raises(ValueError, seen=seen, expected=2):
         pretraining.read({"train": str(documents)}, "train")
 
 
 def test_label_smoothing_is_refused_where_the_loss_has_none(documents):
-    with pytest.raises(
-        ValueError,
-        match="label_smoothing_factor is 0.1, expected 0: the loss of pretraining has none",
-    ):
+    with raises(ValueError, seen=("label_smoothing_factor", 0.1), expected=0):
         pretrainer(documents, label_smoothing_factor=0.1)
 
 
@@ -619,23 +608,18 @@ def test_folds_are_parts_of_the_lines_without_their_duplicates(opinions):
         assert len(parts["train"]) + len(parts["validation"]) == len(OPINIONS)
         validation += lines["validation"]
     assert sorted(validation) == sorted(OPINIONS)
-    with pytest.raises(ValueError, match="fold is 5, expected one of 0 to 4"):
+    with raises(ValueError, seen=("fold", 5), expected=(0, 4)):
         sequence_classification.read(data | {"fold": 5}, "train")
 
 
 def test_lines_without_a_label_and_labels_training_does_not_have_are_refused(opinions, tmp_path):
     (tmp_path / "bad.txt").write_text("good the film\nalone\n")
-    with pytest.raises(
-        ValueError, match="bad.txt: line 2 is 'alone', expected a label, a space and a text"
-    ):
+    with raises(ValueError, seen=("bad.txt", 2, "alone")):
         sequence_classification.read({"validation": str(tmp_path / "bad.txt")}, "validation")
     (tmp_path / "bad.txt").write_text("good the film\nodd the film\n")
     recipe = classifier(opinions)
     recipe.data["validation"] = str(tmp_path / "bad.txt")
-    with pytest.raises(
-        ValueError,
-        match=r"the validation text has labels \['odd'\], expected some of \['bad', 'good'\]",
-    ):
+    with raises(ValueError, seen=("validation", "odd"), expected=("bad", "good")):
         prepare(recipe)
 
 
@@ -646,9 +630,7 @@ def test_a_file_of_another_encoding_is_read_where_the_recipe_says_so(tmp_path):
         "café",
         "thé",
     ]
-    with pytest.raises(
-        ValueError, match="latin.txt: line 1 is not UTF-8 text: it has the byte 0xe9"
-    ):
+    with raises(ValueError, seen=("latin.txt", 1, "0xe9")):
         sequence_classification.read(data, "train")
 
 

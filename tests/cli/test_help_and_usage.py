@@ -1,0 +1,393 @@
+"""Tests of the command's help, flags and outputs."""
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import COMMAND, error_of
+
+from vanilla_transformer import conversion
+from vanilla_transformer_export import Options
+from vanilla_transformer_export.arguments import key_value, output_of
+from vanilla_transformer_export.cli import main as cli
+from vanilla_transformer_export.cli.main import VERBS, main
+from vanilla_transformer_export.cli.verbs import generation_options
+from vanilla_transformer_export.targets.registry import targets
+
+ROOT = Path(__file__).parents[2]
+STATE_DICT = "state_dict.pt"  # the name in arguments of a file that a test writes
+
+
+# ----------------------------------------------------------------------------------- help and usage
+
+
+def test_helps_fit_a_terminal_and_load_nothing_heavy():
+    """All of them in one process that has loaded nothing before."""
+    code = f"""
+import sys
+from vanilla_transformer_export.cli.main import VERBS, main
+from vanilla_transformer_export.targets.registry import targets
+for words in ([], *([verb] for verb in {[*VERBS]}), ["export"]):
+    try:
+        main([*words, "--help"])
+    except SystemExit as stop:
+        assert not stop.code
+heavy = "torch transformers onnx onnxruntime safetensors accelerate datasets".split()
+print(sorted({{*heavy}} & sys.modules.keys()))
+"""
+    environment = {**os.environ, "COLUMNS": "80"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    *lines, loaded = done.stdout.splitlines()
+    assert loaded == "[]"
+    # not one flag
+    breakable = [
+        line for line in lines if line.startswith(" ") and not re.fullmatch(r" *\[[^][]*\]", line)
+    ]
+    assert max(map(len, breakable)) <= 80
+    assert not [line for line in lines if "default: None" in line or "==" in line]
+
+
+def test_the_command_describes_the_package_and_lists_the_verbs(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    said = capsys.readouterr().out
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["description"] in " ".join(said.split())
+    assert re.findall(r"^    ([\w-]+) +\w", said, re.MULTILINE) == list(VERBS)
+
+
+def test_helps_list_the_families_and_targets_that_are_registered(capsys):
+    for words, names in (
+        (["convert"], [family.name for family in conversion.FAMILIES.values()]),
+        (
+            ["convert"],
+            [name for name, family in conversion.FAMILIES.items() if family.converts_back],
+        ),
+        (["export"], [f"{target.name} with {', '.join(target.dtypes)}" for target in targets()]),
+    ):
+        with pytest.raises(SystemExit):
+            main([*words, "--help"])
+        said = " ".join(capsys.readouterr().out.split())
+        assert [name for name in names if name not in said] == []
+
+
+@pytest.mark.parametrize(
+    "start",
+    [[COMMAND], [sys.executable, "-m", "vanilla_transformer_export"]],
+    ids=["command", "module"],
+)
+def test_the_version_is_that_of_the_installed_package(start):
+    done = subprocess.run([*start, "--version"], capture_output=True, text=True, timeout=60)
+    expected = importlib.metadata.version("vanilla-transformer")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        f"vanilla-transformer {expected}\n",
+        "",
+    )
+
+
+@pytest.mark.parametrize(
+    "verb, inputs",
+    [
+        ("train", "RECIPE"),
+        ("average", "CHECKPOINT [CHECKPOINT ...]"),
+        ("convert", "SOURCE [OUTPUT]"),
+        ("info", "CHECKPOINT"),
+        ("attention", "CHECKPOINT SOURCE [TARGET]"),
+        ("export", "CHECKPOINT [OUTPUT]"),
+        ("verify", "EXPORT CHECKPOINT"),
+        ("generate", "EXPORT [TEXT ...]"),
+        ("predict", "EXPORT [TEXT ...]"),
+        ("evaluate", "MODEL"),
+        ("serve", "EXPORT [EXPORT ...]"),
+        ("doctor", "[-h] [--json]"),
+    ],
+)
+def test_each_verb_explains_its_inputs_and_all_its_flags(verb, inputs, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([verb, "--help"])
+    assert caught.value.code == 0
+    said = capsys.readouterr().out
+    usage, _, explained = said.partition("\n\n")
+    assert usage.startswith(f"usage: vanilla-transformer {verb} ")
+    assert " ".join(usage.split()).endswith(inputs)
+    for flag in re.findall(r"--[\w-]+", usage):
+        assert re.search(rf"^  .*{flag}\b", explained, re.MULTILINE)
+
+
+def test_every_verb_is_tested_for_its_help():
+    [mark] = test_each_verb_explains_its_inputs_and_all_its_flags.pytestmark
+    assert [verb for verb, _ in mark.args[1]] == list(VERBS)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "VERB"),
+        (["translate"], "'translate'"),
+        (["translate-files", "a", "b"], "no verb 'translate-files', expected one of train, "),
+        (["export"], "CHECKPOINT"),
+        (["train"], "--output"),
+        (["train", "--output", "a"], "RECIPE"),
+        (["average", "a"], "--output"),
+        (["attention", "a", "b"], "--output"),
+        (
+            ["generate", "a", "--num-beams", "0"],
+            "expected a whole number from 1 to 2**63 - 1, got '0'",
+        ),
+        (
+            ["verify", "a", "b", "--cases", "0"],
+            "expected a whole number of at least 1 and below 2**63, got 0",
+        ),
+        (["generate", "a", "--max-new-tokens", "-3"], "-3"),
+        (["generate", "a", "--num-beams", "two"], "'two'"),
+        (
+            ["generate", "a", "--temperature", "0"],
+            "--temperature: expected a float32 number above 0, got '0'",
+        ),
+        (["generate", "a", "--top-p", "1.5"], "--top-p: expected a number from 0 to 1, got '1.5'"),
+        (
+            ["generate", "a", "--length-penalty", "NaN"],
+            "--length-penalty: expected a float32 number, got 'NaN'",
+        ),
+        (
+            ["generate", "a", "--seed", "-1"],
+            "--seed: expected a whole number of at least 0, got '-1'",
+        ),
+        (
+            ["generate", "a", "--top-k", "1.5"],
+            "--top-k: expected a whole number from 0 to 2**63 - 1, got '1.5'",
+        ),
+        (
+            ["generate", "a", "--early-stopping", "soon"],
+            "--early-stopping: expected True, False or 'never', got 'soon'",
+        ),
+        (
+            ["generate", "a", "--suppress-tokens", "1,2"],
+            "--suppress-tokens: expected a list of token ids, got '1,2'",
+        ),
+        (
+            ["generate", "a", "--bad-words-ids", "[1]"],
+            "--bad-words-ids: expected a list of lists of token ids",
+        ),
+        (["generate", "a", "--do-sample=2"], "--do-sample"),
+        (
+            ["generate", "a", "--set", "num_beams=0"],
+            "num_beams must be a whole number from 1 to 2**63 - 1, got 0",
+        ),
+        (
+            ["evaluate", "a", "--num-beams", "true"],
+            "expected a whole number from 1 to 2**63 - 1, got 'true'",
+        ),
+        (["evaluate", "a", "--num-return-sequences", "2"], "no flag '--num-return-sequences'"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_says_why(arguments, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["exprot", "a", "b"], "no verb 'exprot'"),
+        (["--versoin"], "no flag '--versoin'; did you mean '--version'?"),
+        (["train", "trec", "--ouput", "a"], "no flag '--ouput'; did you mean '--output'?"),
+        (["generate", "a", "--num-baems=2"], "no flag '--num-baems'; did you mean '--num-beams'?"),
+        (["export", "a", "b", "--target", "cpuu"], "; did you mean 'cpu'?"),
+        (
+            ["export", "a", "b", "--dtype", "fp32,int9"],
+            "no dtype 'int9', expected one of fp32, int8",
+        ),
+        (["convert", "a", "b", "--to", "gpt-2"], "; did you mean 'gpt2'?"),
+        (
+            ["generate", "a", "--device", "cdua"],
+            "no device 'cdua', expected one of cpu, cuda, tensorrt; did you mean 'cuda'?",
+        ),
+        (["attention", "a", "b", "--output", "c", "--kind", "cros"], "; did you mean 'cross'?"),
+        (
+            ["generate", "a", "--set", "num_beam=2"],
+            "unknown generation options ['num_beam'], did you mean num_beams?",
+        ),
+        (
+            ["train", "trec", "--output", "a", "--set", "model.dropuot=0"],
+            "; did you mean 'dropout'?",
+        ),
+        (["convert", STATE_DICT, "a", "--set", "norm_frist=true"], "; did you mean 'norm_first'?"),
+    ],
+    ids=lambda value: " ".join(value[-2:]).rpartition("/")[2] if isinstance(value, list) else "",
+)
+def test_a_name_that_is_nearly_right_is_wrong_usage_that_names_the_right_one(
+    arguments, message, capsys, tmp_path, tmp_path_factory, monkeypatch
+):
+    state_dict = tmp_path_factory.mktemp("torch") / STATE_DICT
+    torch.save({"layers.0.linear1.weight": torch.ones(2, 2)}, state_dict)
+    arguments = [str(state_dict) if argument == STATE_DICT else argument for argument in arguments]
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    said = capsys.readouterr().err
+    assert (caught.value.code, said.count("\n")) == (2, 1)
+    assert message in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        (["--num-beams", "2", "one", "two"], ["one", "two"]),
+        (["one", "--num-beams", "2", "two"], ["one", "two"]),
+        (["one", "two", "--num-beams=2"], ["one", "two"]),
+        (["--num-beams", "2", "--", "--one", "two"], ["--one", "two"]),
+        (["--num-beams", "2", "- one", "-3"], ["- one", "-3"]),
+    ],
+)
+def test_texts_may_stand_before_and_after_flags(words, text):
+    args = cli.parse(["generate", "export", *words])
+    assert (args.export, args.num_beams, args.text) == (Path("export"), 2, text)
+
+
+# ---------------------------------------------------------------------- generation, from the fields
+
+
+@pytest.mark.parametrize(
+    "verb, excluded", [("generate", set()), ("evaluate", {"num_return_sequences"})]
+)
+def test_every_field_of_the_options_is_a_flag_with_its_help(verb, excluded, capsys):
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    _, _, said = capsys.readouterr().out.partition("\ngeneration:\n")
+    said = " ".join(said.replace("-\n", "-").split())
+    for field in dataclasses.fields(Options):
+        flag = f"--{field.name.replace('_', '-')}"
+        explained = re.search(rf"{flag}\b.*?{re.escape(field.metadata['help'])}", said)
+        assert bool(explained) == (field.name not in excluded), field.name
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("", {}),
+        ("--num-beams 2 --max-new-tokens 5", {"num_beams": 2, "max_new_tokens": 5}),
+        ("--length-penalty -0.5 --temperature 2", {"length_penalty": -0.5, "temperature": 2}),
+        ("--do-sample --seed 0", {"do_sample": True, "seed": 0}),
+        ("--no-do-sample", {"do_sample": False}),
+        ("--early-stopping never", {"early_stopping": "never"}),
+        ("--early-stopping true", {"early_stopping": True}),
+        ("--early-stopping False", {"early_stopping": False}),
+        (
+            "--suppress-tokens [3,4] --bad-words-ids [[3],[4,5]]",
+            {"suppress_tokens": [3, 4], "bad_words_ids": [[3], [4, 5]]},
+        ),
+        ("--eos-token-id 3", {"eos_token_id": 3}),
+        ("--eos-token-id=[3,4]", {"eos_token_id": [3, 4]}),
+    ],
+)
+@pytest.mark.parametrize("verb", ["generate", "evaluate"])
+def test_flags_give_the_options_that_they_name(verb, words, expected):
+    found = generation_options(cli.parse([verb, "model", *words.split()]))
+    assert found == expected
+    assert [*map(type, found.values())] == [*map(type, expected.values())]
+
+
+# ------------------------------------------------------------------------------------------ outputs
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a", "b"],
+        ["a", "--force", "b"],
+        ["--force", "a", "b"],
+        ["a", "--output", "b"],
+        ["--output=b", "a"],
+        ["--output", "b", "a"],
+    ],
+)
+@pytest.mark.parametrize("verb, first", [("export", "checkpoint"), ("convert", "source")])
+def test_an_output_is_the_last_argument_or_a_flag(verb, first, words):
+    args = cli.parse([verb, *words])
+    assert (getattr(args, first), output_of(args)) == ("a", Path("b"))
+
+
+def test_export_writes_where_the_flag_tells_it(exported, tmp_path, capsys):
+    main(["export", "--output", str(tmp_path / "out"), str(exported("encoder").checkpoint)])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["out"] == str(tmp_path / "out")
+    assert (tmp_path / "out" / "onnx" / "model.onnx").is_file()
+
+
+@pytest.mark.parametrize("verb", ["export", "convert"])
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ([], "no output, expected OUTPUT or --output OUTPUT"),
+        (["b", "--output", "c"], "two outputs, b and --output c: expected one of them"),
+        (["--output", "b", "b"], "two outputs, b and --output b: expected one of them"),
+    ],
+)
+def test_no_output_and_two_are_wrong_usage(verb, words, message, exported, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert (
+        error_of(verb, exported("encoder").checkpoint, *words) == f"vanilla-transformer: {message}"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["average", "a", "--out", "b"], "no flag '--out'; did you mean '--output'?"),
+        (
+            ["generate", "export", "--num-bea", "3"],
+            "no flag '--num-bea'; did you mean '--num-beams'?",
+        ),
+        (["evaluate", "m", "--target=b"], "no flag '--target'; did you mean "),
+        (["verify", "e", "m", "--target", "b"], "no flag '--target'; did you mean "),
+        (
+            ["doctor", "--target", "b"],
+            "no flag '--target', expected one of -h, --help, --json (see ",
+        ),
+        (["convert", "a", "b", "--output", "c", "--dry-run"], "two outputs, b and --output c"),
+    ],
+)
+def test_an_unknown_flag_is_an_error_before_anything_is_read(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert message in error_of(*words)
+
+
+# ------------------------------------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("hidden_size=32", ("hidden_size", 32)),
+        ("dropout=0.1", ("dropout", 0.1)),
+        ("norm_first=true", ("norm_first", True)),
+        ("sep_token_id=null", ("sep_token_id", None)),
+        ("eos_token_id=[2, 3]", ("eos_token_id", [2, 3])),
+        ("hidden_act=gelu", ("hidden_act", "gelu")),
+        ('hidden_act="gelu"', ("hidden_act", "gelu")),
+        ("do_sample=True", ("do_sample", True)),
+        ("norm_first=False", ("norm_first", False)),
+        ("sep_token_id=None", ("sep_token_id", None)),
+        ("name=a=b", ("name", "a=b")),
+        ("name=", ("name", "")),
+    ],
+)
+def test_a_value_is_json_or_else_a_string(text, expected):
+    assert key_value(text) == expected

@@ -1,0 +1,91 @@
+"""Tests of the embeddings and the models of OpenAI's API."""
+
+import base64
+import time
+
+import numpy as np
+import openai
+import pytest
+from messages import raises
+from openai_server import post
+
+# --------------------------------------------------------------------------------------- embeddings
+
+
+def test_embeddings_are_those_of_the_runtime(client, encoder):
+    texts = ["ab cd", "é日 ab.", "g"]
+    expected = encoder.embed(texts)
+    ids = [encoding.ids for encoding in encoder.encode(texts, special_tokens=True)]
+    for asked, count in ((texts[0], 1), (texts, 3), (ids[0], 1), (ids, 3)):
+        for more in (dict(), dict(encoding_format="float"), dict(encoding_format="base64")):
+            found = client.embeddings.create(model="encoder", input=asked, **more)
+            vectors = [each.embedding for each in found.data]
+            if more.get("encoding_format") == "base64":
+                vectors = [
+                    np.frombuffer(base64.b64decode(vector), "<f4").tolist() for vector in vectors
+                ]
+            assert np.array(vectors, np.float32).tolist() == expected[:count].tolist()
+            assert [each.index for each in found.data] == list(
+                range(count)
+            ) and found.object == "list"
+            assert (
+                found.usage.prompt_tokens == found.usage.total_tokens == sum(map(len, ids[:count]))
+            )
+
+
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        (dict(), "input is missing, expected it in the body"),
+        (dict(input=None), "input is None, expected a text"),
+        (dict(input=""), "input 0 of 1 is '', expected at least one character"),
+        (dict(input=["a", ""]), "input 1 of 2 is '', expected at least one character"),
+        (dict(input=[48]), "input has the token 48, expected ids in"),
+        (dict(input=["a"] * 7), "input has 7 items, expected at most 6"),
+        (
+            dict(input="a", dimensions=0),
+            "dimensions is 0, expected a number greater than or equal to 1",
+        ),
+        (dict(input="a", dimensions=1000), "dimensions is 1000, expected at most "),
+        (
+            dict(input="a", encoding_format="int8"),
+            "encoding_format is 'int8', expected 'float' or 'base64'",
+        ),
+        (
+            dict(input="a", model="decoder"),
+            "the model decoder is a VanillaDecoderForCausalLM, which does not embed texts",
+        ),
+        (dict(input="a", truncate=True), "truncate is True, expected no such field"),
+    ],
+    ids=str,
+)
+def test_what_is_not_embedded(url, body, message):
+    found = post(url, "/v1/embeddings", **body)
+    assert found.status_code == 400
+    assert found.json()["error"]["message"].startswith(message), found.text
+
+
+# ------------------------------------------------------------------------------------------- models
+
+
+def test_the_models(client, url, decoder):
+    assert [model.id for model in client.models.list()] == ["decoder", "encoder"]
+    found = client.models.retrieve("decoder")
+    assert (found.id, found.object, found.owned_by) == ("decoder", "model", "vanilla-transformer")
+    assert abs(found.created - time.time()) < 86400
+    with raises(openai.NotFoundError, seen="x"):
+        client.models.retrieve("x")
+
+
+def test_a_model_in_the_path(url, decoder):
+    with openai.OpenAI(
+        base_url=f"{url}/models/decoder/v1", api_key="none", max_retries=0
+    ) as client:
+        assert [model.id for model in client.models.list()] == ["decoder"]
+        found = client.completions.create(model="encoder", prompt="ab", temperature=0, max_tokens=4)
+        assert (found.model, found.choices[0].text) == (
+            "decoder",
+            decoder.generate(["ab"], max_new_tokens=4)[0],
+        )
+    assert post(url, "/models/encoder/v1/completions", prompt="ab").status_code == 400
+    assert post(url, "/models/x/v1/completions", prompt="ab").status_code == 404
