@@ -3,6 +3,8 @@
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
+WAIT_PER_PART = 0.00025  # seconds per running part, which waits for the prefill of a join
+
 
 class Batch(Protocol):
     """A batch of parts of requests, which a worker steps. Each part has one or several rows."""
@@ -12,6 +14,11 @@ class Batch(Protocol):
     @property
     def prefilling(self) -> Collection[Any]:
         """Parts that have joined and whose prompts are not prefilled yet."""
+
+    @property
+    def join_delay(self) -> float:
+        """Seconds that parts may wait so that more of them join together. Parts that join together
+        cost less, and every join slows running rows down."""
 
     @property
     def num_free_rows(self) -> int:

@@ -26,6 +26,7 @@ from .client_request import ClientRequest
 # axes, and the inputs that tell their lengths
 LENGTHS = {"source_length": "attention_mask", "target_length": "decoder_attention_mask"}
 MAX_ROWS = 2**31
+MAX_JOIN_DELAY = 0.002  # seconds that rows wait for others while another batch runs
 Sizes = tuple[tuple[str, int], ...]  # axes of a row and their padded sizes
 
 
@@ -174,13 +175,24 @@ class EncoderGraph:
 
 
 class EncoderBatch:
-    """A `Batch` of rows of equal sizes, which one run finishes. Batches share one `graph`."""
+    """A `Batch` of rows of equal sizes, which one run finishes.
 
-    def __init__(self, graph: EncoderGraph):
+    Args:
+        graph: what all batches run.
+        batches: all batches of the scheduler, which share the CPU; this one is added.
+    """
+
+    def __init__(self, graph: EncoderGraph, batches: "list[EncoderBatch]"):
         self.graph = graph
+        self.batches = batches
+        batches.append(self)
         self.running: list[EncoderRow] = []
         self.prefilling = ()
         self.num_free_rows = MAX_ROWS
+
+    @property
+    def join_delay(self) -> float:
+        return MAX_JOIN_DELAY if any(batch.running for batch in self.batches) else 0.0
 
     def fits(self, row: EncoderRow, beside: Sequence[EncoderRow]) -> bool:
         """Return whether `row` has the sizes of the rows `beside` it, and they are not too many."""

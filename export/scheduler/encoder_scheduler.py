@@ -72,7 +72,9 @@ class EncoderScheduler:
         self.max_length = min(max_source or 2**31, positions or 2**31)
         self.max_waiting = max_waiting
         self.num_unanswered = 0  # rows of calls
-        batches = [EncoderBatch(self.graph) for _ in range(workers)]
+        batches: list[EncoderBatch] = []
+        for _ in range(workers):
+            EncoderBatch(self.graph, batches)
         self.scheduler = Scheduler(batches, events or NoEvents())
         self.pool = ThreadPoolExecutor(max_calls, "encoder call")
         self.scheduler.start()

@@ -8,10 +8,8 @@ from .batch import Batch
 from .client_request import ClientRequest, Part
 from .rejections import shutting_down
 
-# Prefill JOIN_SIZE rows together, or fewer once one has waited WAIT_PER_ROW seconds per running
-# part. A joint prefill is cheaper, and every prefill stalls the running rows.
+# Let JOIN_SIZE rows join together, or fewer once one has waited the batch's `join_delay`.
 JOIN_SIZE = 8
-WAIT_PER_ROW = 0.00025
 # Seconds that a part of many rows may be overtaken. After that nothing joins until it fits.
 MAX_OVERTAKEN = 0.5
 
@@ -39,26 +37,29 @@ class RequestQueue:
     def take(self, batch: Batch, last_join: float = 0.0) -> list[Part] | None:
         """Return the parts that join `batch` now; `last_join` is the time of its last join.
 
-        Block while there is no work. Return `None` once the queue is closed and empty."""
+        Block while the batch is empty and nothing joins. Return `None` once the queue is closed and
+        empty."""
+        is_empty = not batch.running and not batch.prefilling
         with self.changed:
-            while not self.requests and not batch.running and not batch.prefilling:
-                if self.is_closed:
+            while True:
+                now = time.perf_counter()
+                if self.requests and self.is_worth_joining(batch, now, last_join):
+                    return self.select(batch, now)
+                if not is_empty:
+                    return []
+                if self.is_closed and not self.requests:
                     return None
-                self.changed.wait()
-            if not self.requests or not batch.num_free_rows:
-                return []
-            now = time.perf_counter()
-            if not self.is_worth_joining(batch, now - max(self.requests[0].arrived_at, last_join)):
-                return []
-            return self.select(batch, now)
+                self.changed.wait(batch.join_delay if self.requests else None)
 
-    def is_worth_joining(self, batch: Batch, waited: float) -> bool:
+    def is_worth_joining(self, batch: Batch, now: float, last_join: float) -> bool:
         """Return whether waiting parts join now. After `close` no more requests arrive, so only the
         free rows count."""
         free = batch.num_free_rows
         if self.is_closed:
             return free >= min(JOIN_SIZE, self.num_rows, len(batch.running))
-        return min(self.num_rows, free) >= JOIN_SIZE or waited >= WAIT_PER_ROW * len(batch.running)
+        waited = now - max(self.requests[0].arrived_at, last_join)
+        is_due = waited >= batch.join_delay
+        return free > 0 and (is_due or min(self.num_rows, free) >= JOIN_SIZE)
 
     def select(self, batch: Batch, now: float) -> list[Part]:
         """Select parts round-robin, one of each request, while they fit into `batch`."""

@@ -18,6 +18,7 @@ from ..inference.export_info import ExportInfo
 from ..inference.inputs import bucket_by_length, pad_sequences
 from ..model import OnnxModel
 from ..specs.graph_spec import TensorSpec, shape_of
+from .batch import WAIT_PER_PART
 from .capacity import chunk_length, sources_length
 from .sequence_group import SequenceGroup
 
@@ -102,6 +103,10 @@ class SlotBatch:
         return array
 
     # -------------------------------------------------------------------------- joining and leaving
+
+    @property
+    def join_delay(self) -> float:
+        return WAIT_PER_PART * len(self.running)
 
     @property
     def num_free_rows(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from ..inference.decoder import Decoder, GenerationRequest
 from ..inference.inputs import MAX_PADDING, move_padding, pad_sequences
 from ..model import OnnxModel
+from .batch import WAIT_PER_PART
 from .sequence_group import SequenceGroup
 
 
@@ -25,6 +26,10 @@ class StaticBatch:
         self.logits: np.ndarray | None = None  # of the prefill, until the first step
         # the row that each row continues in the next step, `None` if its own
         self.parents: np.ndarray | None = None
+
+    @property
+    def join_delay(self) -> float:
+        return WAIT_PER_PART * len(self.running)
 
     @property
     def num_free_rows(self) -> int:

@@ -568,9 +568,10 @@ def test_registering_again_changes_nothing_and_does_not_warn():
 import importlib, json
 import transformers.pipelines as pipelines
 import vanilla_transformer
+from vanilla_transformer.pipelines import register_pipelines
 registry = pipelines.PIPELINE_REGISTRY
 entry, check = registry.supported_tasks["translation"], registry.check_task
-vanilla_transformer.register_pipelines()
+register_pipelines()
 importlib.reload(vanilla_transformer)
 same = entry is registry.supported_tasks["translation"]
 print(json.dumps(same and check is registry.check_task))

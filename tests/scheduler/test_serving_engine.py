@@ -236,7 +236,7 @@ def test_a_prompt_is_read_in_chunks_of_its_own_while_other_rows_go_on(exported_f
         progress.append((second.num_prefilled, len(first.tokens)))
         batch.join([])
     assert progress == [(4, 2), (8, 3), (12, 4), (16, 5)]
-    while not second.finished:
+    while not second.is_finished:
         batch.step()
     assert [second.tokens] == expected(Runtime(directory, threads=1), long.prompt, [], {})
 
@@ -437,7 +437,7 @@ def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
         for run in batch.running[:count]:
             batch.remove(run)
 
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.WAIT_PER_ROW", 1000.0)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 1000.0)
     put(3)
     assert joining() == 3  # nothing runs that would have to wait for them
     put(7)
@@ -446,7 +446,7 @@ def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
     assert joining() == 8
     put(1)
     assert joining() == 0
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.WAIT_PER_ROW", 0.0)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
     assert joining() == 1
     put(20)
     queue.close()
@@ -463,7 +463,7 @@ def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
 
 def test_a_run_of_many_rows_is_not_overtaken_for_ever(exported_for, monkeypatch):
     monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_OVERTAKEN", 0.0)
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.WAIT_PER_ROW", 0.0)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=4)
     batch, queue = batch_of(engine), RequestQueue()
     small = engine.admission.admit([5], dict(max_new_tokens=20, min_new_tokens=20))

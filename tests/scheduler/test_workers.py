@@ -121,7 +121,7 @@ def test_drawn_tokens_and_what_no_step_can_do_are_as_in_whole_batches(
     options = dict(do_sample=True, seed=3, max_new_tokens=9)
     drawn = runtime.generate(ids, mask, **options)
     scored = runtime.generate_with_scores(ids, mask, max_new_tokens=9)
-    monkeypatch.setattr(offline, "MOST_BYTES", 1)  # no room for slots
+    monkeypatch.setattr(offline, "MAX_SLOT_BYTES", 1)  # no room for slots
     whole = runtime.generate(ids, mask, max_new_tokens=9)
     assert not steps
     monkeypatch.undo()

@@ -277,7 +277,7 @@ def test_data_may_be_nested_and_outputs_are_all_unless_chosen(server, exported):
 
 
 def test_a_text_that_is_too_long_is_cut_if_that_is_asked_for(server, client):
-    longest = server.server.service.models.models["encoder"].reader.longest
+    longest = server.server.service.models.models["encoder"].encoder.max_length
     long = " ".join(f"w{30 + number % 15}" for number in range(longest + 1))
     with raises(InferenceServerException, seen=longest + 1, expected=longest) as refused:
         asked(client, "encoder", texts([long]))

@@ -33,9 +33,8 @@ def engine(decoder):
 @pytest.fixture(scope="module")
 def url(decoder, encoder, engine):
     read = TextRuntime(encoder.runtime.info.directory, threads=1)
-    reader = batched(read)
     with serving_of(
-        ServedModel("decoder", decoder, engine), ServedModel("encoder", read, reader=reader)
+        ServedModel("decoder", decoder, engine), ServedModel("encoder", read, encoder=batched(read))
     ) as url:
         yield url
 
