@@ -14,7 +14,7 @@ import torch
 import transformers
 from checkpoints import edit_json
 from families import assert_exact, given_to, outputs_of, random_config, random_model
-from messages import raises
+from messages import check_message, raises
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast, pipeline
@@ -206,7 +206,7 @@ def test_fields_that_act_in_training_only_are_named_as_left_out(family, architec
     name = "layerdrop" if family == "opt" else "decoder_layerdrop"
     directory, model = saved(architecture, family, tmp_path, **{name: 0.1})
     assert assert_converts(directory, model, tmp_path)["left_out"][-1] == f"{name}=0.1"
-    assert str(plan_conversion(directory)).endswith(f"{name}=0.1 is left out")
+    assert f"{name}=0.1" in str(plan_conversion(directory)).splitlines()[-1]
 
 
 def test_a_base_model_without_a_pooler(tmp_path):
@@ -297,10 +297,7 @@ def test_a_pickle_of_before_torch_1_6_converts_with_a_warning(tmp_path, caplog, 
         )
         assert not caplog.text
         convert(directory, tmp_path / f"ours-{is_zip}")
-    assert (
-        "pytorch_model.bin is of torch before 1.6 and cannot be mapped: it is in memory as a whole"
-        in caplog.text
-    )
+    check_message(caplog.text, seen=("pytorch_model.bin", 1.6))
     weights = [
         load_file(tmp_path / f"ours-{is_zip}" / "model.safetensors") for is_zip in (True, False)
     ]

@@ -240,21 +240,13 @@ def test_what_marian_leaves_out_of_its_config_has_marian_s_default_but_for_what_
 @pytest.mark.parametrize(
     "change, seen, expected",
     [
-        (
-            lambda arrays: arrays.update(Wpos=np.zeros((4, 4), np.float32)),
-            "Wpos",
-            (),
-        ),
+        (lambda arrays: arrays.update(Wpos=np.zeros((4, 4), np.float32)), "Wpos", ()),
         (
             lambda arrays: arrays.update(encoder_l1_self_Wx=np.zeros((4, 4), np.float32)),
             "encoder_l1_self_Wx",
             (),
         ),
-        (
-            lambda arrays: arrays.update(Wemb=arrays["Wemb"][1:]),
-            ("Wemb", 38),
-            39,
-        ),
+        (lambda arrays: arrays.update(Wemb=arrays["Wemb"][1:]), ("Wemb", 38), 39),
         (lambda arrays: arrays.pop("Wemb"), ("Wemb", 0), ()),
         (lambda arrays: arrays.pop("special:model.yml"), "special:model.yml", ()),
         (
