@@ -423,10 +423,7 @@ def test_export_ends_with_both_errors_and_the_number_of_products_with_a_scale_of
     [
         (b"", (0, "tokenizer")),
         (b"\n  \n", 0),
-        (
-            "\u4e2d\u6587\n\u4e2d\n".encode(),
-            (2, "tokenizer"),
-        ),
+        ("\u4e2d\u6587\n\u4e2d\n".encode(), (2, "tokenizer")),
         (b"the man\n\xff\n", 2),
     ],
 )

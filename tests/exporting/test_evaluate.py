@@ -276,12 +276,7 @@ def test_bleu_of_text_that_is_in_tokens_takes_them_as_they_are(exported, tmp_pat
 @pytest.mark.parametrize(
     "name, given, seen, expected",
     [
-        (
-            "encoder",
-            ["text"],
-            "VanillaEncoderModel",
-            "VanillaEncoderForMaskedLM",
-        ),
+        ("encoder", ["text"], "VanillaEncoderModel", "VanillaEncoderForMaskedLM"),
         ("causal", [], "VanillaDecoderForCausalLM", "--text"),
         ("causal", ["text", "labels"], ("--text", "--labels"), ()),
         ("classifier", ["text"], "--text", "--labels"),

@@ -274,12 +274,7 @@ def test_checkpoints_with_other_modules_have_no_average(saved, tmp_path):
             "prompts",
             (),
         ),
-        (
-            "none",
-            lambda path: (path / "modules.json").unlink(),
-            "[]",
-            ("Pooling", "Dense"),
-        ),
+        ("none", lambda path: (path / "modules.json").unlink(), "[]", ("Pooling", "Dense")),
     ):
         shutil.copytree(tmp_path / "first", tmp_path / name)
         change(tmp_path / name)
@@ -328,14 +323,8 @@ def test_a_module_that_is_not_known_is_refused_by_its_name(saved, kind, tmp_path
             '[{"type": "sentence_transformers.models.Transformer", "path": "0_Transformer"}]',
             "0_Transformer",
         ),
-        (
-            '[{"type": "sentence_transformers.models.Transformer", "path": "../x"}]',
-            "modules.json",
-        ),
-        (
-            '[{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]',
-            "Pooling",
-        ),
+        ('[{"type": "sentence_transformers.models.Transformer", "path": "../x"}]', "modules.json"),
+        ('[{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]', "Pooling"),
     ],
 )
 def test_a_list_of_modules_that_is_damaged_is_one_line(saved, content, seen, tmp_path):

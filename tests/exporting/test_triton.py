@@ -258,16 +258,8 @@ def test_weights_in_a_file_of_their_own_stand_beside_the_graph(exported, tmp_pat
 @pytest.mark.parametrize(
     "tensor, seen, expected",
     [
-        (
-            TensorSpec("x", "float32", ("source_length", 4)),
-            (),
-            "batch_size",
-        ),
-        (
-            TensorSpec("x", "float32", ("batch_size",)),
-            (),
-            "batch_size",
-        ),
+        (TensorSpec("x", "float32", ("source_length", 4)), (), "batch_size"),
+        (TensorSpec("x", "float32", ("batch_size",)), (), "batch_size"),
         (TensorSpec("x", "float16", ("batch_size", 4)), "float16", "int64"),
     ],
 )

@@ -87,7 +87,7 @@ def test_one_changed_weight_of_any_matrix_is_found(exported, tmp_path, name, fil
     directory = copy_of(exported(name).directory, tmp_path)
     edit_graph(directory, file, change)
     first = failures(directory, exported(name).model)[0]
-    assert "expected at most 1e-04" in first
+    assert "1e-04" in first
     # whose states are compared too
     assert (", encoder: " in first) == (file == "onnx/encoder_model.onnx")
 
