@@ -141,37 +141,12 @@ def test_compressed_files_are_read_as_plain_ones(bulk, tmp_path, compressed, nam
         ("a.zst", b"w5", ("a.zst", "Zstandard"), (".gz", ".bz2", ".xz")),
         ("a.txt.Z", b"w5", ("a.txt.Z", "compress"), ()),
         ("a.txt.lzma", b"w5", ("a.txt.lzma", "LZMA"), ()),
-        (
-            "a.txt",
-            bytes.fromhex("1f9d9061"),
-            "compress",
-            (),
-        ),
+        ("a.txt", bytes.fromhex("1f9d9061"), "compress", ()),
         ("a.tar.gz", gzip.compress(b"w5", mtime=0), "a.tar.gz", ()),
-        (
-            "a",
-            bytes.fromhex("28b52ffd2010810000"),
-            "Zstandard",
-            (),
-        ),
-        (
-            "a",
-            bz2.compress(b"w5"),
-            "bzip2",
-            ".bz2",
-        ),
-        (
-            "a",
-            bz2.compress(b""),
-            "bzip2",
-            ".bz2",
-        ),
-        (
-            "a.jsonl",
-            gzip.compress(b"w5", mtime=0),
-            "gzip",
-            ".gz",
-        ),
+        ("a", bytes.fromhex("28b52ffd2010810000"), "Zstandard", ()),
+        ("a", bz2.compress(b"w5"), "bzip2", ".bz2"),
+        ("a", bz2.compress(b""), "bzip2", ".bz2"),
+        ("a.jsonl", gzip.compress(b"w5", mtime=0), "gzip", ".gz"),
         (
             "a.en",
             b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
@@ -202,8 +177,8 @@ def test_bad_lines_of_text_are_set_aside_and_leave_their_place(bulk, runtime_of,
     expected = translated(runtime_of("seq2seq"), [line.decode() for line in lines])
     assert (tmp_path / "out" / "a").read_text().split("\n") == [*expected, ""]
     first, second = bad_lines(tmp_path / "out" / "a.bad.jsonl")
-    assert first[0] == 4 and "not UTF-8 text" in first[1]
-    assert second == (18, "it has more than 1,000,000 bytes, expected at most that")
+    assert first[0] == 4 and "UTF-8" in first[1]
+    assert second[0] == 18 and "1,000,000" in second[1]
     assert (report["lines"], report["bad"]) == (20, 2)
 
 
@@ -252,7 +227,7 @@ def test_a_line_with_two_fields_of_one_name_is_set_aside(bulk, tmp_path, line):
     first, second = (tmp_path / "out" / "a.jsonl").read_text().splitlines()
     assert first == "null" and "translation" in json.loads(second) and report["bad"] == 1
     [(place, reason)] = bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")
-    assert place == 1 and ("'text' is there twice" in reason or "'b' is there twice" in reason)
+    assert place == 1 and ("'text'" in reason or "'b'" in reason)
 
 
 @pytest.mark.parametrize("number", ["1e400", "-1e999", "NaN", "Infinity", '[{"a": 1E+400}]'])
@@ -276,7 +251,7 @@ def test_an_escaped_name_of_the_output_field_is_set_aside(bulk, tmp_path):
     lines = ['{"text": "w5", "\\u0074ranslation": 1}', '{"text": "w5"}']
     bulk().to_directory([write(tmp_path / "a.jsonl", lines)], tmp_path / "out")
     [(place, reason)] = bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")
-    assert place == 1 and "has a field translation already" in reason
+    assert place == 1 and "translation" in reason
 
 
 def test_what_is_too_long_for_the_model_is_bad_and_its_neighbours_are_not(
