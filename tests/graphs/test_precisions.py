@@ -129,10 +129,7 @@ def test_commands_take_either_and_verify_compares_both(both, checkpoint, tmp_pat
     ):
         with pytest.raises(SystemExit) as stopped:
             main([*map(str, arguments), "--dtype", "fp16"])
-        assert (
-            stopped.value.code == 2
-            and "has no dtype 'fp16', expected one of" in capsys.readouterr().err
-        )
+        assert stopped.value.code == 2 and "'fp16'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -169,16 +166,8 @@ def test_data_outside_the_export_is_refused(both, tmp_path, file):
 @pytest.mark.parametrize(
     "options, seen, expected",
     [
-        (
-            dict(target="cpu", dtype=["fp32", "int8"]),
-            "portable",
-            "cpu",
-        ),
-        (
-            dict(dtype=["fp32", "int4"]),
-            ("portable", "int4"),
-            ("fp32", "int8"),
-        ),
+        (dict(target="cpu", dtype=["fp32", "int8"]), "portable", "cpu"),
+        (dict(dtype=["fp32", "int4"]), ("portable", "int4"), ("fp32", "int8")),
         (dict(dtype=["int8", "int8"]), "int8", ()),
         (dict(dtype=[]), "portable", ()),
         (dict(dtyp="fp32"), "dtyp", "dtype"),

@@ -336,16 +336,8 @@ def test_tokens_of_a_decoder_are_checked_as_all_others(exported):
     with raises(ValueError, seen=("VanillaSeq2SeqModel", "decoder_input_ids")):
         runtime.outputs(ids)
     for wrong, seen, expected in (
-        (
-            (np.full((3, 3), 5),),
-            ("decoder_input_ids", 3),
-            (2, "target_length"),
-        ),
-        (
-            (np.full((2, 0), 5),),
-            "decoder_input_ids",
-            (2, "target_length", 1),
-        ),
+        ((np.full((3, 3), 5),), ("decoder_input_ids", 3), (2, "target_length")),
+        ((np.full((2, 0), 5),), "decoder_input_ids", (2, "target_length", 1)),
         ((np.full((2, 3), VOCABULARY),), (), (0, 47)),
         ((ids, np.ones((2, 4), int)), "decoder_attention_mask", ()),
     ):
