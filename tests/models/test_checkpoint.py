@@ -11,7 +11,7 @@ import pytest
 import torch
 from checkpoints import CHECKPOINTS, SIZES, build, copy_of, edit_json, perturbed, toy_corpus
 from huggingface_hub.errors import LocalEntryNotFoundError
-from messages import raises
+from messages import check_message, raises
 from safetensors.torch import load_file, save_file
 
 from vanilla_transformer import VanillaDecoderForCausalLM
@@ -390,11 +390,7 @@ def test_a_damaged_companion_is_refused(checkpoint, file, content, word, capsys)
     "content, seen, expected",
     [
         (dict(num_beams="x"), ("num_beams", "x"), (0, 2)),
-        (
-            dict(max_length=10**30),
-            ("max_length", 1000000000000000000000000000000),
-            (),
-        ),
+        (dict(max_length=10**30), ("max_length", 1000000000000000000000000000000), ()),
         (dict(top_k=[5]), ("top_k", 5), ()),
         (dict(temperature="hot"), ("temperature", "hot"), ()),
         (dict(output_hidden_states="x"), ("output_hidden_states", "x"), ()),
@@ -402,11 +398,7 @@ def test_a_damaged_companion_is_refused(checkpoint, file, content, word, capsys)
         (dict(pad_token_id=48), ("pad_token_id", 48), (0, 47)),
         (dict(eos_token_id=[2, "x"]), ("eos_token_id", 2, "x"), ()),
         (dict(decoder_start_token_id=[1]), ("decoder_start_token_id", 1), ()),
-        (
-            dict(penalty_alpha=0.5),
-            ("penalty_alpha", 0.5),
-            (),
-        ),
+        (dict(penalty_alpha=0.5), ("penalty_alpha", 0.5), ()),
     ],
     ids=str,
 )
@@ -524,24 +516,23 @@ VANILLA_SEQ2SEQ_MAP = {
 
 
 @pytest.mark.parametrize(
-    "fields, said",
+    "fields, seen, expected",
     [
-        (dict(hidden_act="gelu"), "hidden_act 'gelu', expected 'relu'"),
-        (dict(layer_norm_eps=0.1), "layer_norm_eps 0.1, expected 1e-05"),
-        (dict(id2label={"0": "A", "1": "B"}), "id2label.0 'A', expected 'LABEL_0'"),
+        (dict(hidden_act="gelu"), ("hidden_act", "gelu"), "relu"),
+        (dict(layer_norm_eps=0.1), ("layer_norm_eps", 0.1), 1e-05),
+        (dict(id2label={"0": "A", "1": "B"}), ("id2label.0", "A"), "LABEL_0"),
     ],
 )
 def test_models_of_equal_shapes_that_are_not_the_same_have_no_average(
-    checkpoint, tmp_path, fields, said
+    checkpoint, tmp_path, fields, seen, expected
 ):
     (tmp_path / "more").mkdir()
     other = copy_of(checkpoint, tmp_path / "more")
     edit_json(other / "config.json", use_cache=False, dtype="float16", transformers_version="5")
     average([checkpoint, other], tmp_path / "out")
     edit_json(other / "config.json", **fields)
-    with pytest.raises(ValueError) as caught:
+    with raises(ValueError, seen=(other, *seen), expected=(expected, checkpoint)):
         average([checkpoint, other], tmp_path / "refused")
-    assert str(caught.value) == f"{other} has {said} as {checkpoint} has"
     assert not (tmp_path / "refused").exists()
 
 
@@ -593,9 +584,7 @@ def test_an_average_has_all_files_of_a_tokenizer(checkpoint, tmp_path):
 def test_a_path_that_does_not_exist_is_told_as_that(source, verb, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     line = error_of((verbs(source, "out") | {"info": ["info", source]})[verb], capsys)
-    assert line == (
-        f"vanilla-transformer: {source} does not exist, expected a checkpoint directory or a Hub id"
-    )
+    check_message(line, seen=source)
 
 
 @pytest.mark.parametrize("verb", ["info", *VERBS])
@@ -650,7 +639,7 @@ def test_an_empty_name_is_not_the_working_directory(saved, monkeypatch, capsys):
     monkeypatch.chdir(saved)
     with raises(FileNotFoundError, seen="''"):
         load_checkpoint("")
-    assert "expected a path, got ''" in error_of(["info", ""], capsys, code=2)
+    assert "''" in error_of(["info", ""], capsys, code=2)
     assert isinstance(load_checkpoint("."), torch.nn.Module)
 
 

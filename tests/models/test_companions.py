@@ -120,7 +120,7 @@ def test_the_runtime_ends_where_the_table_does_and_names_both_lengths(short, tmp
     np.testing.assert_array_equal(found, model.generate(ids).numpy())
     full = tokenizer(TEXT[: POSITIONS + 1], return_tensors="np", verbose=False)["input_ids"]
     for length in (POSITIONS, POSITIONS + 1):
-        with raises(ValueError, seen=length, expected=POSITIONS):
+        with raises(ValueError, seen=(length, POSITIONS)):
             runtime.generate(full[:, :length])
 
 

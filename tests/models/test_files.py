@@ -215,22 +215,16 @@ def test_what_we_wrote_is_replaced_by_force_only(folder, contents):
 @pytest.mark.parametrize(
     "contents, seen",
     [
-        (
-            {"notes": "mine"},
-            "out holds notes: expected an export or a checkpoint that vanilla-transformer wrote",
-        ),
-        ({"config.json": '{"model_type": "bert"}'}, "out holds config.json: expected"),
-        ({"config.json": "[]"}, "out holds config.json: expected"),
-        ({"manifest.json": '{"name": "a web application"}'}, "out holds manifest.json: expected"),
+        ({"notes": "mine"}, "notes"),
+        ({"config.json": '{"model_type": "bert"}'}, "config.json"),
+        ({"config.json": "[]"}, "config.json"),
+        ({"manifest.json": '{"name": "a web application"}'}, "manifest.json"),
         (
             {"manifest.json": '{"schema_version": 3, "files": {"a.tex": 1}}', "a.tex": ""},
-            "out holds a.tex, manifest.json: exp",
+            "a.tex, manifest.json",
         ),
-        ({"manifest.json": manifest("a.tex"), "a.tex": ""}, "out also holds a.tex"),
-        (
-            CHECKPOINT | {"notes.md": ""},
-            "out also holds notes.md, which vanilla-transformer did not write: move it away",
-        ),
+        ({"manifest.json": manifest("a.tex"), "a.tex": ""}, "a.tex"),
+        (CHECKPOINT | {"notes.md": ""}, "notes.md"),
         (CHECKPOINT | {".git/HEAD": ""}, ".git/HEAD"),
         (CHECKPOINT | {"checkpoint-9/config.json": "{}"}, "checkpoint-9/config.json"),
         (CHECKPOINT | {"onnx/model.onnx": ""}, "onnx/model.onnx"),
@@ -618,10 +612,10 @@ def test_an_empty_mount_point_is_filled_in_place_what_says_it_is_whole_last(moun
 
 
 def test_what_appeared_in_a_mount_point_stays(mount):
-    kept = raises(FileExistsError, seen=("mount", "mount.kept-1"))
-    with kept, new_directory(mount) as directory:
+    with raises(FileExistsError, seen="mount") as caught, new_directory(mount) as directory:
         write(directory, NEW)
         write(mount, {"notes": "mine"})
+    assert "mount.kept-1" in str(caught.value)
     assert read(mount) == {"notes": "mine"} | {
         f"mount.kept-1/{name}": text for name, text in NEW.items()
     }
@@ -633,7 +627,7 @@ def test_killed_at_any_step_a_mount_point_is_filled_by_the_next_call(mount):
         try:
             save(mount, NEW)
         except ValueError as error:  # the first had all it needed
-            assert "is a mount point that holds" in str(error)
+            assert str(mount) in str(error)
         assert read(mount) == NEW and not (mount / ".partial").exists(), step
         for name in ("config.json", "onnx/model.onnx"):
             (mount / name).unlink()

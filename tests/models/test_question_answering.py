@@ -424,33 +424,13 @@ def test_no_examples_give_no_answers(answer):
     "arguments, seen, expected",
     [
         (dict(), None, ()),
-        (
-            dict(question=QUESTION),
-            None,
-            ("question", "context"),
-        ),
-        (
-            dict(question=QUESTION, context=CONTEXTS),
-            (),
-            ("question", "context"),
-        ),
-        (
-            dict(question=QUESTIONS, context=CONTEXTS[:2]),
-            (2, 3),
-            (),
-        ),
+        (dict(question=QUESTION), None, ("question", "context")),
+        (dict(question=QUESTION, context=CONTEXTS), (), ("question", "context")),
+        (dict(question=QUESTIONS, context=CONTEXTS[:2]), (2, 3), ()),
         (dict(question="", context=CONTEXT), (), "question"),
         (dict(question=QUESTION, context=" \n"), " \\n", "context"),
-        (
-            dict(question=[QUESTION, None], context=CONTEXT),
-            None,
-            "question",
-        ),
-        (
-            dict(question=[QUESTION, QUESTION], context=[CONTEXT, 7]),
-            7,
-            "context",
-        ),
+        (dict(question=[QUESTION, None], context=CONTEXT), None, "question"),
+        (dict(question=[QUESTION, QUESTION], context=[CONTEXT, 7]), 7, "context"),
         (dict(data={"question": QUESTION}), None, ()),
         (dict(data=[EXAMPLES[0], QUESTION]), (), "dict"),
         (dict(data=QUESTION), (), ()),

@@ -110,34 +110,14 @@ def test_bad_images_are_errors_of_one_line(classifier, tmp_path):
         ([tmp_path / "text.png"], ValueError, "text.png", ()),
         ([tmp_path], FileNotFoundError, (), ()),
         (["nothing.png"], FileNotFoundError, "nothing.png", ()),
-        (
-            "nothing.png",
-            ValueError,
-            "nothing.png",
-            (),
-        ),
+        ("nothing.png", ValueError, "nothing.png", ()),
         ([], ValueError, (), ()),
         ([PICTURES[0], None], ValueError, (1, 2, "NoneType"), ()),
-        (
-            [np.zeros((9, 9))],
-            ValueError,
-            (0, 1, "float64", 9),
-            (),
-        ),
+        ([np.zeros((9, 9))], ValueError, (0, 1, "float64", 9), ()),
         ([np.zeros((0, 9, 3))], ValueError, (), ()),
-        (
-            [np.zeros((9, 9, 1))],
-            ValueError,
-            (0, 1),
-            (3, "image_mean"),
-        ),
+        ([np.zeros((9, 9, 1))], ValueError, (0, 1), (3, "image_mean")),
         ([np.zeros((9, 9, 4))], ValueError, 4, 3),
-        (
-            [np.full((9, 9, 3), np.nan)],
-            ValueError,
-            "nan",
-            (0, 1),
-        ),
+        ([np.full((9, 9, 3), np.nan)], ValueError, "nan", (0, 1)),
     ):
         with raises(error, seen=seen, expected=expected):
             runtime.classify(images)
