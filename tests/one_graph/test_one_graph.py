@@ -386,31 +386,11 @@ def test_settings_of_the_model_are_in_the_graph(exported, tmp_path, mode, settin
 @pytest.mark.parametrize(
     "mode, settings, seen, expected",
     [
-        (
-            "greedy",
-            dict(repetition_penalty=1.2),
-            ("repetition_penalty", 1.2),
-            "1.0",
-        ),
-        (
-            "beam",
-            dict(no_repeat_ngram_size=3),
-            ("no_repeat_ngram_size", 3),
-            0,
-        ),
-        (
-            "beam",
-            dict(num_return_sequences=2, num_beams=2),
-            ("num_return_sequences", 2),
-            1,
-        ),
+        ("greedy", dict(repetition_penalty=1.2), ("repetition_penalty", 1.2), "1.0"),
+        ("beam", dict(no_repeat_ngram_size=3), ("no_repeat_ngram_size", 3), 0),
+        ("beam", dict(num_return_sequences=2, num_beams=2), ("num_return_sequences", 2), 1),
         ("greedy", dict(bad_words_ids=[[4, 5]]), ("bad_words_ids", 4, 5), ()),
-        (
-            "sample",
-            dict(do_sample=True, min_p=0.1),
-            ("min_p", 0.1),
-            "0.0",
-        ),
+        ("sample", dict(do_sample=True, min_p=0.1), ("min_p", 0.1), "0.0"),
         ("sample", dict(do_sample=True, typical_p=0.5), ("typical_p", 0.5), ()),
     ],
 )
