@@ -10,6 +10,7 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import check_message
 from served import served
 
 from vanilla_transformer_export.errors import RequestError
@@ -91,9 +92,9 @@ def test_a_body_that_is_no_json_object_is_an_error_of_the_protocol(client, name,
     ids=lambda value: json.dumps(value)[:30] if isinstance(value, dict) else "",
 )
 def test_a_wrong_value_is_named_with_what_is_expected(client, body, message):
-    said = message_of(answer := client.post("/stub", json=body))
-    assert (answer.status_code, said.startswith(message)) == (422, True), said
-    assert len(said) < 300
+    answer = client.post("/stub", json=body)
+    assert answer.status_code == 422 and len(message_of(answer)) < 300
+    assert message_of(answer).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_a_body_of_another_content_type_is_an_error_that_says_which_one_is_expec
 ):
     answer = client.post("/stub", content=b'{"q": "a"}', headers={"Content-Type": content_type})
     assert answer.status_code == 422
-    assert message_of(answer) == "the body has another Content-Type, expected application/json"
+    check_message(message_of(answer), seen="Content-Type", expected="application/json")
 
 
 def test_texts_that_only_look_like_what_json_has_not_are_taken(client):

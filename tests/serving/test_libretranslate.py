@@ -14,7 +14,7 @@ from checkpoints import EOS, copy_of, edit_json, list_file, seal
 from hypothesis import given
 from hypothesis import strategies as st
 from libretranslatepy import LibreTranslateAPI
-from messages import raises
+from messages import check_message, raises
 from opened_engines import text_engine
 from served import served
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -357,17 +357,13 @@ def test_the_model_is_that_of_the_path_or_of_the_languages(model, load, alone):
             "de",
         ]
         said = message(client.post("/translate", json={"q": "w5", **ENGLISH}))
-        assert said == "2 models translate, expected the name of one of them: tiny, twin"
+        check_message(said, seen=2, expected=("tiny", "twin"))
         said = message(client.post("/models/back/translate", json={"q": "w5", **ENGLISH}))
-        assert said == "'en' to 'de' is not supported, expected one of: de to en"
+        check_message(said, seen=("en", "de"), expected=("de", "en"))
         said = message(client.post("/translate", json={"q": "w5", **ENGLISH, "source": "auto"}))
-        assert said == (
-            "source is auto, which works where one source language is served, expected one "
-            "of: de, en"
-        )
-        assert "no model 'x', expected one of tiny, back, twin" in message(
-            client.get("/models/x/languages"), 404
-        )
+        check_message(said, seen=("source", "auto"), expected=("de", "en"))
+        said = message(client.get("/models/x/languages"), 404)
+        check_message(said, seen="x", expected=("tiny", "back", "twin"))
 
 
 TOKENS = {"eng_Latn": 40, "deu_Latn": 41, "zho_Hans": 42, "zho_Hant": 43}
@@ -397,7 +393,7 @@ def test_languages_of_the_tokenizer_have_their_own_names_and_those_of_iso(load, 
             }
             found.add(expected)
         assert len(found) == 3
-        assert "expected one of: en to de, en to zh-Hans, " in message(
+        assert "en to de, en to zh-Hans, " in message(
             client.post("/translate", json={"q": "w5", "source": "en", "target": "en"})
         )
 
@@ -585,34 +581,38 @@ def test_languages_that_are_given_must_be_those_of_the_model(alone, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, seen, expected",
     [
-        ({"q": None}, "q is None, expected a valid string or a valid array"),
-        ({"q": 5}, "q is 5, expected a valid string or a valid array"),
-        ({"q": ["w5", None]}, "q is ['w5', None], expected"),
-        ({"q": {"w5": 1}}, "q is {'w5': 1}, expected"),
-        ({"q": ""}, "q is '', expected a text or a list of texts"),
-        ({"q": []}, "q is [], expected a text or a list of texts"),
-        ({"q": ["w5"] * 5}, "q has 5 texts, expected at most 4"),
-        ({"source": "fr"}, "'fr' to 'de' is not supported, expected one of: en to de"),
-        ({"target": "d" * 99}, f"'en' to '{'d' * 49} is not supported, expected one of: en to de"),
-        ({"target": "en"}, "'en' to 'en' is not supported, expected one of: en to de"),
-        ({"target": ""}, "'en' to '' is not supported, expected one of: en to de"),
-        ({"target": ["de"]}, "target is ['de'], expected a valid string"),
-        ({"target": "auto"}, "'en' to 'auto' is not supported"),
-        ({"format": "pdf"}, "format is 'pdf', expected 'text' or 'html'"),
-        ({"format": ["html"]}, "format is ['html'], expected 'text' or 'html'"),
-        ({"alternatives": "two"}, "alternatives is 'two', expected a valid integer"),
-        ({"alternatives": 1.5}, "alternatives is 1.5, expected a valid integer"),
-        ({"alternatives": SLOTS}, f"alternatives is {SLOTS}, expected at most {SLOTS - 1}"),
-        ({"alternatives": 10**30}, f"expected at most {SLOTS - 1}"),
-        ({"model": 5}, "model is 5, expected a valid string"),
-        ({"api_key": 5}, "api_key is 5, expected a valid string"),
+        ({"q": None}, None, ()),
+        ({"q": 5}, 5, ()),
+        ({"q": ["w5", None]}, ("w5", None), ()),
+        ({"q": {"w5": 1}}, ("w5", 1), ()),
+        ({"q": ""}, "''", ()),
+        ({"q": []}, "[]", ()),
+        ({"q": ["w5"] * 5}, 5, 4),
+        ({"source": "fr"}, ("fr", "de"), ()),
+        ({"target": "d" * 99}, ("en", "d" * 49), ()),
+        ({"target": "en"}, "en", ()),
+        ({"target": ""}, ("en", "''"), ()),
+        ({"target": ["de"]}, "de", ()),
+        ({"target": "auto"}, ("en", "auto"), ()),
+        ({"format": "pdf"}, ("format", "pdf"), ("text", "html")),
+        ({"format": ["html"]}, ("format", "html"), ("text", "html")),
+        ({"alternatives": "two"}, ("alternatives", "two"), ()),
+        ({"alternatives": 1.5}, ("alternatives", 1.5), ()),
+        ({"alternatives": SLOTS}, ("alternatives", SLOTS), SLOTS - 1),
+        ({"alternatives": 10**30}, (), SLOTS - 1),
+        ({"model": 5}, 5, ()),
+        ({"api_key": 5}, ("api_key", 5), ()),
     ],
     ids=ascii,
 )
-def test_a_wrong_value_is_named(client, changes, said):
-    assert said in message(client.post("/translate", json={"q": "w5", **ENGLISH, **changes}))
+def test_a_wrong_value_is_named(client, changes, seen, expected):
+    check_message(
+        message(client.post("/translate", json={"q": "w5", **ENGLISH, **changes})),
+        seen=seen,
+        expected=expected,
+    )
 
 
 @pytest.mark.parametrize("field", ["q", "source", "target"])
@@ -624,38 +624,27 @@ def test_a_missing_field_is_named(client, field):
 
 
 @pytest.mark.parametrize(
-    "kind, content, said",
+    "kind, content, seen",
     [
-        ("application/json", b"", "the body is not JSON: EOF"),
-        ("application/json", b'{"q": "w5",', "the body is not JSON: EOF"),
-        ("application/json", b'{"q": "\xff"}', "the body is not JSON: "),
-        (
-            "application/json",
-            b'{"q": "\\ud83d", "source": "en", "target": "de"}',
-            "half of a character",
-        ),
-        ("application/json", b"[" * 100_000, "the body is not JSON: recursion limit exceeded"),
-        ("application/json", b"[1]", "the body is [1], expected"),
-        ("text/plain", b"w5", "the body is not JSON: "),
-        (
-            "application/x-www-form-urlencoded",
-            b"q=%ff&source=en&target=de",
-            "the body is no form in UTF-8",
-        ),
-        (
-            "application/x-www-form-urlencoded",
-            b"q=\xff&source=en&target=de",
-            "the body is no form in UTF-8",
-        ),
+        ("application/json", b"", ("JSON", "EOF")),
+        ("application/json", b'{"q": "w5",', ("JSON", "EOF")),
+        ("application/json", b'{"q": "\xff"}', "JSON"),
+        ("application/json", b'{"q": "\\ud83d", "source": "en", "target": "de"}', ()),
+        ("application/json", b"[" * 100_000, "JSON"),
+        ("application/json", b"[1]", 1),
+        ("text/plain", b"w5", "JSON"),
+        ("application/x-www-form-urlencoded", b"q=%ff&source=en&target=de", ()),
+        ("application/x-www-form-urlencoded", b"q=\xff&source=en&target=de", ()),
         ("application/x-www-form-urlencoded", b"", "q is missing"),
         ("multipart/form-data", b"w5", "boundary"),
-        ("multipart/form-data; boundary=x", b"w5", ""),
+        ("multipart/form-data; boundary=x", b"w5", ()),
     ],
     ids=ascii,
 )
-def test_a_body_that_is_none_is_an_error(client, kind, content, said):
-    assert said in message(
-        client.post("/translate", content=content, headers={"Content-Type": kind})
+def test_a_body_that_is_none_is_an_error(client, kind, content, seen):
+    check_message(
+        message(client.post("/translate", content=content, headers={"Content-Type": kind})),
+        seen=seen,
     )
 
 
@@ -665,19 +654,17 @@ def test_a_file_in_a_form_is_an_error(client):
 
 
 def test_more_sentences_than_a_request_may_have_are_too_many(client):
-    for body, said in (
-        ({"q": "w5\n" * 4097}, "the texts have 4097 sentences together, expected at most 4096"),
-        (
-            {"q": "w5<p>" * 4097, "format": "html"},
-            "the html has 4097 pieces of text, expected at most 4096",
-        ),
-        ({"q": "w5 " * 4097}, "a sentence has 12290 characters, expected at most 640"),
+    for body, seen, expected in (
+        ({"q": "w5\n" * 4097}, 4097, 4096),
+        ({"q": "w5<p>" * 4097, "format": "html"}, 4097, 4096),
+        ({"q": "w5 " * 4097}, 12290, 640),
     ):
-        assert message(client.post("/translate", json={**ENGLISH, **body}), 413) == said
+        answer = client.post("/translate", json={**ENGLISH, **body})
+        check_message(message(answer, 413), seen=seen, expected=expected)
 
 
 def test_a_sentence_that_no_slot_holds_is_too_long(client):
     long = "w5 " * 41
     for body in ({"q": long}, {"q": f"<p>{long}</p>", "format": "html"}, {"q": f"w5. W{long}"}):
         found = client.post("/translate", json={**ENGLISH, **body})
-        assert message(found, 413) == "the source has 41 tokens, expected at most 40"
+        check_message(message(found, 413), seen=41, expected=40)
