@@ -111,11 +111,7 @@ USED = dict(
             None,
             ("libnothing.so.1", "pip install 'onnxruntime-gpu[cuda,cudnn]'"),
         ),
-        (
-            dict(),
-            ["CPUExecutionProvider"],
-            "CPUExecutionProvider",
-        ),
+        (dict(), ["CPUExecutionProvider"], "CPUExecutionProvider"),
         (dict(), GPU_BUILD, None),
     ],
 )
