@@ -338,7 +338,5 @@ def test_the_command_translates_from_one_language_into_another(nllb_export, spm,
     assert (tmp_path / "out").read_text(encoding="utf-8").splitlines() == wanted
     with pytest.raises(SystemExit) as stop:
         main(["generate", str(directory), TEXTS[0], "--tgt-lang", "fra"])
-    assert stop.value.code == 2 and "'fra' is no language of the model" in (
-        error := capsys.readouterr().err
-    )
-    assert "did you mean 'fra_Latn'?" in error
+    assert stop.value.code == 2 and "'fra'" in (error := capsys.readouterr().err)
+    assert "'fra_Latn'" in error

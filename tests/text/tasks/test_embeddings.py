@@ -179,11 +179,7 @@ def test_prompts_and_modules_that_are_not_there_are_an_error(embedded, monkeypat
         ([{"type": "Normalize"}], "Normalize", ("Pooling", "Dense", "Normalize")),
         ([{"type": "Pooling", "pooling_mode": "median"}], "median", "cls"),
         ([pooling, {"type": "Dense", "use_residual": True}], ("use_residual", True), ()),
-        (
-            [pooling, {"type": "Dense", "activation_function": "torch.nn.Mish"}],
-            "torch.nn.Mish",
-            (),
-        ),
+        ([pooling, {"type": "Dense", "activation_function": "torch.nn.Mish"}], "torch.nn.Mish", ()),
         ([pooling, {"type": "Dense"}], "Dense", ()),
         (
             [pooling, {"type": "Dense", "folder": "2_Dense"}],
