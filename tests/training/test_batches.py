@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from checkpoints import with_words
-from messages import raises
+from messages import check_message, raises
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.cli.main import main
@@ -201,7 +201,7 @@ def test_bad_lines_of_a_file_are_set_aside_beside_the_output(runtime, tmp_path):
     first, third = (runtime.generate([text], **BEAMS)[0] for text in ("w5", "w7"))
     assert (tmp_path / "out").read_text() == f"{first}\n\n{third}\n" and report["bad"] == 1
     bad = json.loads((tmp_path / "out.bad.jsonl").read_text())
-    assert bad["line"] == 2 and "not UTF-8 text" in bad["reason"]
+    assert bad["line"] == 2 and "UTF-8" in bad["reason"]
     assert names(tmp_path) == ["in", "out", "out.bad.jsonl"]
     (tmp_path / "out").unlink()
     with raises(FileExistsError, seen="out.bad.jsonl"):
@@ -316,10 +316,7 @@ def begun(runtime, tmp_path):
 @pytest.mark.parametrize(
     "change, seen",
     [
-        (
-            dict(options=dict(num_beams=2, max_new_tokens=8)),
-            ("num_beams", 3, 2),
-        ),
+        (dict(options=dict(num_beams=2, max_new_tokens=8)), ("num_beams", 3, 2)),
         (dict(options=dict(num_beams=3)), ("max_new_tokens", 8, None)),
         (dict(batch_size=5), ("batch_size", 32, 5)),
         (dict(shard_lines=5), ("shard_lines", 8, 5)),
@@ -397,12 +394,7 @@ def test_an_output_that_may_not_be_written_is_refused(runtime, export, tmp_path)
         (tmp_path / "out.jsonl", UsageError, (), ".jsonl"),
         (tmp_path / "out.parquet", UsageError, "out.parquet", ()),
         (export / "out", UsageError, "out", ()),
-        (
-            write(tmp_path / "there", ["mine"]),
-            FileExistsError,
-            (),
-            "--force",
-        ),
+        (write(tmp_path / "there", ["mine"]), FileExistsError, (), "--force"),
     ):
         with raises(kind, seen=seen, expected=expected):
             job.to_file(source, out)
@@ -490,30 +482,31 @@ def test_options_that_cannot_be_are_refused_at_once(runtime, exported, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, seen, expected",
     [
-        (["w5", "--input", "in"], "--input goes without texts and --stream"),
-        (["--input", "in", "--stream"], "--input goes without texts and --stream"),
-        (["--output", "out"], "--output and --output-dir need --input"),
-        (["--output-dir", "out", "--stream"], "--output and --output-dir need --input"),
-        (["--input", "in", "--output", "a", "--output-dir", "b"], "not allowed with argument"),
-        (["--input", "a", "b", "--output", "out"], "--input has 2 files, expected one, or --outp"),
-        (["--input", "a", "--input", "b"], "--input has 2 files, expected one, or --output-dir"),
-        (["--input", "in", "--force"], "--force needs --output"),
-        (["--input", "in", "--output-dir", "out", "--force"], "--force needs --output"),
-        (["--input", "in", "--output", "out", "--ray", "auto"], "--ray needs --output-dir"),
-        (["--target-prefix", "in"], "--target-prefix needs --input"),
-        (["w5", "--output-field", "de"], "--output-field needs --input"),
-        (["--on-bad-line", "drop"], "no reaction 'drop', expected one of stop, skip"),
-        (["w5", "--scores"], "--scores is for lines, expected no texts and no --stream"),
-        (["--n-best", "2", "--stream"], "--n-best is for lines, expected no texts and no --stream"),
-        (["--n-best", "2", "--scores"], "not allowed with argument"),
+        (["w5", "--input", "in"], ("--input", "--stream"), ()),
+        (["--input", "in", "--stream"], ("--input", "--stream"), ()),
+        (["--output", "out"], ("--output", "--output-dir", "--input"), ()),
+        (["--output-dir", "out", "--stream"], ("--output", "--output-dir", "--input"), ()),
+        (["--input", "in", "--output", "a", "--output-dir", "b"], (), ()),
+        (["--input", "a", "b", "--output", "out"], ("--input", 2), "--output-dir"),
+        (["--input", "a", "--input", "b"], ("--input", 2), "--output-dir"),
+        (["--input", "in", "--force"], ("--force", "--output"), ()),
+        (["--input", "in", "--output-dir", "out", "--force"], ("--force", "--output"), ()),
+        (["--input", "in", "--output", "out", "--ray", "auto"], ("--ray", "--output-dir"), ()),
+        (["--target-prefix", "in"], ("--target-prefix", "--input"), ()),
+        (["w5", "--output-field", "de"], ("--output-field", "--input"), ()),
+        (["--on-bad-line", "drop"], "drop", ()),
+        (["w5", "--scores"], "--scores", "--stream"),
+        (["--n-best", "2", "--stream"], "--n-best", "--stream"),
+        (["--n-best", "2", "--scores"], (), ()),
     ],
 )
-def test_arguments_that_do_not_go_together_are_refused(arguments, message, capsys):
+def test_arguments_that_do_not_go_together_are_refused(arguments, seen, expected, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["generate", "anywhere", *arguments])
-    assert stopped.value.code == 2 and message in capsys.readouterr().err
+    assert stopped.value.code == 2
+    check_message(capsys.readouterr().err, seen=seen, expected=expected)
 
 
 # ------------------------------------------------------------------------------------------- memory

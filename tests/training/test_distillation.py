@@ -194,18 +194,8 @@ def test_text_is_not_augmented_without_teachers(tmp_path):
 @pytest.mark.parametrize(
     "task, training, seen, expected",
     [
-        (
-            "sequence-classification",
-            {"teachers": "a"},
-            ("training.teachers", "a"),
-            (),
-        ),
-        (
-            "translation",
-            {"teachers": ["a"]},
-            ("translation", "training.teachers"),
-            (),
-        ),
+        ("sequence-classification", {"teachers": "a"}, ("training.teachers", "a"), ()),
+        ("translation", {"teachers": ["a"]}, ("translation", "training.teachers"), ()),
         (
             "sequence-classification",
             {"teachers": ["a"], "r_drop": 2, "tokens_per_update": 128},
