@@ -158,8 +158,8 @@ def test_generate_runs_on_the_device_it_is_told(exported, tmp_path):
 def test_generate_says_when_the_model_cannot_generate(exported, tmp_path):
     directory = copy_of(exported("encoder").directory, tmp_path)
     with_tokenizer(directory, 48)
-    said = error_of("generate", directory, "the dog")
-    check_message(said, seen=("generate", "VanillaEncoderModel"), expected="embed")
+    message = error_of("generate", directory, "the dog")
+    check_message(message, seen=("generate", "VanillaEncoderModel"), expected="embed")
 
 
 def test_a_decoder_continues_text_as_transformers_does(exported, tmp_path, capsys):
@@ -167,14 +167,14 @@ def test_a_decoder_continues_text_as_transformers_does(exported, tmp_path, capsy
     tokenizer = with_tokenizer(directory, 48)
     texts = ["the old dog", "a man sees the", "red bird", "a big boy wants"]
     main(["generate", str(directory), *texts, "--max-new-tokens", "6", "--num-beams", "1"])
-    found = capsys.readouterr().out
-    for text, line in zip(texts, found.removesuffix("\n").split("\n"), strict=True):
+    result = capsys.readouterr().out
+    for text, line in zip(texts, result.removesuffix("\n").split("\n"), strict=True):
         ids = tokenizer(text, return_tensors="pt")["input_ids"]
         new = exported("causal").model.generate(ids, max_new_tokens=6, do_sample=False)[
             0, ids.shape[1] :
         ]
         assert line == tokenizer.decode(new, skip_special_tokens=True)
-    assert found.strip()
+    assert result.strip()
 
 
 def test_a_tokenizer_larger_than_the_model_is_an_error(exported, tmp_path):

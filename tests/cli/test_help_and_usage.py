@@ -63,10 +63,10 @@ def test_the_command_describes_the_package_and_lists_the_verbs(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["--help"])
     assert caught.value.code == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["description"] in " ".join(said.split())
-    assert re.findall(r"^    ([\w-]+) +\w", said, re.MULTILINE) == list(VERBS)
+    assert project["description"] in " ".join(printed.split())
+    assert re.findall(r"^    ([\w-]+) +\w", printed, re.MULTILINE) == list(VERBS)
 
 
 def test_helps_list_the_families_and_targets_that_are_registered(capsys):
@@ -80,8 +80,8 @@ def test_helps_list_the_families_and_targets_that_are_registered(capsys):
     ):
         with pytest.raises(SystemExit):
             main([*words, "--help"])
-        said = " ".join(capsys.readouterr().out.split())
-        assert [name for name in names if name not in said] == []
+        printed = " ".join(capsys.readouterr().out.split())
+        assert [name for name in names if name not in printed] == []
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_each_verb_explains_its_inputs_and_all_its_flags(verb, inputs, capsys):
     with pytest.raises(SystemExit) as caught:
         main([verb, "--help"])
     assert caught.value.code == 0
-    said = capsys.readouterr().out
-    usage, _, explained = said.partition("\n\n")
+    printed = capsys.readouterr().out
+    usage, _, explained = printed.partition("\n\n")
     assert usage.startswith(f"usage: vanilla-transformer {verb} ")
     assert " ".join(usage.split()).endswith(inputs)
     for flag in re.findall(r"--[\w-]+", usage):
@@ -200,9 +200,9 @@ def test_a_name_that_is_nearly_right_is_wrong_usage_that_names_the_right_one(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
         main(arguments)
-    said = capsys.readouterr().err
-    assert (caught.value.code, said.count("\n")) == (2, 1)
-    check_message(said, seen=seen, expected=expected)
+    message = capsys.readouterr().err
+    assert (caught.value.code, message.count("\n")) == (2, 1)
+    check_message(message, seen=seen, expected=expected)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -230,11 +230,11 @@ def test_texts_may_stand_before_and_after_flags(words, text):
 def test_every_field_of_the_options_is_a_flag_with_its_help(verb, excluded, capsys):
     with pytest.raises(SystemExit):
         main([verb, "--help"])
-    _, _, said = capsys.readouterr().out.partition("\ngeneration:\n")
-    said = " ".join(said.replace("-\n", "-").split())
+    _, _, printed = capsys.readouterr().out.partition("\ngeneration:\n")
+    printed = " ".join(printed.replace("-\n", "-").split())
     for field in dataclasses.fields(Options):
         flag = f"--{field.name.replace('_', '-')}"
-        explained = re.search(rf"{flag}\b.*?{re.escape(field.metadata['help'])}", said)
+        explained = re.search(rf"{flag}\b.*?{re.escape(field.metadata['help'])}", printed)
         assert bool(explained) == (field.name not in excluded), field.name
 
 
@@ -259,9 +259,9 @@ def test_every_field_of_the_options_is_a_flag_with_its_help(verb, excluded, caps
 )
 @pytest.mark.parametrize("verb", ["generate", "evaluate"])
 def test_flags_give_the_options_that_they_name(verb, words, expected):
-    found = generation_options(cli.parse([verb, "model", *words.split()]))
-    assert found == expected
-    assert [*map(type, found.values())] == [*map(type, expected.values())]
+    actual = generation_options(cli.parse([verb, "model", *words.split()]))
+    assert actual == expected
+    assert [*map(type, actual.values())] == [*map(type, expected.values())]
 
 
 # ------------------------------------------------------------------------------------------ outputs

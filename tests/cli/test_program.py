@@ -97,9 +97,9 @@ def test_a_mistake_of_ours_keeps_its_traceback(tmp_path, monkeypatch, error):
 
 def test_a_package_that_is_missing_is_one_line_with_the_extra_that_brings_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "vanilla_transformer.info", None)
-    said = error_of("info", "anywhere")
-    assert said.startswith("vanilla-transformer: import of vanilla_transformer.info halted")
-    assert said.endswith(": pip install 'vanilla-transformer[torch]'")
+    message = error_of("info", "anywhere")
+    assert message.startswith("vanilla-transformer: import of vanilla_transformer.info halted")
+    assert message.endswith(": pip install 'vanilla-transformer[torch]'")
 
 
 def test_no_file_gets_the_number_of_a_closed_standard_stream(tmp_path):

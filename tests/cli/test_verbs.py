@@ -120,10 +120,10 @@ def test_evaluate_gives_the_bleu_of_the_translations_in_torch_and_in_onnxruntime
         "--batch-size",
         7,
     )
-    found = []
+    actual = []
     for directory in (trained[0], translator[0]):
         main(["evaluate", str(directory), *map(str, arguments)])
-        found.append(json.loads(capsys.readouterr().out))
+        actual.append(json.loads(capsys.readouterr().out))
     model, tokenizer = (
         AutoModelForSeq2SeqLM.from_pretrained(trained[0]),
         AutoTokenizer.from_pretrained(trained[0]),
@@ -134,10 +134,10 @@ def test_evaluate_gives_the_bleu_of_the_translations_in_torch_and_in_onnxruntime
         for source in sources
     ]
     texts = [tokenizer.decode(output[0], skip_special_tokens=True) for output in outputs]
-    assert [result["engine"] for result in found] == ["torch", "onnxruntime"]
-    assert [result["sentences"] for result in found] == [20, 20]
+    assert [result["engine"] for result in actual] == ["torch", "onnxruntime"]
+    assert [result["sentences"] for result in actual] == [20, 20]
     expected = sacrebleu.corpus_bleu(texts, [targets]).score
-    assert [result["bleu"] for result in found] == pytest.approx([expected, expected], abs=0.01)
+    assert [result["bleu"] for result in actual] == pytest.approx([expected, expected], abs=0.01)
     assert expected > 0
 
 

@@ -143,8 +143,8 @@ def test_a_directory_of_marian_s_converts_to_the_same_numbers_tokens_and_texts(w
     assert_exact(
         outputs_of(ours, given)["logits"], outputs_of(theirs, given)["logits"], torch.float32
     )
-    expected, found = (model.generation_config.to_diff_dict() for model in (theirs, ours))
-    assert {name: found.get(name) for name in expected} == expected
+    expected, actual = (model.generation_config.to_diff_dict() for model in (theirs, ours))
+    assert {name: actual.get(name) for name in expected} == expected
     batch = tokenizer(TEXTS, return_tensors="pt", padding=True)
     options = dict(max_length=None, max_new_tokens=8, min_new_tokens=4, no_repeat_ngram_size=2)
     tokens = theirs.generate(**batch, **options)

@@ -199,11 +199,11 @@ def test_fields_are_set_on_the_command_line_for_both_verbs(tmp_path, capsys):
         outputs_of(ours, given)["logits"], outputs_of(model, given)["logits"], torch.float32
     )
     main(["export", str(tmp_path / "theirs"), str(tmp_path / "export"), *words])
-    found = Runtime(tmp_path / "export").outputs(
+    result = Runtime(tmp_path / "export").outputs(
         **{name: tensor.numpy() for name, tensor in given.items()}
     )["logits"]
     mask = given["attention_mask"].bool()
-    assert_exact(torch.from_numpy(found)[mask], outputs_of(model, given)["logits"], torch.float32)
+    assert_exact(torch.from_numpy(result)[mask], outputs_of(model, given)["logits"], torch.float32)
 
 
 def test_fields_and_patterns_are_not_for_checkpoints_of_ours(tmp_path):
@@ -340,10 +340,10 @@ def test_a_file_without_a_head_is_exported_with_a_warning(tmp_path, caplog, monk
     export(tmp_path / "theirs", tmp_path / "export", cases=3)
     assert "MPNetForMaskedLM" in caplog.text
     given = given_to(model)
-    found = Runtime(tmp_path / "export").outputs(
+    result = Runtime(tmp_path / "export").outputs(
         **{name: tensor.numpy() for name, tensor in given.items()}
     )
-    states = torch.from_numpy(found["last_hidden_state"])[given["attention_mask"].bool()]
+    states = torch.from_numpy(result["last_hidden_state"])[given["attention_mask"].bool()]
     assert_exact(states, outputs_of(model, given)["last_hidden_state"], torch.float32)
 
 

@@ -52,12 +52,12 @@ def test_arguments_are_the_settings_of_serve_and_a_few_more(tmp_path, monkeypatc
         7,
         (("b", "en", "de"), ("b", "de", "en")),
     )
-    found = ray.exports_of(args, settings)
-    assert [(each.name, each.directory) for each in found] == [
+    result = ray.exports_of(args, settings)
+    assert [(each.name, each.directory) for each in result] == [
         ("export", directory),
         ("b", directory),
     ]
-    assert found[1].languages == [("en", "de"), ("de", "en")]
+    assert result[1].languages == [("en", "de"), ("de", "en")]
     assert ray.settings_from({"token_file": "token"}, {}).token_file == tmp_path / "token"
 
 

@@ -147,9 +147,9 @@ def test_lines_without_letters_are_copied(runtime_of, tmp_path, capsys):
     ]
     for copies in (True, False):
         main([*predict, "--set", f"copy_letterless={str(copies).lower()}", *lines])
-        found = capsys.readouterr().out.splitlines()
-        assert found == runtime.translate(lines, max_new_tokens=4, copy_letterless=copies)
-        assert (found[1] == "12345") == copies
+        actual = capsys.readouterr().out.splitlines()
+        assert actual == runtime.translate(lines, max_new_tokens=4, copy_letterless=copies)
+        assert (actual[1] == "12345") == copies
 
 
 def test_a_full_disk_leaves_whole_shards(runtime_of, tmp_path):
@@ -273,8 +273,8 @@ def test_fifty_thousand_lines_in_constant_memory(runtime_of, tmp_path):
     assert most < 1.1 * peak(
         call_of(runtime_of, few, shard_lines=500, max_new_tokens=4), tmp_path / "out-of-few"
     )
-    found = (tmp_path / "out" / "a").read_text().splitlines()
-    expected = dict(zip(lines, found))
-    assert len(found) == len(lines) == len(expected)
+    actual = (tmp_path / "out" / "a").read_text().splitlines()
+    expected = dict(zip(lines, actual))
+    assert len(actual) == len(lines) == len(expected)
     for line in random.Random(0).sample(lines, 200):
         assert runtime_of("seq2seq").translate([line], max_new_tokens=4) == [expected[line]]

@@ -195,12 +195,12 @@ def read(task, split="train", **data):
 
 
 def told(capsys, count, rows, *faults):
-    [said] = capsys.readouterr().out.splitlines()
-    check_message(said, seen=(count, rows))
-    assert "data.skip_bad_rows" in said
-    assert len(said) < 1000
+    [printed] = capsys.readouterr().out.splitlines()
+    check_message(printed, seen=(count, rows))
+    assert "data.skip_bad_rows" in printed
+    assert len(printed) < 1000
     for fault in faults:
-        assert fault in said
+        assert fault in printed
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -288,10 +288,10 @@ def test_labels(tmp_path, capsys, task, more):
 def test_labels_of_folds_are_told_of_once(tmp_path, capsys):
     file = fill(tmp_path / "lines", "good one", "alone", "bad two", "bad three")
     given = dict(train=file, folds=3, fold=0)
-    found = [
+    result = [
         read("sequence-classification", split, **given)["text"] for split in ("train", "validation")
     ]
-    assert sorted(found[0] + found[1]) == ["one", "three", "two"]
+    assert sorted(result[0] + result[1]) == ["one", "three", "two"]
     told(capsys, 1, 4, "line 2 is 'alone'")
 
 
@@ -330,8 +330,8 @@ def test_sentences_of_tags(tmp_path, capsys):
 def questions(*answers):
     """Return a data set like SQuAD: one context, and a question with each of `answers`."""
     asked = [
-        {"id": f"q{number}", "question": "who?", "answers": found}
-        for number, found in enumerate(answers)
+        {"id": f"q{number}", "question": "who?", "answers": result}
+        for number, result in enumerate(answers)
     ]
     return {"data": [{"paragraphs": [{"context": "Ann ran", "qas": asked}]}]}
 

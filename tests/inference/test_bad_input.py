@@ -90,15 +90,17 @@ def test_a_learned_position_table_has_an_end(runtimes):
 def test_the_padding_of_a_prompt_takes_no_learned_positions(runtimes):
     ids, mask = np.full((1, 50), 5), np.zeros((1, 50), np.int64)
     mask[0, :3] = 1
-    found = runtimes("causal-learned").generate(ids, mask, max_new_tokens=4)[0, 50:]
+    result = runtimes("causal-learned").generate(ids, mask, max_new_tokens=4)[0, 50:]
     alone = runtimes("causal-learned").generate(ids[:, :3], max_new_tokens=4)[0, 3:]
-    np.testing.assert_array_equal(found, alone)
+    np.testing.assert_array_equal(result, alone)
 
 
 def test_sinusoidal_positions_have_no_end(exported, runtimes):
     ids, mask = prompts((200, 150))
-    found = runtimes("seq2seq").generate(ids, mask, max_new_tokens=2)
-    np.testing.assert_array_equal(found, in_torch(exported, "seq2seq", ids, mask, max_new_tokens=2))
+    result = runtimes("seq2seq").generate(ids, mask, max_new_tokens=2)
+    np.testing.assert_array_equal(
+        result, in_torch(exported, "seq2seq", ids, mask, max_new_tokens=2)
+    )
 
 
 def test_a_model_is_asked_only_for_what_it_can_do(runtimes):

@@ -56,13 +56,13 @@ def test_a_graph_that_takes_pictures_needs_no_method_of_its_own(session):
     feeds = check_inputs(SPEC.inputs, {"pixel_values": pictures}, "Pictures")
     assert feeds["pixel_values"].dtype == np.float32 and feeds["kind"].tolist() == [0, 0, 0, 0]
     # there is no mask, so no rows to group
-    found = run_by_length(session, SPEC, feeds, max_tokens=1)
-    np.testing.assert_allclose(found["means"], pictures.mean(axis=(2, 3)), atol=1e-6)
+    result = run_by_length(session, SPEC, feeds, max_tokens=1)
+    np.testing.assert_allclose(result["means"], pictures.mean(axis=(2, 3)), atol=1e-6)
     kinds = np.array([0, 4, 1, 2], np.int8)
     feeds = check_inputs(SPEC.inputs, {"pixel_values": pictures, "kind": kinds}, "Pictures")
-    found = run_by_length(session, SPEC, feeds, max_tokens=1)
+    result = run_by_length(session, SPEC, feeds, max_tokens=1)
     np.testing.assert_allclose(
-        found["means"], pictures.mean(axis=(2, 3)) + kinds[:, None], atol=1e-6
+        result["means"], pictures.mean(axis=(2, 3)) + kinds[:, None], atol=1e-6
     )
 
 

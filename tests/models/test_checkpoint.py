@@ -223,8 +223,8 @@ def test_a_checkpoint_in_shards_loads(checkpoint):
     (checkpoint / "model.safetensors").unlink()
     expected.save_pretrained(checkpoint, max_shard_size=4000)
     assert len(list(checkpoint.glob("model-*.safetensors"))) > 2
-    found = load_checkpoint(checkpoint).state_dict()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.state_dict().items())
+    actual = load_checkpoint(checkpoint).state_dict()
+    assert all(torch.equal(actual[name], tensor) for name, tensor in expected.state_dict().items())
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -233,11 +233,11 @@ def test_what_a_model_of_ours_saves_loads_whole(name, tmp_path):
     model.save_pretrained(tmp_path)
     loaded = load_checkpoint(tmp_path)
     assert type(loaded) is type(model) and not loaded.training
-    for (expected_name, expected), (found_name, found) in zip(
+    for (expected_name, expected), (found_name, actual) in zip(
         model.named_parameters(), loaded.named_parameters(), strict=True
     ):
-        assert (expected_name, expected.dtype) == (found_name, found.dtype) and torch.equal(
-            expected, found
+        assert (expected_name, expected.dtype) == (found_name, actual.dtype) and torch.equal(
+            expected, actual
         )
 
 
@@ -566,11 +566,11 @@ def test_an_average_has_all_files_of_a_tokenizer(checkpoint, tmp_path):
         "special_tokens_map.json",
     ):
         assert (tmp_path / "out" / name).read_bytes() == (checkpoint / name).read_bytes()
-    found, before = (
+    result, before = (
         json.loads((path / "tokenizer_config.json").read_text())
         for path in (tmp_path / "out", checkpoint)
     )
-    assert found == before | {
+    assert result == before | {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
     }

@@ -208,7 +208,7 @@ def test_what_we_wrote_is_replaced_by_force_only(folder, contents):
     for text in ("new", "newer"):
         save(folder / "out", CHECKPOINT | {"README.md": text}, force=True)
         assert read(folder) == {
-            f"out/{name}": found for name, found in (CHECKPOINT | {"README.md": text}).items()
+            f"out/{name}": result for name, result in (CHECKPOINT | {"README.md": text}).items()
         }
 
 
@@ -509,14 +509,14 @@ def test_killed_at_any_step_a_directory_is_old_or_new_and_the_same_call_goes_on(
             write(out, before)
         was_killed = stopped(step, lambda out=out: save(out, NEW, force=True))
         [old] = [*out.parent.glob(".out.partial/old")] or [None]
-        found = read(out) if out.exists() else read(old) if old else None
-        assert found in (before, NEW) if was_killed else found == NEW, step
+        result = read(out) if out.exists() else read(old) if old else None
+        assert result in (before, NEW) if was_killed else result == NEW, step
         # the old one is there again for whoever comes next, also without --force
-        if found == before and was_killed:
+        if result == before and was_killed:
             with pytest.raises(KeyError), new_directory(out, force=True):
                 raise KeyError
             assert (read(out) if out.exists() else None) == before, step
-        if found == NEW:  # a checkpoint with a graph in it is not replaced
+        if result == NEW:  # a checkpoint with a graph in it is not replaced
             (out / "onnx/model.onnx").unlink()
             (out / "onnx").rmdir()
         save(out, NEW, force=True)
@@ -536,8 +536,8 @@ def test_killed_at_any_step_a_file_is_old_or_new_and_the_same_call_goes_on(folde
             out.write_text(before)
         was_killed = stopped(step, lambda out=out: save_file(out, "new", force=True))
         [old] = [*out.parent.glob(".map.png.partial/old")] or [None]
-        found = out.read_text() if out.exists() else old.read_text() if old else None
-        assert found in (before, "new") if was_killed else found == "new", step
+        result = out.read_text() if out.exists() else old.read_text() if old else None
+        assert result in (before, "new") if was_killed else result == "new", step
         save_file(out, "newer", force=True)
         assert read(out.parent) == {"map.png": "newer"}, step
         if not was_killed:

@@ -137,9 +137,9 @@ def test_rows_that_wait_in_the_child_are_counted_and_what_is_too_much_is_refused
     with serving(
         export, tmp_path / "log", "--slots", "2", "--workers", "1", "--queue", "3"
     ) as server:
-        found = server.load(**load, connections=40, seconds=1.0)
-        assert_no_harm(found)
-        assert found["statuses"]["429"] > 0 and found["statuses"]["200"] > 20
+        result = server.load(**load, connections=40, seconds=1.0)
+        assert_no_harm(result)
+        assert result["statuses"]["429"] > 0 and result["statuses"]["200"] > 20
         gone = [connect(server, request(text)) for text in TEXTS]
         for connection in gone:
             vanish(connection)
@@ -186,12 +186,12 @@ def test_a_child_that_is_killed_ends_the_server_with_an_error_that_says_so(expor
         os.kill(server.processes[1], signal.SIGKILL)
         wait_until(lambda: server.status("/health/ready") == 503)
         assert refused(server)[0] == 503
-        found = outcome(client)
+        result = outcome(client)
         assert server.process.wait(10) == 1
     # after the server has ended
-    lost = {status for status in found["statuses"] if not status.isdigit()}
-    assert_no_harm(found, *lost)
-    assert found["statuses"]["200"] > 0
+    lost = {status for status in result["statuses"] if not status.isdigit()}
+    assert_no_harm(result, *lost)
+    assert result["statuses"]["200"] > 0
     last = log.read_text().splitlines()[-1]
     check_message(last, seen="SIGKILL")
 
@@ -299,10 +299,10 @@ def test_a_signal_to_both_is_the_servers_alone(export, load, tmp_path, number):
     wait_until(lambda: metric(server, "vanilla_transformer_tokens_total") > 50)
     os.killpg(server.process.pid, number)
     assert server.process.wait(10) == 0, (tmp_path / "log").read_text()
-    found = outcome(client)
-    lost = {status for status in found["statuses"] if not status.isdigit()}
-    assert_no_harm(found, *lost)
-    assert found["statuses"]["200"] > 0 and not any("after a part" in status for status in lost)
+    result = outcome(client)
+    lost = {status for status in result["statuses"] if not status.isdigit()}
+    assert_no_harm(result, *lost)
+    assert result["statuses"]["200"] > 0 and not any("after a part" in status for status in lost)
 
 
 def test_what_fails_in_a_worker_is_an_error_of_the_request_alone(export, load, tmp_path):
@@ -321,8 +321,10 @@ SlotBatch.read_sources = read_sources
         with pytest.raises(urllib.error.HTTPError) as error:
             server.post("/translate", json.loads(body("w7")))
         assert error.value.code == 500
-        assert_no_harm(found := server.load(**only_without(load, "w7"), connections=4, seconds=0.3))
-        assert set(found["statuses"]) == {"200"}
+        assert_no_harm(
+            result := server.load(**only_without(load, "w7"), connections=4, seconds=0.3)
+        )
+        assert set(result["statuses"]) == {"200"}
     finally:
         assert server.stop() == 0
     assert "no memory" in (tmp_path / "log").read_text()
@@ -356,14 +358,14 @@ class Unusual(Exception):
     "error", [UsageError("a"), ValueError("b"), FileNotFoundError(2, "none", "c")]
 )
 def test_errors_come_as_they_are(error):
-    found = pickle.loads(pickle.dumps(portable(error)))
-    assert (type(found), str(found)) == (type(error), str(error))
+    result = pickle.loads(pickle.dumps(portable(error)))
+    assert (type(result), str(result)) == (type(error), str(error))
 
 
 @pytest.mark.parametrize("error", [Unusual("a", 1), ValueError(threading.Lock())])
 def test_errors_that_cannot_come_as_they_are_come_with_their_message(error):
-    found = pickle.loads(pickle.dumps(portable(error)))
-    assert (type(found), str(found)) == (RuntimeError, str(error))
+    result = pickle.loads(pickle.dumps(portable(error)))
+    assert (type(result), str(result)) == (RuntimeError, str(error))
 
 
 def test_there_is_no_child_where_nothing_generates():

@@ -210,14 +210,14 @@ def test_the_document_of_the_interface_has_every_route_and_its_body(client):
 
 def posts():
     """The routes of all protocols that take a body."""
-    found = [
+    result = [
         (protocol, route.path)
         for protocol in PROTOCOLS
         for route in protocol.router.routes
         if "POST" in route.methods
     ]
     return [
-        pytest.param(protocol, re.sub(r"{\w+}", "x", path), id=path) for protocol, path in found
+        pytest.param(protocol, re.sub(r"{\w+}", "x", path), id=path) for protocol, path in result
     ]
 
 
@@ -247,8 +247,8 @@ def test_json_of_any_encoding_is_read_as_that_of_utf8(protocol, path):
 
     async def answer(content):
         async with client_of(app_of(protocol.name)) as client:
-            found = await client.post(path, content=content, headers=JSON)
-            return found.status_code, found.text
+            actual = await client.post(path, content=content, headers=JSON)
+            return actual.status_code, actual.text
 
     expected = asyncio.run(answer(body.encode()))
     assert "JSON" not in expected[1]

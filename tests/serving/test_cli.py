@@ -157,12 +157,12 @@ def test_exports_have_the_names_of_their_directories_or_others(tmp_path, monkeyp
     directory = export_of(tmp_path, "export", "VanillaSeq2SeqForConditionalGeneration")
     monkeypatch.chdir(directory)
     (tmp_path / "a=b").symlink_to(directory)
-    found = sources(
+    result = sources(
         [".", f"other={directory}", "m.2-x=."], [("other", "en", "de"), ("other", "de", "en")]
     )
-    assert [each.name for each in found] == ["export", "other", "m.2-x"]
-    assert [each.languages for each in found] == [[], [("en", "de"), ("de", "en")], []]
-    assert all(each.generates for each in found)
+    assert [each.name for each in result] == ["export", "other", "m.2-x"]
+    assert [each.languages for each in result] == [[], [("en", "de"), ("de", "en")], []]
+    assert all(each.generates for each in result)
     with raises(UsageError, seen="a=b", expected=("NAME", "PATH")):
         sources([str(tmp_path / "a=b")], [])
 
@@ -213,8 +213,8 @@ def test_without_the_packages_of_the_extra_it_says_what_to_install(tmp_path, mon
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    found = export_of(tmp_path, "export", "VanillaEncoderModel")
-    assert error_of("serve", found).endswith(": pip install 'vanilla-transformer[serve]'")
+    result = export_of(tmp_path, "export", "VanillaEncoderModel")
+    assert error_of("serve", result).endswith(": pip install 'vanilla-transformer[serve]'")
 
 
 # ---------------------------------------------------------------------------------------- a process
@@ -314,8 +314,8 @@ def test_an_export_that_is_damaged_is_one_line_and_ends_with_1(
 
 
 def test_a_dtype_that_the_export_has_not_is_wrong_usage(export_of_text):
-    found = error_of("serve", export_of_text, "--port", "0", "--dtype", "int8")
-    check_message(found, seen="int8", expected="fp32")
+    result = error_of("serve", export_of_text, "--port", "0", "--dtype", "int8")
+    check_message(result, seen="int8", expected="fp32")
 
 
 # ------------------------------------------------------------------------------------ the container

@@ -48,19 +48,19 @@ ENGLISH = dict(source="en", target="de")
 def directory(exported_for, tmp_path_factory):
     """An export with a tokenizer of the words w0 to w39, of languages and "."; and a card that says
     which it translates."""
-    found = copy_of(exported_for("seq2seq", "cpu")[1], tmp_path_factory.mktemp("translator"))
+    result = copy_of(exported_for("seq2seq", "cpu")[1], tmp_path_factory.mktemp("translator"))
     words = [*WORDS, *(f"v{number}" for number in range(4)), ">>deu<<", ">>fra<<", "unknown", "."]
     tokenizer = Tokenizer(
         models.WordLevel({word: id for id, word in enumerate(words)}, unk_token="unknown")
     )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(["w0", f"w{EOS}", "unknown", ">>deu<<", ">>fra<<"])
-    tokenizer.save(str(found / "tokenizer.json"))
-    list_file(found, "tokenizer.json")
-    edit_json(found / "generation_config.json", max_new_tokens=10, num_beams=2)
-    seal(found)
-    (found / "README.md").write_text(CARD)
-    return found
+    tokenizer.save(str(result / "tokenizer.json"))
+    list_file(result, "tokenizer.json")
+    edit_json(result / "generation_config.json", max_new_tokens=10, num_beams=2)
+    seal(result)
+    (result / "README.md").write_text(CARD)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +104,8 @@ def serving(*models, token=None, **settings):
 
 @pytest.fixture(scope="module")
 def url(model):
-    with serving(model, max_batch=4) as found:
-        yield found
+    with serving(model, max_batch=4) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +115,9 @@ def client(url):
 
 
 def answer(client, body, path="/translate"):
-    found = client.post(path, json={**ENGLISH, **body})
-    assert found.status_code == 200, found.text
-    return found.json()
+    result = client.post(path, json={**ENGLISH, **body})
+    assert result.status_code == 200, result.text
+    return result.json()
 
 
 def message(found, status=400):
@@ -180,8 +180,8 @@ def test_what_libretranslate_tells_without_a_key_needs_no_token(model):
 )
 def test_any_text_is_translated_as_alone(model, alone, words):
     text = " ".join(["w3", *words])
-    [[found]] = asyncio.run(translate(model, [text]))
-    assert [found] == alone.translate([text])
+    [[result]] = asyncio.run(translate(model, [text]))
+    assert [result] == alone.translate([text])
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
@@ -222,8 +222,8 @@ def test_texts_in_forms_are_those_in_json(client, alone):
 
 def test_a_list_has_a_list_and_texts_without_letters_stay(client, alone):
     first, last = alone.translate(["w5", TEXT])
-    found = answer(client, {"q": ["w5", " \n", "", TEXT], "alternatives": -1})
-    assert found == {"translatedText": [first, " \n", "", last]}
+    actual = answer(client, {"q": ["w5", " \n", "", TEXT], "alternatives": -1})
+    assert actual == {"translatedText": [first, " \n", "", last]}
     assert answer(client, {"q": ["\N{DOG FACE} 1"]}) == {"translatedText": ["\N{DOG FACE} 1"]}
     assert answer(client, {"q": " "}) == {"translatedText": " "}
     text = "w5 w6 .\n12345\n*** w30 ."
@@ -249,8 +249,8 @@ def test_alternatives_are_the_next_best_of_as_many_beams(client, alone):
     joined = [" ".join(own) for own in zip(*best)]
     expected = [other for other in dict.fromkeys(joined[1:]) if other != joined[0]]
     assert len(expected) > 1
-    found = {"translatedText": joined[0], "alternatives": expected}
-    assert answer(client, {"q": " ".join(sentences), "alternatives": 3}) == found
+    actual = {"translatedText": joined[0], "alternatives": expected}
+    assert answer(client, {"q": " ".join(sentences), "alternatives": 3}) == actual
     again = answer(client, {"q": [" ".join(sentences), " "], "alternatives": "3"})
     assert again == {"translatedText": [joined[0], " "], "alternatives": [expected, []]}
     one = answer(client, {"q": sentences[0], "alternatives": 1})  # the model's two beams
@@ -267,14 +267,14 @@ def test_html_is_translated_between_its_tags(client, alone):
         "translatedText": expected,
         "alternatives": [],
     }
-    found = answer(client, {"q": [html, "<br>", ""], "format": "html", "alternatives": 1})
-    assert found == {"translatedText": [expected, "<br>", ""], "alternatives": [[], [], []]}
+    actual = answer(client, {"q": [html, "<br>", ""], "format": "html", "alternatives": 1})
+    assert actual == {"translatedText": [expected, "<br>", ""], "alternatives": [[], [], []]}
 
 
 def test_long_texts_are_as_short_ones(client, alone):
     lines = [" ".join(WORDS[start : start + 16]) for start in range(3, 24)]
-    found = answer(client, {"q": "\n".join(lines)})
-    assert found["translatedText"] == alone.translate(["\n".join(lines)])[0]
+    result = answer(client, {"q": "\n".join(lines)})
+    assert result["translatedText"] == alone.translate(["\n".join(lines)])[0]
     html = answer(client, {"q": "<p>".join(lines), "format": "html"})["translatedText"]
     assert html == "<p>".join(alone.translate(lines))
     assert sum(map(len, lines)) > LONG
@@ -381,7 +381,7 @@ def test_languages_of_the_tokenizer_have_their_own_names_and_those_of_iso(load, 
             "zh-Hant": "Chinese (Hant)",
         }
         assert languages[0]["targets"] == ["de", "en", "zh-Hant"]
-        found = set()
+        actual = set()
         for source, target, own in (
             ("en", "de", ("eng_Latn", "deu_Latn")),
             ("deu_Latn", "zh", ("deu_Latn", "zho_Hans")),
@@ -391,8 +391,8 @@ def test_languages_of_the_tokenizer_have_their_own_names_and_those_of_iso(load, 
             assert answer(client, {"q": "w5 w6. W7.", "source": source, "target": target}) == {
                 "translatedText": expected
             }
-            found.add(expected)
-        assert len(found) == 3
+            actual.add(expected)
+        assert len(actual) == 3
         assert "en to de, en to zh-Hans, " in message(
             client.post("/translate", json={"q": "w5", "source": "en", "target": "en"})
         )
@@ -666,5 +666,5 @@ def test_more_sentences_than_a_request_may_have_are_too_many(client):
 def test_a_sentence_that_no_slot_holds_is_too_long(client):
     long = "w5 " * 41
     for body in ({"q": long}, {"q": f"<p>{long}</p>", "format": "html"}, {"q": f"w5. W{long}"}):
-        found = client.post("/translate", json={**ENGLISH, **body})
-        check_message(message(found, 413), seen=41, expected=40)
+        result = client.post("/translate", json={**ENGLISH, **body})
+        check_message(message(result, 413), seen=41, expected=40)

@@ -125,14 +125,14 @@ def test_a_request_that_asks_for_http_2_is_answered_with_its_body(is_at_once):
             connection.sendall(piece)
             time.sleep(0.002)
         file = connection.makefile("rb")
-        found = []
+        result = []
         for _ in range(3):
             assert file.readline() == b"HTTP/1.1 200 OK\r\n"
             headers = dict(
                 line.strip().lower().split(b": ", 1) for line in iter(file.readline, b"\r\n")
             )
-            found.append(json.loads(file.read(int(headers[b"content-length"]))))
-        assert [found[0]["q"], found[1], found[2]["q"]] == ["a", {"status": "ok"}, "b"]
+            result.append(json.loads(file.read(int(headers[b"content-length"]))))
+        assert [result[0]["q"], result[1], result[2]["q"]] == ["a", {"status": "ok"}, "b"]
 
 
 def test_many_requests_at_once_that_ask_for_http_2_are_bounded():

@@ -31,18 +31,18 @@ TEXT = "w5 w6 w30. W7 w9 w21!\n\n w20 w21 w22"
 @pytest.fixture(scope="module")
 def served(exported_for, tmp_path_factory):
     """A translator, a decoder and a classifier, as a server has them."""
-    found = {}
+    result = {}
     for name, kind, languages in (
         ("pair", "seq2seq", [("en", "de"), ("de", "en")]),
         ("poet", "causal", []),
     ):
         export = with_words(exported_for(kind, "cpu")[1], tmp_path_factory.mktemp(name))
-        found[name] = ServedModel(name, *text_engine(export, slots=4), languages)
+        result[name] = ServedModel(name, *text_engine(export, slots=4), languages)
     reader = TextRuntime(
         with_words(exported_for("encoder", "cpu")[1], tmp_path_factory.mktemp("reader")), threads=1
     )
-    yield ServedModels({**found, "reader": ServedModel("reader", reader)})
-    for model in found.values():
+    yield ServedModels({**result, "reader": ServedModel("reader", reader)})
+    for model in result.values():
         model.scheduler.close()
 
 
@@ -226,8 +226,8 @@ def test_an_error_after_the_first_piece_is_an_event(served):
     failing = create_app(
         ServedModels({"poet": ServedModel("poet", poet.runtime, Failing(poet))}), (page.PROTOCOL,)
     )
-    found = events(ask(failing, "POST", "/page/stream", text="w5"))
-    assert found == [{"text": "w5"}, {"text": " w6"}, {"error": draining().message}]
+    result = events(ask(failing, "POST", "/page/stream", text="w5"))
+    assert result == [{"text": "w5"}, {"text": " w6"}, {"error": draining().message}]
 
 
 def test_a_client_that_goes_away_leaves_no_stream(served):

@@ -91,17 +91,17 @@ def test_scores_stand_behind_a_tab_and_n_best_lists_are_those_of_moses(runtime, 
         for line in lines
         if line
     }
-    found = [line.split("\t") for line in (tmp_path / "scores").read_text().splitlines()]
-    assert found.pop(1) == [""]
-    for (text, score), (texts, scores) in zip(found, expected.values(), strict=True):
+    actual = [line.split("\t") for line in (tmp_path / "scores").read_text().splitlines()]
+    assert actual.pop(1) == [""]
+    for (text, score), (texts, scores) in zip(actual, expected.values(), strict=True):
         assert text == texts[0] and float(score) == pytest.approx(scores[0], abs=2e-6)
-    found = [line.split(" ||| ") for line in (tmp_path / "best").read_text().splitlines()]
-    assert [row[0] for row in found] == ["0", "0", "1", "2", "2", "3", "3"]
-    assert found.pop(2) == ["1", "", "0.000000"]
-    wanted = [pair for texts, scores in expected.values() for pair in zip(texts, scores)]
-    for (_, text, score), (expected_text, expected_score) in zip(found, wanted, strict=True):
+    actual = [line.split(" ||| ") for line in (tmp_path / "best").read_text().splitlines()]
+    assert [row[0] for row in actual] == ["0", "0", "1", "2", "2", "3", "3"]
+    assert actual.pop(2) == ["1", "", "0.000000"]
+    reference = [pair for texts, scores in expected.values() for pair in zip(texts, scores)]
+    for (_, text, score), (expected_text, expected_score) in zip(actual, reference, strict=True):
         assert text == expected_text and float(score) == pytest.approx(expected_score, abs=2e-6)
-    assert float(found[0][2]) > float(found[1][2])
+    assert float(actual[0][2]) > float(actual[1][2])
 
 
 def test_records_have_the_texts_with_their_scores(runtime, tmp_path):
@@ -112,8 +112,8 @@ def test_records_have_the_texts_with_their_scores(runtime, tmp_path):
     runner(runtime, scores=True).to_file(source, tmp_path / "scores.jsonl")
     runner(runtime, n_best=2).to_file(tmp_path / "in.parquet", tmp_path / "best.parquet")
     texts = [runtime.generate([row["text"]], **BEAMS)[0] if row["text"] else None for row in rows]
-    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert found == [row | {"translation": text} for row, text in zip(rows, texts)]
+    result = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert result == [row | {"translation": text} for row, text in zip(rows, texts)]
     scores = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
     assert [row["translation"] and row["translation"]["text"] for row in scores] == texts
     best = pyarrow.parquet.read_table(tmp_path / "best.parquet").to_pydict()["translation"]
@@ -163,13 +163,13 @@ def test_translations_begin_with_their_prefixes(runtime, tmp_path):
     source, beginnings = write(tmp_path / "in", lines), write(tmp_path / "prefixes", prefixes)
     job = runner(runtime, batch_size=4, prefix=beginnings)
     job.to_file(source, tmp_path / "out")
-    found = (tmp_path / "out").read_text()
-    for line, prefix, text in zip(lines, prefixes, found.splitlines(), strict=True):
+    actual = (tmp_path / "out").read_text()
+    for line, prefix, text in zip(lines, prefixes, actual.splitlines(), strict=True):
         expected = runtime.generate([line], target_prefix=[prefix], **BEAMS)[0] if line else ""
         assert text == expected and (not line or text.startswith(prefix))
-    assert "".join(job.file(source)) == found
+    assert "".join(job.file(source)) == actual
     job.to_directory([source], tmp_path / "outs")
-    assert (tmp_path / "outs" / "in").read_text() == found
+    assert (tmp_path / "outs" / "in").read_text() == actual
 
 
 def test_packed_text_and_carriage_returns_are_read_as_plain_text_is(runtime, tmp_path):

@@ -115,8 +115,12 @@ FOLDS = {"train": "train.txt", "folds": 5, "fold": 0}
 def test_a_value_of_another_type_or_range_is_refused_with_what_is_expected(key, value, expected):
     with pytest.raises(UsageError) as caught:
         read_recipe("translation", {key: value})
-    said = str(caught.value)
-    assert said.startswith(f"{key} is ") and f", expected {expected}" in said and "\n" not in said
+    message = str(caught.value)
+    assert (
+        message.startswith(f"{key} is ")
+        and f", expected {expected}" in message
+        and "\n" not in message
+    )
     assert caught.value.exit_code == 2
 
 
@@ -282,13 +286,13 @@ def test_a_secret_is_refused_without_being_shown(tmp_path, capsys):
                     f"training.{name}=hf_geheim",
                 ]
             )
-        said = capsys.readouterr().err
+        message = capsys.readouterr().err
         assert stopped.value.code == 2
         assert (
-            said.count("\n") == 1
-            and "HF_TOKEN" in said
-            and "hf auth login" in said
-            and "geheim" not in said
+            message.count("\n") == 1
+            and "HF_TOKEN" in message
+            and "hf auth login" in message
+            and "geheim" not in message
         )
     assert list(tmp_path.iterdir()) == []
     secrets = [
@@ -413,12 +417,12 @@ def test_a_checkpoint_that_is_not_there_is_named_in_one_line(tmp_path, monkeypat
     recipe = read_recipe("sst2", {**changes, key: [path] if name == "teachers" else path})
     with pytest.raises(FileNotFoundError) as caught:
         prepare(recipe)
-    said = str(caught.value)
+    message = str(caught.value)
     assert (
-        said.startswith(f"{key}: {path} ")
-        and "checkpoint directory" in said
-        and "Hub" in said
-        and "\n" not in said
+        message.startswith(f"{key}: {path} ")
+        and "checkpoint directory" in message
+        and "Hub" in message
+        and "\n" not in message
     )
 
 

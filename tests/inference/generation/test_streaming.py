@@ -136,6 +136,6 @@ def test_the_command_streams_and_takes_any_setting(with_words, capsys):
             with pytest.raises(SystemExit) as caught:
                 cli.main([*command, "--set", change, *more])
             assert caught.value.code == 2
-            found = capsys.readouterr().err
-            check_message(found, seen=seen, expected=expected)
-            assert found.count("\n") == 1
+            actual = capsys.readouterr().err
+            check_message(actual, seen=seen, expected=expected)
+            assert actual.count("\n") == 1

@@ -105,9 +105,9 @@ from openai_server import greedy, post
 )
 def test_what_is_refused(url, body, param, seen, expected):
     for streams in (False, True):
-        found = post(url, **{"prompt": "ab", "stream": streams, **body})
-        assert found.status_code == 400, found.text
-        error = found.json()["error"]
+        actual = post(url, **{"prompt": "ab", "stream": streams, **body})
+        assert actual.status_code == 400, actual.text
+        error = actual.json()["error"]
         assert error.keys() == {"message", "type", "param", "code"}
         assert (error["type"], error["param"]) == ("invalid_request_error", param)
         assert error["code"] is None
@@ -124,9 +124,9 @@ def test_what_is_refused(url, body, param, seen, expected):
 )
 def test_a_context_that_is_too_long_has_its_own_code(url, body, seen, expected):
     for streams in (False, True):
-        found = post(url, **{"prompt": "ab", "stream": streams, **body})
-        error = found.json()["error"]
-        assert (found.status_code, error["type"]) == (400, "invalid_request_error")
+        actual = post(url, **{"prompt": "ab", "stream": streams, **body})
+        error = actual.json()["error"]
+        assert (actual.status_code, error["type"]) == (400, "invalid_request_error")
         assert (error["param"], error["code"]) == (None, "context_length_exceeded")
         check_message(error["message"], seen=seen, expected=expected)
 
@@ -151,8 +151,10 @@ def test_an_empty_prompt_of_a_model_without_a_first_token_is_refused(url, decode
 )
 def test_what_is_no_json_is_refused(url, body):
     for path in ("/v1/completions", "/v1/embeddings"):
-        found = httpx.post(url + path, content=body, headers={"Content-Type": "application/json"})
-        assert found.status_code == 400 and found.json()["error"]["type"] == "invalid_request_error"
+        result = httpx.post(url + path, content=body, headers={"Content-Type": "application/json"})
+        assert (
+            result.status_code == 400 and result.json()["error"]["type"] == "invalid_request_error"
+        )
 
 
 def test_the_client_knows_its_errors(client):

@@ -18,18 +18,20 @@ def test_embeddings_are_those_of_the_runtime(client, encoder):
     ids = [encoding.ids for encoding in encoder.encode(texts, special_tokens=True)]
     for asked, count in ((texts[0], 1), (texts, 3), (ids[0], 1), (ids, 3)):
         for more in (dict(), dict(encoding_format="float"), dict(encoding_format="base64")):
-            found = client.embeddings.create(model="encoder", input=asked, **more)
-            vectors = [each.embedding for each in found.data]
+            actual = client.embeddings.create(model="encoder", input=asked, **more)
+            vectors = [each.embedding for each in actual.data]
             if more.get("encoding_format") == "base64":
                 vectors = [
                     np.frombuffer(base64.b64decode(vector), "<f4").tolist() for vector in vectors
                 ]
             assert np.array(vectors, np.float32).tolist() == expected[:count].tolist()
-            assert [each.index for each in found.data] == list(
+            assert [each.index for each in actual.data] == list(
                 range(count)
-            ) and found.object == "list"
+            ) and actual.object == "list"
             assert (
-                found.usage.prompt_tokens == found.usage.total_tokens == sum(map(len, ids[:count]))
+                actual.usage.prompt_tokens
+                == actual.usage.total_tokens
+                == sum(map(len, ids[:count]))
             )
 
 
@@ -51,9 +53,9 @@ def test_embeddings_are_those_of_the_runtime(client, encoder):
     ids=str,
 )
 def test_what_is_not_embedded(url, body, seen, expected):
-    found = post(url, "/v1/embeddings", **body)
-    assert found.status_code == 400
-    check_message(found.json()["error"]["message"], seen=seen, expected=expected)
+    actual = post(url, "/v1/embeddings", **body)
+    assert actual.status_code == 400
+    check_message(actual.json()["error"]["message"], seen=seen, expected=expected)
 
 
 # ------------------------------------------------------------------------------------------- models
@@ -61,9 +63,13 @@ def test_what_is_not_embedded(url, body, seen, expected):
 
 def test_the_models(client, url, decoder):
     assert [model.id for model in client.models.list()] == ["decoder", "encoder"]
-    found = client.models.retrieve("decoder")
-    assert (found.id, found.object, found.owned_by) == ("decoder", "model", "vanilla-transformer")
-    assert abs(found.created - time.time()) < 86400
+    result = client.models.retrieve("decoder")
+    assert (result.id, result.object, result.owned_by) == (
+        "decoder",
+        "model",
+        "vanilla-transformer",
+    )
+    assert abs(result.created - time.time()) < 86400
     with raises(openai.NotFoundError, seen="x"):
         client.models.retrieve("x")
 
@@ -73,8 +79,10 @@ def test_a_model_in_the_path(url, decoder):
         base_url=f"{url}/models/decoder/v1", api_key="none", max_retries=0
     ) as client:
         assert [model.id for model in client.models.list()] == ["decoder"]
-        found = client.completions.create(model="encoder", prompt="ab", temperature=0, max_tokens=4)
-        assert (found.model, found.choices[0].text) == (
+        result = client.completions.create(
+            model="encoder", prompt="ab", temperature=0, max_tokens=4
+        )
+        assert (result.model, result.choices[0].text) == (
             "decoder",
             decoder.generate(["ab"], max_new_tokens=4)[0],
         )

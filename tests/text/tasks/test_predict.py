@@ -25,11 +25,11 @@ def predicted(capsys, *arguments):
 def test_predict_calls_what_fits_the_head(made, translator, capsys):
     runtime = made("classify")[1]
     pair = json.dumps(dict(zip(("text", "text_pair"), PAIRS[0])))
-    found = predicted(capsys, runtime.path.parent, "a man", pair, "--set", "top_k=null")
+    actual = predicted(capsys, runtime.path.parent, "a man", pair, "--set", "top_k=null")
     same(
-        found, [*runtime.classify(["a man"], top_k=None), *runtime.classify(PAIRS[:1], top_k=None)]
+        actual, [*runtime.classify(["a man"], top_k=None), *runtime.classify(PAIRS[:1], top_k=None)]
     )
-    assert {each["label"] for each in found[0]} == set(LABELS.values())
+    assert {each["label"] for each in actual[0]} == set(LABELS.values())
     labels = ["--task", "zero-shot", "--set", 'candidate_labels=["a", "b"]']
     same(
         predicted(capsys, runtime.path.parent, "a man", *labels),
@@ -64,18 +64,18 @@ def test_predict_reads_and_writes_lines_of_json(made, tmp_path, capsys, monkeypa
     call = [runtime.path.parent, "--input", tmp_path / "in", *options]
     [report] = predicted(capsys, *call, "--output", tmp_path / "out")
     assert (report["lines"], report["bad"]) == (len(lines), 0)
-    found = [
+    result = [
         json.loads(line) for line in (tmp_path / "out").read_text(encoding="utf-8").splitlines()
     ]
     first, *rest = runtime.tag([MANY[3], MANY[0], *MANY[4:]], aggregation_strategy="simple")
-    same(found, [first, None, *rest])
-    same(predicted(capsys, *call), found)
+    same(result, [first, None, *rest])
+    same(predicted(capsys, *call), result)
     with raises(SystemExit, seen="out", expected="--force"):
         predicted(capsys, *call, "--output", tmp_path / "out")
     objects = ["", json.dumps({"text": MANY[0]}), MANY[3]]
     given = io.TextIOWrapper(io.BytesIO("\n".join(objects).encode()))
     monkeypatch.setattr("sys.stdin", given)
-    same(predicted(capsys, runtime.path.parent, *options), [None, found[2], first])
+    same(predicted(capsys, runtime.path.parent, *options), [None, result[2], first])
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_predict_reads_pictures(tmp_path, capsys):
     perturbed("VanillaVisionForImageClassification", fields).save_pretrained(tmp_path / "model")
     ViTImageProcessorPil(size=16).save_pretrained(tmp_path / "model")
     export(tmp_path / "model", tmp_path / "export", cases=1)
-    wanted = ImageRuntime(tmp_path / "export", threads=1).classify([tmp_path / "a.png"], top_k=2)
+    expected = ImageRuntime(tmp_path / "export", threads=1).classify([tmp_path / "a.png"], top_k=2)
     line = json.dumps({"image": str(tmp_path / "a.png")})
     for given in (tmp_path / "a.png", line):
-        same(predicted(capsys, tmp_path / "export", given, "--set", "top_k=2"), wanted)
+        same(predicted(capsys, tmp_path / "export", given, "--set", "top_k=2"), expected)
