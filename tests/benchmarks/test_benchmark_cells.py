@@ -128,8 +128,8 @@ def test_an_engine_keeps_the_process_of_its_fastest_arrangement(tmp_path, monkey
     workers = benchmark.workers(one, {})
     assert workers["cpu-int8"].arrangement == Arrangement(1, 1)
     assert [each.is_closed for each in started] == [True, False]
-    found = benchmark.workers(many, workers)["cpu-int8"]
-    assert found.arrangement == Arrangement(2, 1)
+    result = benchmark.workers(many, workers)["cpu-int8"]
+    assert result.arrangement == Arrangement(2, 1)
     # the third one was there
     assert [each.arrangement for each in started[2:]] == [Arrangement(1, 2), Arrangement(2, 1)]
     assert [each.is_closed for each in started] == [True, True, True, False]
@@ -154,16 +154,16 @@ def test_captions_take_the_fastest_setting_of_an_engine():
     def measured(*speeds):
         return {"per_second": {"median": speeds[1], "runs": list(speeds)}, "same": 0.99}
 
-    found = {
+    result = {
         "int8": {
             "engine 2 1 64": measured(8.0, 10.0, 20.0),
             "runtime 1 2 32": measured(4.0, 5.0, 5.0),
         }
     }
-    found["int8"]["ctranslate2 2 1 64"] = measured(40.0, 50.0, 50.0)
-    summary = measure_cpu.captions_summary("cpu-int8", found, 40)
+    result["int8"]["ctranslate2 2 1 64"] = measured(40.0, 50.0, 50.0)
+    summary = measure_cpu.captions_summary("cpu-int8", result, 40)
     assert summary["per_second"] == 10 and summary["agreement"] == 0.99
     assert summary["seconds"] == dict(median=4.0, min=2.0, max=5.0, runs=[5.0, 4.0, 2.0])
     assert summary["arrangement"] == dict(workers=2, threads=1, rows=64, by="engine")
-    found["int8"]["workers 1 2 32"] = measured(11.0, 12.0, 13.0)
-    assert measure_cpu.captions_summary("cpu-int8", found, 40)["arrangement"]["by"] == "workers"
+    result["int8"]["workers 1 2 32"] = measured(11.0, 12.0, 13.0)
+    assert measure_cpu.captions_summary("cpu-int8", result, 40)["arrangement"]["by"] == "workers"

@@ -101,14 +101,14 @@ def test_a_table_has_the_numbers_of_its_cells():
 
 
 def test_ratios_are_of_the_same_batch_and_none_where_one_is_missing():
-    found = {
+    result = {
         (ratio["what"], ratio["engine"], ratio["divided_by"]): ratio["batches"]
         for ratio in report.ratios(RESULT)
     }
-    assert found["tokens/s: seq2seq greedy", "cpu-int8", "ctranslate2-int8"] == {1: 4.0, 8: None}
-    assert found["memory: seq2seq greedy", "cpu-int8", "ctranslate2-int8"] == {1: 2.0, 8: None}
-    assert found["tokens/s: seq2seq greedy", "cpu-int8", "transformers"] == {1: None, 8: None}
-    assert found["sequences/s: BERT", "cpu-int8", "ctranslate2-int8"] == {}
+    assert result["tokens/s: seq2seq greedy", "cpu-int8", "ctranslate2-int8"] == {1: 4.0, 8: None}
+    assert result["memory: seq2seq greedy", "cpu-int8", "ctranslate2-int8"] == {1: 2.0, 8: None}
+    assert result["tokens/s: seq2seq greedy", "cpu-int8", "transformers"] == {1: None, 8: None}
+    assert result["sequences/s: BERT", "cpu-int8", "ctranslate2-int8"] == {}
     assert lines_of(
         report.tables(RESULT), "tokens/s: seq2seq greedy, ours, cpu int8 / CTranslate2 int8"
     )[0][1:] == [
@@ -139,10 +139,10 @@ def test_a_lead_is_over_the_fastest_other_engine_of_the_same_precision():
         ),
         cell("cpu-int8", 8, (1.0, 1.0, 1.0), 300),
     ]
-    found = report.leads({**RESULT, "cells": cells})
+    result = report.leads({**RESULT, "cells": cells})
     sides = {
         key: {batch: [side["engine"] for side in pair] for batch, pair in each.items()}
-        for key, each in found.items()
+        for key, each in result.items()
     }
     assert sides == {
         ("seq2seq, greedy", "cpu-int8"): {
@@ -197,9 +197,9 @@ def results_of(tmp_path):
 
 def test_results_of_several_processors_stand_below_their_names(tmp_path):
     assert pages.results(tmp_path) == {}
-    found = results_of(tmp_path)
-    assert [*found] == ["cpu-avx2", "cpu-vnni"]
-    text = pages.overviews(found)
+    result = results_of(tmp_path)
+    assert [*result] == ["cpu-avx2", "cpu-vnni"]
+    text = pages.overviews(result)
     assert text.count(report.overview(RESULT)) == 2
     first, second = (
         text.index(start)
@@ -318,14 +318,14 @@ def test_the_plot_is_drawn_from_the_result_alone(tmp_path):
 
 
 def test_the_documentation_has_what_was_measured():
-    found = pages.results()
+    actual = pages.results()
     for page, text in {
-        "README.md": pages.highlights(found),
-        "docs/results.md": pages.overviews(found),
+        "README.md": pages.highlights(actual),
+        "docs/results.md": pages.overviews(actual),
     }.items():
         page = (BENCHMARKS.parent / page).read_text()
-        assert found and pages.filled(page, text) == page
-    for name, result in found.items():
+        assert actual and pages.filled(page, text) == page
+    for name, result in actual.items():
         assert report.processor(result["hardware"]["instructions"]) == name.removeprefix("cpu-")
         assert not result["options"]["quick"] and result["options"]["repeats"] >= 5
         assert (BENCHMARKS / "results" / f"{name}.png").stat().st_size > 10_000

@@ -58,19 +58,21 @@ def run(engine, kind, root, new_tokens, beams=1):
 def test_the_bound_generates_what_the_model_generates_for_one_prompt_after_the_other(name):
     model = build(name)
     model.generation_config.eos_token_id, model.lm_head.bias.data[EOS] = None, -100
-    bound, found = GraphDecoder(model, 3, 8, 9), []
+    bound, actual = GraphDecoder(model, 3, 8, 9), []
     for ids in torch.randint(4, 48, (3, 3, 8)):
         expected = model.generate(ids, max_new_tokens=9, do_sample=False)[:, -9:]
         assert torch.equal(bound.generate(ids), expected)
-        found += expected.tolist()
-    assert len({tuple(row) for row in found}) > 3, "what is said depends on the prompt"
+        actual += expected.tolist()
+    assert len({tuple(row) for row in actual}) > 3, "what is said depends on the prompt"
 
 
 @pytest.mark.parametrize("new_tokens", [1, 6])
 @pytest.mark.parametrize("kind", ["seq2seq", "gpt2"])
 def test_all_torch_engines_say_the_same(roots, grad, kind, new_tokens):
     first, *others = (run(engine, kind, roots, new_tokens) for engine in TORCH_ENGINES)
-    assert first.shape == (3, new_tokens) and all(np.array_equal(found, first) for found in others)
+    assert first.shape == (3, new_tokens) and all(
+        np.array_equal(result, first) for result in others
+    )
 
 
 @pytest.mark.slow
@@ -373,13 +375,13 @@ def test_the_checkout_is_imported_where_nothing_is_installed(tmp_path):
         "import vanilla_transformer_export.heads as heads; from importlib.metadata import version",
         "print(Path(heads.__file__).resolve()); print(version('vanilla-transformer'))",
     ]
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-I", "-S", "-c", "\n".join(lines)],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert found.stdout.split() == [
+    assert result.stdout.split() == [
         str(ROOT / "export/heads.py"),
         importlib.metadata.version("vanilla-transformer"),
     ]

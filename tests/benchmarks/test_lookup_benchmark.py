@@ -87,15 +87,15 @@ def test_models_are_trained_once(called, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_short_run(called):
     options = ["--steps", "1", "--texts", "2", "--rounds", "3", "--candidates", "4", "--tasks"]
-    found = [
+    result = [
         *called(*options, "corrections", "--dtypes", "int8"),
         *called(*options, "translation", "--dtypes", "fp32"),
     ]
-    assert [(line["task"], line["dtype"]) for line in found] == [
+    assert [(line["task"], line["dtype"]) for line in result] == [
         ("corrections", "int8"),
         ("translation", "fp32"),
     ]
-    for line in found:
+    for line in result:
         assert (line["texts"], line["candidates"], len(line["time ratios"])) == (2, 4, 3)
         assert line["time ratio"] == line["time ratios"][1]
         assert 1 <= line["tokens per step"] <= 1 + line["candidates per step"] <= 5

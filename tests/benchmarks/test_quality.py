@@ -110,13 +110,13 @@ def test_an_interval_of_accuracy_is_wilson_s():
     expected = [(center - half) / (1 + z**2 / count), (center + half) / (1 + z**2 / count)]
     assert intervals.accuracy_interval(right, count) == pytest.approx(expected, abs=1e-6)
     labels = np.arange(count) % 2
-    found = scores.intervals(
+    actual = scores.intervals(
         SimpleNamespace(task="sequence-classification"),
         None,
         labels ^ (np.arange(count) >= right),
         labels,
     )
-    assert found == {"accuracy": intervals.accuracy_interval(right, count)}
+    assert actual == {"accuracy": intervals.accuracy_interval(right, count)}
 
 
 def test_an_interval_of_perplexity_is_about_that_of_a_ratio_of_means():
@@ -131,11 +131,11 @@ def test_an_interval_of_perplexity_is_about_that_of_a_ratio_of_means():
     totals, counts = (values.reshape(32, -1).sum(axis=1) for values in (losses, labels != -100))
     mean = totals.sum() / counts.sum()
     error = math.sqrt(((totals - mean * counts) ** 2).sum()) / counts.sum()
-    found = scores.intervals(SimpleNamespace(task="causal-lm"), None, losses, labels)
-    assert found["nll"] == pytest.approx(
+    result = scores.intervals(SimpleNamespace(task="causal-lm"), None, losses, labels)
+    assert result["nll"] == pytest.approx(
         (mean - 1.96 * error, mean + 1.96 * error), abs=0.2 * error
     )
-    assert found["perplexity"] == pytest.approx(tuple(math.exp(bound) for bound in found["nll"]))
+    assert result["perplexity"] == pytest.approx(tuple(math.exp(bound) for bound in result["nll"]))
 
 
 def test_a_linear_baseline_learns_from_the_training_rows_and_is_counted_on_the_others(tmp_path):
@@ -149,15 +149,15 @@ def test_a_linear_baseline_learns_from_the_training_rows_and_is_counted_on_the_o
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
     data = {"directory": str(tmp_path), "train": "train", "validation": "validation"}
     for features in linear_baseline.FEATURES:
-        found = linear_baseline.baseline(data, features)
-        assert (found["train"], found["rows"], found["correct"], found["accuracy"]) == (
+        result = linear_baseline.baseline(data, features)
+        assert (result["train"], result["rows"], result["correct"], result["accuracy"]) == (
             len(OPINIONS),
             4,
             3,
             0.75,
         )
-        assert found["c"] in linear_baseline.GRID["linearsvc__C"]
-        assert found["interval"] == intervals.accuracy_interval(3, 4)
+        assert result["c"] in linear_baseline.GRID["linearsvc__C"]
+        assert result["interval"] == intervals.accuracy_interval(3, 4)
 
 
 def test_cased_translations_are_scored_on_lower_cased_tokens(tmp_path):

@@ -47,8 +47,8 @@ def check(record):
     times = [record["seconds"]] + (
         [record["first_token_seconds"]] if record["beams"] == 1 and record["new_tokens"] else []
     )
-    for found in times:
-        assert len(found["runs"]) == 3 and 0 < found["min"] <= found["median"] <= found["max"]
+    for result in times:
+        assert len(result["runs"]) == 3 and 0 < result["min"] <= result["median"] <= result["max"]
     assert record.keys() >= MEASURED and 0 < record["memory_above_import"] < record["peak_memory"]
     counted = record["batch"] * max(record["new_tokens"], 1)
     assert record["per_second"] == pytest.approx(counted / record["seconds"]["median"])
@@ -74,9 +74,9 @@ def test_a_quick_run_measures_every_cell_with_every_engine(tmp_path):
             assert record["missing"] == "not installed"
         else:
             check(record)
-    assert [found["engine"] for found in result["bandwidth"]] == ["cpu-int8", "cpu-calibrated"]
+    assert [actual["engine"] for actual in result["bandwidth"]] == ["cpu-int8", "cpu-calibrated"]
     assert all(
-        found["share"] > 0 and found["bytes_per_step"] > 10_000 for found in result["bandwidth"]
+        actual["share"] > 0 and actual["bytes_per_step"] > 10_000 for actual in result["bandwidth"]
     )
     assert result["exports"]["seq2seq"]["cpu-int8"].keys() == {"seconds", "bytes"}
     assert "| transformers, eager |" in output and "| ours, cpu int8 |" in output
@@ -92,8 +92,8 @@ def test_a_quick_run_of_the_other_shapes(tmp_path):
     engines = ["transformers", "vanilla", "portable-fp32", "cpu-fp32", "cpu-int4"]
     shapes = ["gpt2", "bert", "length", "encoder-length", "batch"]
     result, output = run_quick(tmp_path / "quick.json", [*shapes, "load"], engines)
-    for found in result["load"]:
-        assert found.keys() == {
+    for actual in result["load"]:
+        assert actual.keys() == {
             "engine",
             "kind",
             "import_seconds",
@@ -173,8 +173,8 @@ def test_a_quick_run_of_training_speed(tmp_path, monkeypatch):
     options = SimpleNamespace(
         recipe="multi30k-en-de", data=tmp_path, set=settings.items(), repeats=2
     )
-    found = training_speed.run(options, tmp_path / "state")
-    speeds = found["tokens_per_second"]
+    result = training_speed.run(options, tmp_path / "state")
+    speeds = result["tokens_per_second"]
     tried = [
         f"MarianMTModel, {kind}, batch {size}"
         for kind in ("random", "group_by_length")
@@ -182,8 +182,8 @@ def test_a_quick_run_of_training_speed(tmp_path, monkeypatch):
     ]
     assert [*speeds] == ["ours, our batches", *tried, "MarianMTModel, our batches"]
     assert all(len(spread["runs"]) == 2 and spread["min"] > 0 for spread in speeds.values())
-    assert [*found["ratios"]] == ["random", "group_by_length", "our batches"]
-    for kind, ratio in found["ratios"].items():
+    assert [*result["ratios"]] == ["random", "group_by_length", "our batches"]
+    for kind, ratio in result["ratios"].items():
         runs = [
             ours / other
             for ours, other in zip(
@@ -197,7 +197,7 @@ def test_a_quick_run_of_training_speed(tmp_path, monkeypatch):
             if name.startswith(f"MarianMTModel, {kind}")
         )
         assert speeds[ratio["over"]]["median"] == fastest
-    assert abs(found["parameters"]["ours"] / found["parameters"]["MarianMTModel"] - 1) < 0.05
+    assert abs(result["parameters"]["ours"] / result["parameters"]["MarianMTModel"] - 1) < 0.05
 
 
 @pytest.mark.slow
@@ -215,9 +215,9 @@ def test_a_quick_run_of_one_graph_beside_the_runtime():
         "--threads",
         "1",
     ]
-    found = one_graph.run(one_graph.parse([*arguments, "--targets", "portable-fp32", "cpu-int8"]))
-    assert [*found["models"]] == ["base", "decoder"]
-    for targets in found["models"].values():
+    result = one_graph.run(one_graph.parse([*arguments, "--targets", "portable-fp32", "cpu-int8"]))
+    assert [*result["models"]] == ["base", "decoder"]
+    for targets in result["models"].values():
         assert [*targets] == ["portable-fp32", "cpu-int8"]
         for target, batches in targets.items():
             assert [*batches] == [1, 8, 32]
@@ -237,10 +237,10 @@ def test_one_graph_is_measured_against_the_runtime_in_turns(monkeypatch):
         "graph": lambda: np.array([[0, 5, 6], [0, 7, 8]]),
         "runtime": lambda: np.array([[0, 5, 6], [0, 7, 9]]),
     }
-    found = one_graph.measured(made, 3, 1)
+    result = one_graph.measured(made, 3, 1)
     assert (
-        found["seconds"] == {"graph": 2, "runtime": 3}
-        and found["speed"] == 1.5
-        and found["ratios"] == [1.0, 1.5, 1.5]
+        result["seconds"] == {"graph": 2, "runtime": 3}
+        and result["speed"] == 1.5
+        and result["ratios"] == [1.0, 1.5, 1.5]
     )
-    assert (found["same_rows"], found["new_tokens"]) == (1, 2)
+    assert (result["same_rows"], result["new_tokens"]) == (1, 2)

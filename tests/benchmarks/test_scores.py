@@ -95,10 +95,10 @@ def test_without_beams_they_are_the_sum_of_transition_scores_over_the_length(
     ends = np.isin(expected.sequences[:, -steps.shape[1] :].numpy(), options["eos_token_id"])
     own = np.cumsum(ends, axis=1) - ends == 0
     assert len(set(own.sum(axis=1))) > 1 or (name == "causal" and "min_new_tokens" in options)
-    wanted = np.where(own, steps, 0).sum(axis=1) / own.sum(axis=1) ** options.get(
+    reference = np.where(own, steps, 0).sum(axis=1) / own.sum(axis=1) ** options.get(
         "length_penalty", 1.0
     )
-    np.testing.assert_allclose(scores, wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(scores, reference, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
@@ -112,9 +112,11 @@ def test_a_sample_s_score_is_what_the_model_says_of_its_tokens(pair):
     )
     tokens, scores = runtime.generate_with_scores(ids, mask, max_new_tokens=6, **options)
     log_p = model(torch.from_numpy(tokens)).logits.log_softmax(dim=-1)[:, ids.shape[1] - 1 : -1]
-    wanted = log_p.gather(2, torch.from_numpy(tokens[:, ids.shape[1] :, None]))[..., 0].mean(dim=1)
+    expected = log_p.gather(2, torch.from_numpy(tokens[:, ids.shape[1] :, None]))[..., 0].mean(
+        dim=1
+    )
     assert len(set(scores.tolist())) == 4
-    np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
 
 
 @targets
@@ -128,10 +130,10 @@ def test_targets_begin_with_what_is_given_as_in_transformers(pair, options, targ
     for length in (1, 4):
         given = rng.integers(4, 48, (len(ids), length))
         for prefix in (given, np.concatenate([np.full((len(ids), 1), START), given], axis=1)):
-            wanted = (
+            reference = (
                 dict(max_new_tokens=10, **options) if "max_new_tokens" not in options else options
             )
-            tokens, scores = runtime.generate_with_scores(ids, mask, prefix, **wanted)
+            tokens, scores = runtime.generate_with_scores(ids, mask, prefix, **reference)
             expected = in_torch(model, ids, mask, decoder_input_ids=prefix, **options)
             np.testing.assert_array_equal(tokens, expected.sequences)
             np.testing.assert_array_equal(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from checkpoints import copy_of, with_tokenizer
 from command_line import command, error_of
+from messages import check_message
 from safetensors.torch import load_file, save_file
 from training_command import training
 
@@ -21,58 +22,48 @@ def test_a_field_without_a_name_or_a_value_is_wrong_usage(text, corpus, tmp_path
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, seen, expected",
     [
-        (["info", ""], "expected a path, got ''"),
-        (["export", "a", ""], "expected a path, got ''"),
-        (["average", "", "--output", "a"], "expected a path, got ''"),
-        (["attention", "a", "\udce9", "--output", "a.png"], "expected UTF-8 text, got b'\\xe9'"),
-        (
-            ["verify", "a", "b", "--seed", "-1"],
-            "expected a whole number of at least 0 and below 2**63, got -1",
-        ),
-        (["verify", "a", "b", "--cases", "9" * 30], "below 2**63, got 9999"),
-        (
-            ["verify", "a", "b", "--cases", "9" * 5000],
-            "expected a whole number of at least 1, got '9999",
-        ),
-        (
-            ["export", "a", "b", "--target", "tpu"],
-            "no target 'tpu', expected one of portable, cpu, cuda",
-        ),
-        (["export", "a", "b", "--dtype", "fp8"], "no dtype 'fp8', expected one of fp32, int8"),
-        (["export", "a", "b", "--dtype", "int8,"], "no dtype '', expected one of fp32, int8"),
-        (["export", "a", "b", "--dtype", "int4"], "no target 'portable' with dtype 'int4'"),
+        (["info", ""], "''", ()),
+        (["export", "a", ""], "''", ()),
+        (["average", "", "--output", "a"], "''", ()),
+        (["attention", "a", "\udce9", "--output", "a.png"], "\\xe9", ()),
+        (["verify", "a", "b", "--seed", "-1"], -1, (0, "2**63")),
+        (["verify", "a", "b", "--cases", "9" * 30], "9" * 30, "2**63"),
+        (["verify", "a", "b", "--cases", "9" * 5000], "9" * 40, 1),
+        (["export", "a", "b", "--target", "tpu"], "tpu", ()),
+        (["export", "a", "b", "--dtype", "fp8"], "fp8", ("fp32", "int8")),
+        (["export", "a", "b", "--dtype", "int8,"], "''", ("fp32", "int8")),
+        (["export", "a", "b", "--dtype", "int4"], ("portable", "int4"), ()),
     ],
     ids=lambda value: (
         " ".join(value)[:40].encode("ascii", "replace").decode() if isinstance(value, list) else ""
     ),
 )
 def test_options_of_wrong_types_and_ranges_are_wrong_usage(
-    arguments, message, capsys, tmp_path, monkeypatch
+    arguments, seen, expected, capsys, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
+    check_message(capsys.readouterr().err.splitlines()[-1], seen=seen, expected=expected)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_error_in_a_process_is_one_line_on_stderr_and_ends_with_1(tmp_path):
     done = command("export", tmp_path / "nowhere", tmp_path / "out")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
-        f"vanilla-transformer: {tmp_path / 'nowhere'} does not exist, expected a checkpoint "
-        "directory or a Hub id\n"
-    )
+    [message] = done.stderr.splitlines()
+    assert message.startswith("vanilla-transformer: ")
+    check_message(message, seen=tmp_path / "nowhere")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_path_that_is_no_export_is_an_error(tmp_path, exported):
-    assert "has no manifest.json" in error_of("generate", tmp_path, "text")
-    assert "has no manifest.json" in error_of("generate", tmp_path / "nowhere", "text")
-    assert "has no manifest.json" in error_of(
+    assert "manifest.json" in error_of("generate", tmp_path, "text")
+    assert "manifest.json" in error_of("generate", tmp_path / "nowhere", "text")
+    assert "manifest.json" in error_of(
         "verify", tmp_path / "nowhere", exported("encoder").checkpoint
     )
 
@@ -94,40 +85,43 @@ def test_a_checkpoint_that_does_not_fit_is_an_error(exported, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings, message",
+    "settings, seen, expected",
     [
-        (["model.hidden_size=wide"], "hidden_size"),
-        (["model.dropout=1.5"], "dropout must be in [0, 1), got 1.5"),
-        (["model.hidden_size=34", "model.num_attention_heads=4"], "hidden_size=34"),
-        (["tokenizer.vocab_size=100000"], "expected 100000"),
-        (["model.hidden_act=rellu"], "rellu"),
-        (["model.dropuot=0.3"], "no key of [model] 'dropuot'; did you mean 'dropout'?"),
-        (["training.learning_rat=1"], "did you mean 'learning_rate'?"),
-        (["modle.dropout=0.3"], "no key of a recipe 'modle'; did you mean 'model'?"),
-        (["task=translating"], "no task 'translating'; did you mean 'translation'?"),
-        (
-            ["training.tokens_per_batch=300"],
-            "tokens_per_update is 4096, expected a multiple of 300",
-        ),
+        (["model.hidden_size=wide"], "hidden_size", ()),
+        (["model.dropout=1.5"], 1.5, (0, 1)),
+        (["model.hidden_size=34", "model.num_attention_heads=4"], ("hidden_size", 34), ()),
+        (["tokenizer.vocab_size=100000"], (), 100000),
+        (["model.hidden_act=rellu"], "rellu", ()),
+        (["model.dropuot=0.3"], "dropuot", "dropout"),
+        (["training.learning_rat=1"], "learning_rat", "learning_rate"),
+        (["modle.dropout=0.3"], "modle", "model"),
+        (["task=translating"], "translating", "translation"),
+        (["training.tokens_per_batch=300"], ("tokens_per_update", 4096), 300),
         (
             ["training.average_last=3", "training.load_best_model_at_end=true"],
-            "average_last=3 does not go with",
+            ("average_last", 3),
+            (),
         ),
         (
             ["training.average_last=3", "training.save_strategy=no"],
-            'average_last=3 does not go with save_strategy="no"',
+            ("average_last", 3, "save_strategy", "no"),
+            (),
         ),
-        (["training.tokens_per_update=8"], "tokens, expected at most 8"),
+        (["training.tokens_per_update=8"], (), 8),
     ],
 )
-def test_a_recipe_that_cannot_be_is_an_error(corpus, tmp_path, settings, message):
+def test_a_recipe_that_cannot_be_is_an_error(corpus, tmp_path, settings, seen, expected):
     settings = ["tokenizer.vocab_size=60", *settings]
-    assert message in error_of(*training(corpus, *settings), "--output", tmp_path / "model")
+    check_message(
+        error_of(*training(corpus, *settings), "--output", tmp_path / "model"),
+        seen=seen,
+        expected=expected,
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_recipe_that_does_not_exist_is_an_error_that_lists_those_that_do(tmp_path):
-    assert "expected one of conll2003, digits, multi30k-en-de" in error_of(
+    assert "conll2003, digits, multi30k-en-de" in error_of(
         "train", "multi30k", "--output", tmp_path / "model"
     )
 
@@ -136,8 +130,7 @@ def test_files_that_are_not_parallel_are_an_error(corpus, tmp_path):
     message = error_of(
         *training((corpus[0], corpus[3], corpus[2], corpus[3])), "--output", tmp_path / "model"
     )
-    assert "train.en has 200" in message
-    assert "val.de has 20" in message
+    check_message(message, seen=("train.en", 200, "val.de", 20))
 
 
 def test_verify_ends_with_1_and_lists_the_differences(exported, tmp_path, capsys):
@@ -147,19 +140,17 @@ def test_verify_ends_with_1_and_lists_the_differences(exported, tmp_path, capsys
         main(
             ["verify", str(exported("encoder").directory), str(tmp_path / "other"), "--cases", "2"]
         )
-    assert caught.value.code.count("expected at most 1e-04") == 2  # a string: exit status 1
+    assert caught.value.code.count("1e-04") == 2  # a string: exit status 1
     assert "2 failures" in capsys.readouterr().out
 
 
 def test_generate_says_when_the_export_has_no_tokenizer(exported):
-    assert "tokenizer.json is missing" in error_of("generate", exported("causal").directory, "text")
+    assert "tokenizer.json" in error_of("generate", exported("causal").directory, "text")
 
 
 def test_generate_runs_on_the_device_it_is_told(exported, tmp_path):
     directory = exported("seq2seq").directory
-    assert "this onnxruntime has no CUDA" in error_of(
-        "generate", directory, "text", "--device", "cuda"
-    )
+    assert "CUDA" in error_of("generate", directory, "text", "--device", "cuda")
     given = ("--device", "cpu", "--engine-cache", tmp_path)
     assert "expected device='tensorrt'" in error_of("generate", directory, "text", *given)
 
@@ -167,8 +158,8 @@ def test_generate_runs_on_the_device_it_is_told(exported, tmp_path):
 def test_generate_says_when_the_model_cannot_generate(exported, tmp_path):
     directory = copy_of(exported("encoder").directory, tmp_path)
     with_tokenizer(directory, 48)
-    said = error_of("generate", directory, "the dog")
-    assert "generate is not what a VanillaEncoderModel is for, expected one of embed" in said
+    message = error_of("generate", directory, "the dog")
+    check_message(message, seen=("generate", "VanillaEncoderModel"), expected="embed")
 
 
 def test_a_decoder_continues_text_as_transformers_does(exported, tmp_path, capsys):
@@ -176,14 +167,14 @@ def test_a_decoder_continues_text_as_transformers_does(exported, tmp_path, capsy
     tokenizer = with_tokenizer(directory, 48)
     texts = ["the old dog", "a man sees the", "red bird", "a big boy wants"]
     main(["generate", str(directory), *texts, "--max-new-tokens", "6", "--num-beams", "1"])
-    found = capsys.readouterr().out
-    for text, line in zip(texts, found.removesuffix("\n").split("\n"), strict=True):
+    result = capsys.readouterr().out
+    for text, line in zip(texts, result.removesuffix("\n").split("\n"), strict=True):
         ids = tokenizer(text, return_tensors="pt")["input_ids"]
         new = exported("causal").model.generate(ids, max_new_tokens=6, do_sample=False)[
             0, ids.shape[1] :
         ]
         assert line == tokenizer.decode(new, skip_special_tokens=True)
-    assert found.strip()
+    assert result.strip()
 
 
 def test_a_tokenizer_larger_than_the_model_is_an_error(exported, tmp_path):

@@ -90,18 +90,18 @@ LINES = {"scores": 4 + 1, "linear_baseline": 2 * (5 + 1), "lowercased": 2}
 def spans(text: str) -> set[str]:
     """Commands within a text, between backquotes or behind a comment sign."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    found = {" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)}
-    found |= {line.strip() for line in re.findall(r"^# {3}(.*)$", text, re.MULTILINE)}
-    return {span for span in found if span.split(" ")[0] in PROGRAMS}
+    result = {" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)}
+    result |= {line.strip() for line in re.findall(r"^# {3}(.*)$", text, re.MULTILINE)}
+    return {span for span in result if span.split(" ")[0] in PROGRAMS}
 
 
 def blocks(text: str) -> list[str]:
     """Shell scripts of their own."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    result = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     calls = rf'^\s*(?:\w+=")?(?:{"|".join(PROGRAMS)}) '
     return [
         block
-        for language, block in found
+        for language, block in result
         if language in ("", "bash") and re.search(calls, block, re.MULTILINE)
     ]
 
@@ -161,11 +161,11 @@ def test_a_long_benchmark_s_command_is_read_by_its_own_parser(command, tmp_path,
 @pytest.mark.parametrize("command", spans_of("make"))
 def test_make_knows_its_targets_and_the_files_they_run(command, tmp_path):
     [[_, *arguments]] = commands(command, tmp_path)
-    said = subprocess.run(
+    printed = subprocess.run(
         ["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
-    files = re.findall(r"\S+\.py\b|\.ci/\w+", said)
-    assert files or "pytest" in said or "sphinx" in said
+    files = re.findall(r"\S+\.py\b|\.ci/\w+", printed)
+    assert files or "pytest" in printed or "sphinx" in printed
     assert all((ROOT / file).is_file() for file in files)
 
 
@@ -174,10 +174,10 @@ def test_pip_installs_extras_that_there_are(tmp_path):
         "optional-dependencies"
     ]
     calls = commands("\n".join(spans_of("pip")), tmp_path)
-    found = {
+    result = {
         extra for call in calls for extra in call[2].removeprefix(".[").removesuffix("]").split(",")
     }
-    assert found - {*extras} == {
+    assert result - {*extras} == {
         "tensorrt",
         "sentencex",
     }  # NVIDIA's, which needs a GPU; and one in a list of sentence splitters
@@ -191,8 +191,8 @@ def test_the_keys_that_texts_set_are_those_of_recipes():
         for key in keys
     }
     texts = [*TEXTS, *(path.read_text() for path in FOLDER.glob("*.toml"))]
-    found = {key for text in texts for key in re.findall(r"--set '?([a-z_]+\.[a-z_]+)=", text)}
-    assert len(found) > 15 and found <= known
+    result = {key for text in texts for key in re.findall(r"--set '?([a-z_]+\.[a-z_]+)=", text)}
+    assert len(result) > 15 and result <= known
 
 
 # --------------------------------------------------------------------------------------- benchmarks
@@ -247,10 +247,11 @@ def test_a_benchmark_s_command_runs(command, repository, tmp_path, monkeypatch, 
         runpy.run_path(script, run_name="__main__")
     except SystemExit as done:
         assert done.code is None
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     if count := LINES.get(Path(script).stem):
         assert (
-            len([json.loads(line) for line in said.splitlines() if line.startswith("{")]) == count
+            len([json.loads(line) for line in printed.splitlines() if line.startswith("{")])
+            == count
         )
     if "outside" in script:
         assert re.search(
@@ -258,7 +259,7 @@ def test_a_benchmark_s_command_runs(command, repository, tmp_path, monkeypatch, 
             (repository / "CARD" / "README.md").read_text(),
             re.MULTILINE,
         )
-    assert said
+    assert printed
 
 
 @pytest.mark.slow
@@ -269,10 +270,10 @@ def test_the_demo_runs(arguments, monkeypatch, capsys):
     """The script and its arguments are those of `make demo`, which the test of `make` checks."""
     monkeypatch.setattr(sys, "argv", ["benchmarks/demo.py", *arguments])
     runpy.run_path(str(ROOT / "benchmarks/demo.py"), run_name="__main__")
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert (
-        "0 failures" in said
-        and f"{6 + len(arguments)} of {6 + len(arguments)} translations are the same" in said
+        "0 failures" in printed
+        and f"{6 + len(arguments)} of {6 + len(arguments)} translations are the same" in printed
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import COMMAND, error_of
+from messages import check_message
 
 from vanilla_transformer import conversion
 from vanilla_transformer_export import Options
@@ -62,10 +63,10 @@ def test_the_command_describes_the_package_and_lists_the_verbs(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["--help"])
     assert caught.value.code == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["description"] in " ".join(said.split())
-    assert re.findall(r"^    ([\w-]+) +\w", said, re.MULTILINE) == list(VERBS)
+    assert project["description"] in " ".join(printed.split())
+    assert re.findall(r"^    ([\w-]+) +\w", printed, re.MULTILINE) == list(VERBS)
 
 
 def test_helps_list_the_families_and_targets_that_are_registered(capsys):
@@ -79,8 +80,8 @@ def test_helps_list_the_families_and_targets_that_are_registered(capsys):
     ):
         with pytest.raises(SystemExit):
             main([*words, "--help"])
-        said = " ".join(capsys.readouterr().out.split())
-        assert [name for name in names if name not in said] == []
+        printed = " ".join(capsys.readouterr().out.split())
+        assert [name for name in names if name not in printed] == []
 
 
 @pytest.mark.parametrize(
@@ -119,8 +120,8 @@ def test_each_verb_explains_its_inputs_and_all_its_flags(verb, inputs, capsys):
     with pytest.raises(SystemExit) as caught:
         main([verb, "--help"])
     assert caught.value.code == 0
-    said = capsys.readouterr().out
-    usage, _, explained = said.partition("\n\n")
+    printed = capsys.readouterr().out
+    usage, _, explained = printed.partition("\n\n")
     assert usage.startswith(f"usage: vanilla-transformer {verb} ")
     assert " ".join(usage.split()).endswith(inputs)
     for flag in re.findall(r"--[\w-]+", usage):
@@ -133,106 +134,65 @@ def test_every_verb_is_tested_for_its_help():
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, seen, expected",
     [
-        ([], "VERB"),
-        (["translate"], "'translate'"),
-        (["translate-files", "a", "b"], "no verb 'translate-files', expected one of train, "),
-        (["export"], "CHECKPOINT"),
-        (["train"], "--output"),
-        (["train", "--output", "a"], "RECIPE"),
-        (["average", "a"], "--output"),
-        (["attention", "a", "b"], "--output"),
-        (
-            ["generate", "a", "--num-beams", "0"],
-            "expected a whole number from 1 to 2**63 - 1, got '0'",
-        ),
-        (
-            ["verify", "a", "b", "--cases", "0"],
-            "expected a whole number of at least 1 and below 2**63, got 0",
-        ),
-        (["generate", "a", "--max-new-tokens", "-3"], "-3"),
-        (["generate", "a", "--num-beams", "two"], "'two'"),
-        (
-            ["generate", "a", "--temperature", "0"],
-            "--temperature: expected a float32 number above 0, got '0'",
-        ),
-        (["generate", "a", "--top-p", "1.5"], "--top-p: expected a number from 0 to 1, got '1.5'"),
-        (
-            ["generate", "a", "--length-penalty", "NaN"],
-            "--length-penalty: expected a float32 number, got 'NaN'",
-        ),
-        (
-            ["generate", "a", "--seed", "-1"],
-            "--seed: expected a whole number of at least 0, got '-1'",
-        ),
-        (
-            ["generate", "a", "--top-k", "1.5"],
-            "--top-k: expected a whole number from 0 to 2**63 - 1, got '1.5'",
-        ),
+        ([], "VERB", ()),
+        (["translate"], "translate", ()),
+        (["translate-files", "a", "b"], "translate-files", ()),
+        (["export"], "CHECKPOINT", ()),
+        (["train"], "--output", ()),
+        (["train", "--output", "a"], "RECIPE", ()),
+        (["average", "a"], "--output", ()),
+        (["attention", "a", "b"], "--output", ()),
+        (["generate", "a", "--num-beams", "0"], 0, (1, "2**63")),
+        (["verify", "a", "b", "--cases", "0"], 0, (1, "2**63")),
+        (["generate", "a", "--max-new-tokens", "-3"], -3, ()),
+        (["generate", "a", "--num-beams", "two"], "two", ()),
+        (["generate", "a", "--temperature", "0"], ("--temperature", 0), ("float32", 0)),
+        (["generate", "a", "--top-p", "1.5"], ("--top-p", 1.5), (0, 1)),
+        (["generate", "a", "--length-penalty", "NaN"], ("--length-penalty", "NaN"), "float32"),
+        (["generate", "a", "--seed", "-1"], ("--seed", -1), 0),
+        (["generate", "a", "--top-k", "1.5"], ("--top-k", 1.5), (0, "2**63", 1)),
         (
             ["generate", "a", "--early-stopping", "soon"],
-            "--early-stopping: expected True, False or 'never', got 'soon'",
+            ("--early-stopping", "soon"),
+            (True, False, "never"),
         ),
-        (
-            ["generate", "a", "--suppress-tokens", "1,2"],
-            "--suppress-tokens: expected a list of token ids, got '1,2'",
-        ),
-        (
-            ["generate", "a", "--bad-words-ids", "[1]"],
-            "--bad-words-ids: expected a list of lists of token ids",
-        ),
-        (["generate", "a", "--do-sample=2"], "--do-sample"),
-        (
-            ["generate", "a", "--set", "num_beams=0"],
-            "num_beams must be a whole number from 1 to 2**63 - 1, got 0",
-        ),
-        (
-            ["evaluate", "a", "--num-beams", "true"],
-            "expected a whole number from 1 to 2**63 - 1, got 'true'",
-        ),
-        (["evaluate", "a", "--num-return-sequences", "2"], "no flag '--num-return-sequences'"),
+        (["generate", "a", "--suppress-tokens", "1,2"], ("--suppress-tokens", "1,2"), ()),
+        (["generate", "a", "--bad-words-ids", "[1]"], "--bad-words-ids", ()),
+        (["generate", "a", "--do-sample=2"], "--do-sample", ()),
+        (["generate", "a", "--set", "num_beams=0"], ("num_beams", 0), (1, "2**63")),
+        (["evaluate", "a", "--num-beams", "true"], "true", (1, "2**63")),
+        (["evaluate", "a", "--num-return-sequences", "2"], "--num-return-sequences", ()),
     ],
 )
-def test_wrong_usage_ends_with_2_and_says_why(arguments, message, capsys):
+def test_wrong_usage_ends_with_2_and_says_why(arguments, seen, expected, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert message in capsys.readouterr().err
+    check_message(capsys.readouterr().err, seen=seen, expected=expected)
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, seen, expected",
     [
-        (["exprot", "a", "b"], "no verb 'exprot'"),
-        (["--versoin"], "no flag '--versoin'; did you mean '--version'?"),
-        (["train", "trec", "--ouput", "a"], "no flag '--ouput'; did you mean '--output'?"),
-        (["generate", "a", "--num-baems=2"], "no flag '--num-baems'; did you mean '--num-beams'?"),
-        (["export", "a", "b", "--target", "cpuu"], "; did you mean 'cpu'?"),
-        (
-            ["export", "a", "b", "--dtype", "fp32,int9"],
-            "no dtype 'int9', expected one of fp32, int8",
-        ),
-        (["convert", "a", "b", "--to", "gpt-2"], "; did you mean 'gpt2'?"),
-        (
-            ["generate", "a", "--device", "cdua"],
-            "no device 'cdua', expected one of cpu, cuda, tensorrt; did you mean 'cuda'?",
-        ),
-        (["attention", "a", "b", "--output", "c", "--kind", "cros"], "; did you mean 'cross'?"),
-        (
-            ["generate", "a", "--set", "num_beam=2"],
-            "unknown generation options ['num_beam'], did you mean num_beams?",
-        ),
-        (
-            ["train", "trec", "--output", "a", "--set", "model.dropuot=0"],
-            "; did you mean 'dropout'?",
-        ),
-        (["convert", STATE_DICT, "a", "--set", "norm_frist=true"], "; did you mean 'norm_first'?"),
+        (["exprot", "a", "b"], "exprot", ()),
+        (["--versoin"], "--versoin", "--version"),
+        (["train", "trec", "--ouput", "a"], "--ouput", "--output"),
+        (["generate", "a", "--num-baems=2"], "--num-baems", "--num-beams"),
+        (["export", "a", "b", "--target", "cpuu"], "cpuu", "cpu"),
+        (["export", "a", "b", "--dtype", "fp32,int9"], "int9", ("fp32", "int8")),
+        (["convert", "a", "b", "--to", "gpt-2"], "gpt-2", "gpt2"),
+        (["generate", "a", "--device", "cdua"], "cdua", "cuda"),
+        (["attention", "a", "b", "--output", "c", "--kind", "cros"], "cros", "cross"),
+        (["generate", "a", "--set", "num_beam=2"], "num_beam", "num_beams"),
+        (["train", "trec", "--output", "a", "--set", "model.dropuot=0"], "dropuot", "dropout"),
+        (["convert", STATE_DICT, "a", "--set", "norm_frist=true"], "norm_frist", "norm_first"),
     ],
     ids=lambda value: " ".join(value[-2:]).rpartition("/")[2] if isinstance(value, list) else "",
 )
 def test_a_name_that_is_nearly_right_is_wrong_usage_that_names_the_right_one(
-    arguments, message, capsys, tmp_path, tmp_path_factory, monkeypatch
+    arguments, seen, expected, capsys, tmp_path, tmp_path_factory, monkeypatch
 ):
     state_dict = tmp_path_factory.mktemp("torch") / STATE_DICT
     torch.save({"layers.0.linear1.weight": torch.ones(2, 2)}, state_dict)
@@ -240,9 +200,9 @@ def test_a_name_that_is_nearly_right_is_wrong_usage_that_names_the_right_one(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
         main(arguments)
-    said = capsys.readouterr().err
-    assert (caught.value.code, said.count("\n")) == (2, 1)
-    assert message in said
+    message = capsys.readouterr().err
+    assert (caught.value.code, message.count("\n")) == (2, 1)
+    check_message(message, seen=seen, expected=expected)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -270,11 +230,11 @@ def test_texts_may_stand_before_and_after_flags(words, text):
 def test_every_field_of_the_options_is_a_flag_with_its_help(verb, excluded, capsys):
     with pytest.raises(SystemExit):
         main([verb, "--help"])
-    _, _, said = capsys.readouterr().out.partition("\ngeneration:\n")
-    said = " ".join(said.replace("-\n", "-").split())
+    _, _, printed = capsys.readouterr().out.partition("\ngeneration:\n")
+    printed = " ".join(printed.replace("-\n", "-").split())
     for field in dataclasses.fields(Options):
         flag = f"--{field.name.replace('_', '-')}"
-        explained = re.search(rf"{flag}\b.*?{re.escape(field.metadata['help'])}", said)
+        explained = re.search(rf"{flag}\b.*?{re.escape(field.metadata['help'])}", printed)
         assert bool(explained) == (field.name not in excluded), field.name
 
 
@@ -299,9 +259,9 @@ def test_every_field_of_the_options_is_a_flag_with_its_help(verb, excluded, caps
 )
 @pytest.mark.parametrize("verb", ["generate", "evaluate"])
 def test_flags_give_the_options_that_they_name(verb, words, expected):
-    found = generation_options(cli.parse([verb, "model", *words.split()]))
-    assert found == expected
-    assert [*map(type, found.values())] == [*map(type, expected.values())]
+    actual = generation_options(cli.parse([verb, "model", *words.split()]))
+    assert actual == expected
+    assert [*map(type, actual.values())] == [*map(type, expected.values())]
 
 
 # ------------------------------------------------------------------------------------------ outputs
@@ -332,41 +292,38 @@ def test_export_writes_where_the_flag_tells_it(exported, tmp_path, capsys):
 
 @pytest.mark.parametrize("verb", ["export", "convert"])
 @pytest.mark.parametrize(
-    "words, message",
+    "words, seen, expected",
     [
-        ([], "no output, expected OUTPUT or --output OUTPUT"),
-        (["b", "--output", "c"], "two outputs, b and --output c: expected one of them"),
-        (["--output", "b", "b"], "two outputs, b and --output b: expected one of them"),
+        ([], (), ("OUTPUT", "--output")),
+        (["b", "--output", "c"], ("b", "--output c"), ()),
+        (["--output", "b", "b"], ("b", "--output b"), ()),
     ],
 )
-def test_no_output_and_two_are_wrong_usage(verb, words, message, exported, tmp_path, monkeypatch):
+def test_no_output_and_two_are_wrong_usage(
+    verb, words, seen, expected, exported, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    assert (
-        error_of(verb, exported("encoder").checkpoint, *words) == f"vanilla-transformer: {message}"
-    )
+    message = error_of(verb, exported("encoder").checkpoint, *words)
+    check_message(message, seen=seen, expected=expected)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    "words, message",
+    "words, seen, expected",
     [
-        (["average", "a", "--out", "b"], "no flag '--out'; did you mean '--output'?"),
-        (
-            ["generate", "export", "--num-bea", "3"],
-            "no flag '--num-bea'; did you mean '--num-beams'?",
-        ),
-        (["evaluate", "m", "--target=b"], "no flag '--target'; did you mean "),
-        (["verify", "e", "m", "--target", "b"], "no flag '--target'; did you mean "),
-        (
-            ["doctor", "--target", "b"],
-            "no flag '--target', expected one of -h, --help, --json (see ",
-        ),
-        (["convert", "a", "b", "--output", "c", "--dry-run"], "two outputs, b and --output c"),
+        (["average", "a", "--out", "b"], "--out", "--output"),
+        (["generate", "export", "--num-bea", "3"], "--num-bea", "--num-beams"),
+        (["evaluate", "m", "--target=b"], "--target", ()),
+        (["verify", "e", "m", "--target", "b"], "--target", ()),
+        (["doctor", "--target", "b"], "--target", ("--help", "--json")),
+        (["convert", "a", "b", "--output", "c", "--dry-run"], "--output", ()),
     ],
 )
-def test_an_unknown_flag_is_an_error_before_anything_is_read(words, message, tmp_path, monkeypatch):
+def test_an_unknown_flag_is_an_error_before_anything_is_read(
+    words, seen, expected, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    assert message in error_of(*words)
+    check_message(error_of(*words), seen=seen, expected=expected)
 
 
 # ------------------------------------------------------------------------------------------- values

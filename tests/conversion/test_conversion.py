@@ -97,11 +97,11 @@ def test_the_export_of_a_converted_head_gives_the_same_outputs(family, architect
     converted(theirs, tmp_path)
     export(tmp_path / "ours", tmp_path / "export", cases=4)
     given = given_to(theirs)
-    found = Runtime(tmp_path / "export").outputs(
+    actual = Runtime(tmp_path / "export").outputs(
         **{name: tensor.numpy() for name, tensor in given.items()}
     )
     for name, expected in outputs_of(theirs, given).items():
-        got = torch.from_numpy(found[name])
+        got = torch.from_numpy(actual[name])
         assert_exact(
             got[RIGHT.bool()] if got.shape[:2] == RIGHT.shape else got,
             expected,

@@ -14,7 +14,7 @@ import torch
 import transformers
 from checkpoints import edit_json
 from families import assert_exact, given_to, outputs_of, random_config, random_model
-from messages import raises
+from messages import check_message, raises
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast, pipeline
@@ -206,7 +206,7 @@ def test_fields_that_act_in_training_only_are_named_as_left_out(family, architec
     name = "layerdrop" if family == "opt" else "decoder_layerdrop"
     directory, model = saved(architecture, family, tmp_path, **{name: 0.1})
     assert assert_converts(directory, model, tmp_path)["left_out"][-1] == f"{name}=0.1"
-    assert str(plan_conversion(directory)).endswith(f"{name}=0.1 is left out")
+    assert f"{name}=0.1" in str(plan_conversion(directory)).splitlines()[-1]
 
 
 def test_a_base_model_without_a_pooler(tmp_path):
@@ -297,10 +297,7 @@ def test_a_pickle_of_before_torch_1_6_converts_with_a_warning(tmp_path, caplog, 
         )
         assert not caplog.text
         convert(directory, tmp_path / f"ours-{is_zip}")
-    assert (
-        "pytorch_model.bin is of torch before 1.6 and cannot be mapped: it is in memory as a whole"
-        in caplog.text
-    )
+    check_message(caplog.text, seen=("pytorch_model.bin", 1.6))
     weights = [
         load_file(tmp_path / f"ours-{is_zip}" / "model.safetensors") for is_zip in (True, False)
     ]
@@ -521,11 +518,11 @@ def test_a_converted_directory_gives_what_the_source_gives_in_a_pipeline(
     ours, theirs = (
         pipeline(task, model=str(tmp_path / name))(text, **options) for name in ("ours", "theirs")
     )
-    assert [{k: v for k, v in found.items() if "score" not in k} for found in ours] == [
-        {k: v for k, v in found.items() if "score" not in k} for found in theirs
+    assert [{k: v for k, v in result.items() if "score" not in k} for result in ours] == [
+        {k: v for k, v in result.items() if "score" not in k} for result in theirs
     ]
-    assert [found.get("score") for found in ours] == pytest.approx(
-        [found.get("score") for found in theirs], abs=1e-5
+    assert [result.get("score") for result in ours] == pytest.approx(
+        [result.get("score") for result in theirs], abs=1e-5
     )
 
 
@@ -538,15 +535,15 @@ def test_a_converted_opt_keeps_its_leading_token_and_continues_text_as_the_sourc
     convert(directory, tmp_path / "ours")
     export(tmp_path / "ours", tmp_path / "onnx", cases=2)
     texts = ["w7 w8 w9", "w5"]
-    found = TextRuntime(tmp_path / "onnx").generate(texts, max_new_tokens=6, min_new_tokens=6)
-    for text, line in zip(texts, found, strict=True):
+    result = TextRuntime(tmp_path / "onnx").generate(texts, max_new_tokens=6, min_new_tokens=6)
+    for text, line in zip(texts, result, strict=True):
         given = tokenizer(text, return_tensors="pt")
         assert given["input_ids"][0, 0] == 2
         outputs = theirs.generate(**given, max_new_tokens=6, min_new_tokens=6, do_sample=False)
         assert line == tokenizer.decode(
             outputs[0, given["input_ids"].shape[1] :], skip_special_tokens=True
         )
-    assert any(found)
+    assert any(result)
 
 
 def test_a_marian_checkpoint_comes_with_a_tokenizer_and_translates_without_torch(tmp_path):
@@ -597,7 +594,7 @@ def test_a_marian_checkpoint_comes_with_a_tokenizer_and_translates_without_torch
     ours, theirs = (
         pipeline("translation", model=str(tmp_path / name))(texts) for name in ("ours", "theirs")
     )
-    assert ours == theirs and any(found["translation_text"] for found in ours)
+    assert ours == theirs and any(result["translation_text"] for result in ours)
 
 
 # ------------------------------------------------------------------------------------- command line

@@ -143,8 +143,8 @@ def test_a_directory_of_marian_s_converts_to_the_same_numbers_tokens_and_texts(w
     assert_exact(
         outputs_of(ours, given)["logits"], outputs_of(theirs, given)["logits"], torch.float32
     )
-    expected, found = (model.generation_config.to_diff_dict() for model in (theirs, ours))
-    assert {name: found.get(name) for name in expected} == expected
+    expected, actual = (model.generation_config.to_diff_dict() for model in (theirs, ours))
+    assert {name: actual.get(name) for name in expected} == expected
     batch = tokenizer(TEXTS, return_tensors="pt", padding=True)
     options = dict(max_length=None, max_new_tokens=8, min_new_tokens=4, no_repeat_ngram_size=2)
     tokens = theirs.generate(**batch, **options)
@@ -240,21 +240,13 @@ def test_what_marian_leaves_out_of_its_config_has_marian_s_default_but_for_what_
 @pytest.mark.parametrize(
     "change, seen, expected",
     [
-        (
-            lambda arrays: arrays.update(Wpos=np.zeros((4, 4), np.float32)),
-            "Wpos",
-            (),
-        ),
+        (lambda arrays: arrays.update(Wpos=np.zeros((4, 4), np.float32)), "Wpos", ()),
         (
             lambda arrays: arrays.update(encoder_l1_self_Wx=np.zeros((4, 4), np.float32)),
             "encoder_l1_self_Wx",
             (),
         ),
-        (
-            lambda arrays: arrays.update(Wemb=arrays["Wemb"][1:]),
-            ("Wemb", 38),
-            39,
-        ),
+        (lambda arrays: arrays.update(Wemb=arrays["Wemb"][1:]), ("Wemb", 38), 39),
         (lambda arrays: arrays.pop("Wemb"), ("Wemb", 0), ()),
         (lambda arrays: arrays.pop("special:model.yml"), "special:model.yml", ()),
         (

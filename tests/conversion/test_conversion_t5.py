@@ -306,22 +306,10 @@ def test_the_start_token_is_in_the_config_or_in_the_generation_config(tmp_path):
     "changes, seen, expected",
     [
         (dict(is_decoder=True), ("is_decoder", True), False),
-        (
-            dict(is_encoder_decoder=False),
-            ("is_encoder_decoder", False),
-            True,
-        ),
+        (dict(is_encoder_decoder=False), ("is_encoder_decoder", False), True),
         (dict(dense_act_fn="nothing"), ("hidden_act", "nothing"), ()),
-        (
-            dict(relative_attention_num_buckets=7),
-            ("relative_attention_num_buckets", 7),
-            4,
-        ),
-        (
-            dict(d_kv=8),
-            ("self_attn.q_proj.weight", 24),
-            24,
-        ),
+        (dict(relative_attention_num_buckets=7), ("relative_attention_num_buckets", 7), 4),
+        (dict(d_kv=8), ("self_attn.q_proj.weight", 24), 24),
     ],
 )
 def test_what_is_not_of_the_family_is_refused(changes, seen, expected, tmp_path):

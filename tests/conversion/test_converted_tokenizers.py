@@ -149,15 +149,15 @@ def test_marian_gives_the_ids_and_texts_of_its_class_in_six_scripts(marian, tmp_
         and ours.model_max_length == theirs.model_max_length
     )
     lines = [*sentences(SOURCES, 400), *sentences([*SOURCES, TARGET, "en"], 100), *ODD]
-    wanted = theirs(lines)["input_ids"]
-    assert ours(lines)["input_ids"] == wanted
-    assert theirs.unk_token_id in sum(wanted, []) and theirs.convert_tokens_to_ids(
+    expected = theirs(lines)["input_ids"]
+    assert ours(lines)["input_ids"] == expected
+    assert theirs.unk_token_id in sum(expected, []) and theirs.convert_tokens_to_ids(
         "▁Hund"
-    ) not in sum(wanted[:400], [])
+    ) not in sum(expected[:400], [])
     generated = [
         [random.Random(seed).randrange(len(ours)) for _ in range(9)] for seed in range(100)
     ]
-    for ids in [*wanted, *generated]:
+    for ids in [*expected, *generated]:
         if not any(token.startswith(">>") for token in theirs.convert_ids_to_tokens(ids)):
             assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(
                 ids, skip_special_tokens=True
@@ -165,26 +165,28 @@ def test_marian_gives_the_ids_and_texts_of_its_class_in_six_scripts(marian, tmp_
 
 
 def test_marian_s_target_text_is_cut_by_the_target_s_model(marian, tmp_path):
-    found = find_tokenizer(marian)
-    found.save(tmp_path / "saved")
+    actual = find_tokenizer(marian)
+    actual.save(tmp_path / "saved")
     # as a run of training does
     load_tokenizer(tmp_path / "saved").save_pretrained(tmp_path / "again")
     again = load_tokenizer(tmp_path / "again")
     theirs = MarianTokenizer.from_pretrained(marian)
     lines = [*sentences([TARGET], 100), *sentences(SOURCES, 50), *ODD]
-    wanted, source = theirs(text_target=lines)["input_ids"], theirs(lines)["input_ids"]
+    expected, source = theirs(text_target=lines)["input_ids"], theirs(lines)["input_ids"]
     alone = Tokenizer.from_file(str(tmp_path / "saved" / "target_tokenizer.json"))
-    assert [encoding.ids for encoding in alone.encode_batch(lines)] == wanted != source
-    for ours in (found.tokenizer, again, pickle.loads(pickle.dumps(again))):
-        assert ours(text_target=lines)["input_ids"] == wanted and ours(lines)["input_ids"] == source
+    assert [encoding.ids for encoding in alone.encode_batch(lines)] == expected != source
+    for ours in (actual.tokenizer, again, pickle.loads(pickle.dumps(again))):
+        assert (
+            ours(text_target=lines)["input_ids"] == expected and ours(lines)["input_ids"] == source
+        )
         both = ours(lines, text_target=lines)
-        assert both["input_ids"] == source and both["labels"] == wanted
+        assert both["input_ids"] == source and both["labels"] == expected
     (tmp_path / "text").write_text("\n".join(lines[:100]), encoding="utf-8")
-    assert set(sum(wanted[:100], [])) <= set(
+    assert set(sum(expected[:100], [])) <= set(
         shortlist_from_text(tmp_path / "text", tmp_path / "saved")
     )
     columns = translation.encode({"source": lines, "target": lines}, again, {})
-    assert columns == {"input_ids": source, "labels": wanted}
+    assert columns == {"input_ids": source, "labels": expected}
 
 
 def test_marian_s_languages_stand_at_the_start_of_a_text(marian):
@@ -218,9 +220,9 @@ def test_symbols_that_the_user_defined_are_always_chosen(train, tmp_path):
 def test_pieces_that_the_vocabulary_lacks_are_counted(train, tmp_path):
     source = train(SOURCES)
     missing = [piece for piece in pieces_of(source) if len(piece) > 2][:3]
-    found = find_tokenizer(write_marian(tmp_path / "marian", source, train([TARGET]), missing))
+    result = find_tokenizer(write_marian(tmp_path / "marian", source, train([TARGET]), missing))
     few = ", ".join(sorted(missing))
-    assert found.notes == [
+    assert result.notes == [
         f"vocab.json lacks 3 of the pieces of source.spm, {few}: text is cut without them"
     ]
     assert find_tokenizer(write_marian(tmp_path / "whole", source, train([TARGET]))).notes == []
@@ -375,13 +377,13 @@ def test_a_directory_without_a_tokenizer_json_gets_one_with_the_same_ids(family,
         Tokenizer.from_file(str(tmp_path / "saved/tokenizer.json")),
     )
     lines = [*sentences(list(SCRIPTS), 200), *ODD, "<extra_id_0> a <extra_id_1>", "A <mask> b"]
-    wanted = theirs(lines)["input_ids"]
-    assert again(lines)["input_ids"] == wanted
-    assert [encoding.ids for encoding in alone.encode_batch(lines)] == wanted
+    expected = theirs(lines)["input_ids"]
+    assert again(lines)["input_ids"] == expected
+    assert [encoding.ids for encoding in alone.encode_batch(lines)] == expected
     generated = [
         [random.Random(seed).randrange(len(theirs)) for _ in range(9)] for seed in range(100)
     ]
-    for ids in [*wanted, *generated]:
+    for ids in [*expected, *generated]:
         text = theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert alone.decode(ids, skip_special_tokens=True) == text
 

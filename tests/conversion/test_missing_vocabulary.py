@@ -43,10 +43,10 @@ def test_the_class_is_that_of_the_family_where_no_config_names_one(family, archi
     random_model(architecture, random_config(family, architecture, 0)).save_pretrained(source)
     (source / "tokenizer_config.json").write_text("{}")
     for verb in ("convert", "export"):
-        said = error_of(verb, source, tmp_path / "out")
+        message = error_of(verb, source, tmp_path / "out")
         assert (
-            f"{source} has a " in said
-            and "Tokenizer without " in said
+            f"{source} has a " in message
+            and "Tokenizer without " in message
             and not (tmp_path / "out").exists()
         )
 

@@ -427,11 +427,11 @@ def test_pieces_are_as_likely_as_in_the_tokenizers_library(of_pairs):
     theirs.model.dropout = 0.3
     expected = Counter(tuple(theirs.encode(word).ids) for _ in range(count))
     pieces = BpeDropout(of_pairs, 0.3)
-    found = Counter(tuple(pieces([word], random)["input_ids"][0]) for _ in range(count))
+    actual = Counter(tuple(pieces([word], random)["input_ids"][0]) for _ in range(count))
     assert len(expected) > 5
-    for ids in expected | found:
-        assert found[ids] == pytest.approx(
-            expected[ids], abs=5 * (1 + max(found[ids], expected[ids])) ** 0.5
+    for ids in expected | actual:
+        assert actual[ids] == pytest.approx(
+            expected[ids], abs=5 * (1 + max(actual[ids], expected[ids])) ** 0.5
         )
         assert of_pairs.decode(ids, skip_special_tokens=True) == word
 

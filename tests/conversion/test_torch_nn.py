@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from messages import raises
+from messages import check_message, raises
 from reference import position_encoding
 from safetensors.torch import save_file
 from torch import nn
@@ -249,32 +249,31 @@ def test_the_command_needs_heads_and_embeddings(files, capsys):
 
 
 @pytest.mark.parametrize(
-    "setting, message",
+    "setting, seen, expected",
     [
-        ("num_attention_heads=x", "'num_attention_heads'"),
-        ("num_attention_heads=1.5", "'num_attention_heads'"),
-        ("num_attention_heads=7", "hidden_size=12 and num_attention_heads=7"),
-        (
-            "num_attention_heads=1000000000000",
-            "num_attention_heads must be at most 268435456, got 1000000000000",
-        ),
-        ("layer_norm_eps=NaN", "layer_norm_eps must be at least 0 and finite, got nan"),
-        ("N=1.5", "'num_hidden_layers'"),
-        ("norm_frist=true", "no config field 'norm_frist'; did you mean 'norm_first'?"),
-        ("force=true", "no config field 'force'"),
-        ("state_dict=1", "no config field 'state_dict'"),
-        ("dtype=nope", "no config field 'dtype'"),
-        ("encoder_layers=2", "no config field 'encoder_layers'"),  # of one stack
-        ("=5", "no config field ''"),
-        ("x=" + "[" * 100_000, "expected a value in JSON or text"),
-        ("x=" + "9" * 5000, "expected a value in JSON or text"),
-        ("hidden_act=\udce9", "expected UTF-8 text, got b'hidden_act=\\xe9'"),
+        ("num_attention_heads=x", "num_attention_heads", ()),
+        ("num_attention_heads=1.5", "num_attention_heads", ()),
+        ("num_attention_heads=7", ("hidden_size", 12, "num_attention_heads", 7), ()),
+        ("num_attention_heads=1000000000000", ("num_attention_heads", 1000000000000), 268435456),
+        ("layer_norm_eps=NaN", ("layer_norm_eps", "nan"), 0),
+        ("N=1.5", "num_hidden_layers", ()),
+        ("norm_frist=true", "norm_frist", "norm_first"),
+        ("force=true", "force", ()),
+        ("state_dict=1", "state_dict", ()),
+        ("dtype=nope", "dtype", ()),
+        ("encoder_layers=2", "encoder_layers", ()),  # of one stack
+        ("=5", "''", ()),
+        ("x=" + "[" * 100_000, (), "JSON"),
+        ("x=" + "9" * 5000, (), "JSON"),
+        ("hidden_act=\udce9", ("hidden_act", "\\xe9"), ()),
     ],
     ids=lambda text: ascii(text)[:30],
 )
-def test_a_setting_that_no_config_has_is_wrong_usage(files, setting, message, capsys):
+def test_a_setting_that_no_config_has_is_wrong_usage(files, setting, seen, expected, capsys):
     given = ("--embeddings", str(files / "tables.safetensors"), "--set", "num_attention_heads=3")
-    assert message in usage_error(capsys, files, *given, "--set", setting)
+    check_message(
+        usage_error(capsys, files, *given, "--set", setting), seen=seen, expected=expected
+    )
 
 
 def test_layers_that_the_state_dict_does_not_hold_are_refused_before_any_is_built(files):

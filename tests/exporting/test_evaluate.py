@@ -86,9 +86,9 @@ def load(checkpoint):
 def both(exported, name, target="portable", **settings):
     """Evaluate with torch and onnxruntime, check that the results are equal, and return them."""
     checkpoint, directory = exported(name, target)
-    expected, found = evaluate(checkpoint, **settings), evaluate(directory, **settings)
-    assert (expected.pop("engine"), found.pop("engine")) == ("torch", "onnxruntime")
-    assert found == pytest.approx(expected, rel=1e-4)
+    expected, actual = evaluate(checkpoint, **settings), evaluate(directory, **settings)
+    assert (expected.pop("engine"), actual.pop("engine")) == ("torch", "onnxruntime")
+    assert actual == pytest.approx(expected, rel=1e-4)
     return expected
 
 
@@ -98,7 +98,7 @@ def test_perplexity_is_that_of_each_token_given_those_before_it_in_its_window(
     exported, files, monkeypatch, target
 ):
     monkeypatch.setattr(module, "WINDOW", 10)
-    found = both(exported, "causal", target, text=files["text"], batch_size=4)
+    result = both(exported, "causal", target, text=files["text"], batch_size=4)
     model, made = load(exported("causal")[0])
     ids = made(files["text"].read_text(), add_special_tokens=False, return_tensors="pt")[
         "input_ids"
@@ -109,8 +109,8 @@ def test_perplexity_is_that_of_each_token_given_those_before_it_in_its_window(
         for window in windows
     ]
     count = sum(len(window) - 1 for window in windows)
-    assert found["tokens"] == count > 100 and len(ids) % 10
-    assert found["perplexity"] == pytest.approx(math.exp(sum(losses) / count), rel=1e-4)
+    assert result["tokens"] == count > 100 and len(ids) % 10
+    assert result["perplexity"] == pytest.approx(math.exp(sum(losses) / count), rel=1e-4)
 
 
 @pytest.mark.parametrize("target", ["portable", "cpu"])
@@ -121,9 +121,9 @@ def test_a_last_window_of_one_token_predicts_nothing(exported, files, monkeypatc
         "input_ids"
     ]
     monkeypatch.setattr(module, "WINDOW", ids.shape[1] - 1)
-    found = both(exported, "causal", target, text=files["text"])
-    assert found["tokens"] == ids.shape[1] - 2
-    assert found["perplexity"] == pytest.approx(
+    result = both(exported, "causal", target, text=files["text"])
+    assert result["tokens"] == ids.shape[1] - 2
+    assert result["perplexity"] == pytest.approx(
         math.exp(model(ids[:, :-1], labels=ids[:, :-1]).loss), rel=1e-4
     )
 
@@ -145,7 +145,7 @@ def test_text_may_be_compressed_and_have_empty_lines(exported, tmp_path):
 
 @torch.no_grad()
 def test_pseudo_perplexity_masks_each_token_in_turn(exported, files):
-    found = both(exported, "masked-lm", text=files["text"], batch_size=7)
+    result = both(exported, "masked-lm", text=files["text"], batch_size=7)
     model, made = load(exported("masked-lm")[0])
     total = count = 0
     for text in TEXTS:
@@ -158,7 +158,7 @@ def test_pseudo_perplexity_masks_each_token_in_turn(exported, files):
                     model(ids).logits[0, place].log_softmax(-1)[encoded["input_ids"][place]].item()
                 )
                 count += 1
-    assert found == pytest.approx(
+    assert result == pytest.approx(
         {"pseudo_perplexity": math.exp(total / count), "tokens": count}, rel=1e-4
     )
 
@@ -196,23 +196,23 @@ def test_every_reader_takes_a_text_file_of_windows_and_other_spaces_for_the_same
 )
 @torch.no_grad()
 def test_accuracy_is_the_share_of_right_labels_by_name_or_id(exported, files, name):
-    found = both(exported, name, text=files["text"], labels=files["labels"], batch_size=5)
+    actual = both(exported, name, text=files["text"], labels=files["labels"], batch_size=5)
     model, made = load(exported(name)[0])
-    wanted = [0, 1, 2, 1] * 6
+    expected = [0, 1, 2, 1] * 6
     right = [
         model(**made(text, return_tensors="pt", return_token_type_ids=False)).logits.argmax()
         for text in TEXTS
     ]
-    right = sum(int(got) == label for got, label in zip(right, wanted))
-    assert found == {"accuracy": pytest.approx(right / 24, abs=1e-4), "sentences": 24}
+    right = sum(int(got) == label for got, label in zip(right, expected))
+    assert actual == {"accuracy": pytest.approx(right / 24, abs=1e-4), "sentences": 24}
     assert 0 < right < 24
 
 
 def test_compare_gives_both_figures_and_their_difference(exported, files):
     checkpoint, directory = exported("classifier")
-    found = compare(directory, checkpoint, text=files["text"], labels=files["labels"])
+    result = compare(directory, checkpoint, text=files["text"], labels=files["labels"])
     accuracy = evaluate(checkpoint, text=files["text"], labels=files["labels"])["accuracy"]
-    assert found == {
+    assert result == {
         "metric": "accuracy",
         "onnxruntime": accuracy,
         "torch": accuracy,
@@ -244,8 +244,8 @@ def test_verify_compares_the_translations_of_both(exported, tmp_path, capsys):
         "1",
     ]
     main(["verify", str(directory), str(checkpoint), *arguments])
-    found = json.loads(capsys.readouterr().out.splitlines()[1])
-    assert (found["metric"], found["difference"]) == ("bleu", 0)
+    result = json.loads(capsys.readouterr().out.splitlines()[1])
+    assert (result["metric"], result["difference"]) == ("bleu", 0)
 
 
 def test_bleu_of_text_that_is_in_tokens_takes_them_as_they_are(exported, tmp_path, capsys):
@@ -263,11 +263,11 @@ def test_bleu_of_text_that_is_in_tokens_takes_them_as_they_are(exported, tmp_pat
     for tokenize in ("none", "13a"):
         files = ["--source", str(tmp_path / "en"), "--references", str(tmp_path / "de")]
         main(["evaluate", str(checkpoint), *files, "--bleu-tokenize", tokenize])
-        found = json.loads(capsys.readouterr().out)
-        assert found["bleu"] == round(
+        result = json.loads(capsys.readouterr().out)
+        assert result["bleu"] == round(
             sacrebleu.corpus_bleu(outputs, [references], tokenize=tokenize).score, 2
         )
-        assert f"tok:{tokenize}" in found["signature"]
+        assert f"tok:{tokenize}" in result["signature"]
 
 
 # -------------------------------------------------------------------------------------- wrong input
@@ -276,12 +276,7 @@ def test_bleu_of_text_that_is_in_tokens_takes_them_as_they_are(exported, tmp_pat
 @pytest.mark.parametrize(
     "name, given, seen, expected",
     [
-        (
-            "encoder",
-            ["text"],
-            "VanillaEncoderModel",
-            "VanillaEncoderForMaskedLM",
-        ),
+        ("encoder", ["text"], "VanillaEncoderModel", "VanillaEncoderForMaskedLM"),
         ("causal", [], "VanillaDecoderForCausalLM", "--text"),
         ("causal", ["text", "labels"], ("--text", "--labels"), ()),
         ("classifier", ["text"], "--text", "--labels"),

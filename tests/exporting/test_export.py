@@ -142,11 +142,11 @@ def tensors(values):
 
 @every_checkpoint
 def test_an_export_holds_the_graphs_of_its_variant_and_no_other_onnx_file(exported, name):
-    found = {
+    result = {
         path.relative_to(exported(name).directory).as_posix()
         for path in exported(name).directory.rglob("*.onnx*")
     }
-    assert found == set(CONTRACT[name])
+    assert result == set(CONTRACT[name])
 
 
 @every_graph
@@ -196,13 +196,13 @@ def test_each_weight_is_stored_once(exported, name):
         for file in CONTRACT[name]
         for w in onnx.load(exported(name).directory / file).graph.initializer
     ]
-    found = sum(numpy_helper.to_array(weight).nbytes for weight in weights)
+    actual = sum(numpy_helper.to_array(weight).nbytes for weight in weights)
     if name == "seq2seq":  # the encoder's file and the decoder's each hold the tied embedding
         expected += VOCABULARY * WIDTH * 4
     if name == "causal-relative":  # what each of 257 distances adds, instead of each of 32 buckets
         expected += (257 - 32) * HEADS * 4
     # constants of the graph, but not one matrix more
-    assert 0 <= found - expected < WIDTH * KEY_WIDTH * 4
+    assert 0 <= actual - expected < WIDTH * KEY_WIDTH * 4
 
 
 @pytest.mark.parametrize(
@@ -235,12 +235,12 @@ def test_an_encoder_graph_takes_every_batch_size_and_length(exported, name, shap
     ids = torch.randint(VOCABULARY, shape)
     mask = torch.ones_like(ids)
     mask[-1, shape[1] // 2 + 1 :] = 0
-    found = session(exported, name).run(
+    actual = session(exported, name).run(
         None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
     )[0]
     expected = exported(name).model(ids, mask)[0]
     real = mask.bool() if name != "classification" else torch.ones(shape[0], dtype=torch.bool)
-    assert_close(found[real.numpy()], expected[real])
+    assert_close(actual[real.numpy()], expected[real])
 
 
 @pytest.mark.parametrize(
@@ -567,10 +567,10 @@ def test_weights_of_no_more_than_a_message_holds_stay_in_it(tmp_path, monkeypatc
         saving.save_graph(two_tables(), directory / "model.onnx")
         assert {path.name for path in directory.iterdir()} == files
         onnx.checker.check_model(directory / "model.onnx", full_check=True)
-        found = onnxruntime.InferenceSession(directory / "model.onnx").run(
+        result = onnxruntime.InferenceSession(directory / "model.onnx").run(
             None, {"ids": np.array([3, 0])}
         )[0]
-        np.testing.assert_array_equal(found, TABLE[[3, 0]] @ (TABLE.T + 1))
+        np.testing.assert_array_equal(result, TABLE[[3, 0]] @ (TABLE.T + 1))
 
 
 TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)

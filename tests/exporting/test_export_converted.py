@@ -121,12 +121,12 @@ def test_facts_and_model_are_those_of_the_converted_checkpoint(theirs, temporary
     directory, _ = theirs
     convert(directory, tmp_path / "ours")
     assert info(directory) == info(tmp_path / "ours")
-    found, expected = (
+    actual, expected = (
         load_checkpoint(directory).state_dict(),
         load_checkpoint(tmp_path / "ours").state_dict(),
     )
-    assert found.keys() == expected.keys() and all(
-        torch.equal(found[name], expected[name]) for name in found
+    assert actual.keys() == expected.keys() and all(
+        torch.equal(actual[name], expected[name]) for name in actual
     )
     assert list(temporary.iterdir()) == []
 
@@ -170,10 +170,10 @@ def test_models_with_narrow_embeddings_give_the_logits_of_transformers(
     ids = torch.randint(4, theirs.config.vocab_size, (3, 7))
     with torch.no_grad():
         expected = theirs(ids).logits[:, -1].numpy()
-    found = last_logits(Runtime(tmp_path / "out", device="cpu"), ids.numpy())
+    actual = last_logits(Runtime(tmp_path / "out", device="cpu"), ids.numpy())
     if dtype == "fp32":
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    assert cosines(found, expected).min() > 0.99
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+    assert cosines(actual, expected).min() > 0.99
 
 
 def num_integer_tables(path):
@@ -213,10 +213,10 @@ def test_opt_with_narrow_embeddings_generates_the_tokens_of_transformers(target,
         expected = theirs.generate(
             ids, attention_mask=torch.ones_like(ids), num_beams=beams, do_sample=False, **settings
         )
-        found = Runtime(tmp_path / "out").generate(
+        actual = Runtime(tmp_path / "out").generate(
             ids.numpy(), np.ones(ids.shape, int), num_beams=beams, **settings
         )
-        assert found.tolist() == expected.tolist() and len(expected.unique()) > 4
+        assert actual.tolist() == expected.tolist() and len(expected.unique()) > 4
 
 
 def test_a_family_that_does_not_convert_is_named(tmp_path):

@@ -125,8 +125,8 @@ def test_a_graph_in_memory_names_files_of_its_folder_only(tmp_path, monkeypatch)
     with raises(ValueError, seen="model.onnx"):
         sessions.make("sum")
     (tmp_path / "work/weights").rename(tmp_path / "onnx/weights")
-    [found] = sessions.make("sum").run(["y"], {"x": np.zeros(2, np.float32)})
-    assert found.tolist() == [1, 2]
+    [result] = sessions.make("sum").run(["y"], {"x": np.zeros(2, np.float32)})
+    assert result.tolist() == [1, 2]
 
 
 def test_weights_that_the_manifest_lists_are_read(exported, tmp_path):

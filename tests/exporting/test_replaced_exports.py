@@ -25,7 +25,7 @@ def two(exported_for, tmp_path_factory):
     """Two exports of one architecture that differ in their weights and in what their tokenizers
     call a token."""
     _, directory = exported_for("seq2seq", "cpu")
-    found = []
+    result = []
     for number in range(2):
         made = copy_of(directory, tmp_path_factory.mktemp(f"export-{number}"))
         if number:  # the weights are float32
@@ -37,8 +37,8 @@ def two(exported_for, tmp_path_factory):
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
         tokenizer.save(str(made / "tokenizer.json"))
         list_file(made, "tokenizer.json")
-        found.append(made)
-    return found
+        result.append(made)
+    return result
 
 
 def answer(directory):
@@ -133,7 +133,7 @@ def test_an_export_replaced_at_any_step_of_its_opening_is_old_or_new_or_an_error
         assert not (tmp_path / "new").exists(), "replaced"
         out.rename(tmp_path / "new")
         (tmp_path / "old").rename(out)
-    assert all(found in (old, new, "error") for found in seen), seen
+    assert all(result in (old, new, "error") for result in seen), seen
     # what is read last is checked by itself
     assert "error" in seen and (seen[-1] == old) == (opened is answer)
 

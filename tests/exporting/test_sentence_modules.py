@@ -178,8 +178,8 @@ def test_a_cross_encoder_keeps_its_activation(base, activation, place, tmp_path)
     expected = CrossEncoder(str(tmp_path / "theirs"), device="cpu").predict(pairs)
     np.testing.assert_allclose(expected, model.predict(pairs), rtol=1e-6)
     convert(tmp_path / "theirs", tmp_path / "ours")
-    found = CrossEncoder(str(tmp_path / "ours"), device="cpu").predict(pairs)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    actual = CrossEncoder(str(tmp_path / "ours"), device="cpu").predict(pairs)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------- export and average
@@ -187,25 +187,25 @@ def test_a_cross_encoder_keeps_its_activation(base, activation, place, tmp_path)
 
 def by_manifest(directory, ids, mask):
     """The modules that the manifest names, in numpy, over what onnxruntime says of the tokens."""
-    found = Runtime(directory).encode(ids, mask)
+    result = Runtime(directory).encode(ids, mask)
     for module in json.loads((directory / "manifest.json").read_text())["sentence_modules"]:
         if module["type"] == "Pooling":
             real = mask[:, :, None]
-            found = {
-                "mean": (found * real).sum(1) / real.sum(1),
-                "cls": found[:, 0],
-                "max": np.where(real, found, -np.inf).max(1),
+            result = {
+                "mean": (result * real).sum(1) / real.sum(1),
+                "cls": result[:, 0],
+                "max": np.where(real, result, -np.inf).max(1),
             }[module["pooling_mode"]]
         elif module["type"] == "Dense":
             weights = load_file(directory / "2_Dense" / "model.safetensors")
             assert module["activation_function"].endswith(".Tanh")
-            found = np.tanh(
-                found @ weights["linear.weight"].numpy().T + weights["linear.bias"].numpy()
+            result = np.tanh(
+                result @ weights["linear.weight"].numpy().T + weights["linear.bias"].numpy()
             )
         else:
             assert module["type"] == "Normalize"
-            found = found / np.linalg.norm(found, axis=1, keepdims=True)
-    return found
+            result = result / np.linalg.norm(result, axis=1, keepdims=True)
+    return result
 
 
 OTHERS = [pytest.param(pooling, marks=pytest.mark.slow) for pooling in ("cls", "max")]
@@ -233,8 +233,8 @@ def test_an_export_says_and_carries_what_follows_its_graph(base, pooling, tmp_pa
     encoded = [
         model.tokenizer(text, truncation=True, max_length=LONGEST)["input_ids"] for text in TEXTS
     ]
-    found = by_manifest(tmp_path / "onnx", *pad_sequences(encoded, 0))
-    np.testing.assert_allclose(found, model.encode(TEXTS), rtol=1e-4, atol=1e-5)
+    result = by_manifest(tmp_path / "onnx", *pad_sequences(encoded, 0))
+    np.testing.assert_allclose(result, model.encode(TEXTS), rtol=1e-4, atol=1e-5)
 
 
 def test_a_checkpoint_without_modules_has_an_export_without(base, tmp_path):
@@ -249,10 +249,10 @@ def test_the_weights_of_modules_are_averaged_too(saved, tmp_path):
     other = {name: tensor + torch.randn_like(tensor) for name, tensor in dense.items()}
     save_file(other, tmp_path / "second" / "2_Dense" / "model.safetensors")
     average([tmp_path / "first", tmp_path / "second"], tmp_path / "mean")
-    found = load_file(tmp_path / "mean" / "2_Dense" / "model.safetensors")
+    result = load_file(tmp_path / "mean" / "2_Dense" / "model.safetensors")
     for name, tensor in dense.items():
         torch.testing.assert_close(
-            found[name], ((tensor.double() + other[name].double()) / 2).float(), rtol=0, atol=0
+            result[name], ((tensor.double() + other[name].double()) / 2).float(), rtol=0, atol=0
         )
     assert embeddings(tmp_path / "mean").shape == (2, 3, 8)
     average([tmp_path / "first"], tmp_path / "same")
@@ -274,12 +274,7 @@ def test_checkpoints_with_other_modules_have_no_average(saved, tmp_path):
             "prompts",
             (),
         ),
-        (
-            "none",
-            lambda path: (path / "modules.json").unlink(),
-            "[]",
-            ("Pooling", "Dense"),
-        ),
+        ("none", lambda path: (path / "modules.json").unlink(), "[]", ("Pooling", "Dense")),
     ):
         shutil.copytree(tmp_path / "first", tmp_path / name)
         change(tmp_path / name)
@@ -328,14 +323,8 @@ def test_a_module_that_is_not_known_is_refused_by_its_name(saved, kind, tmp_path
             '[{"type": "sentence_transformers.models.Transformer", "path": "0_Transformer"}]',
             "0_Transformer",
         ),
-        (
-            '[{"type": "sentence_transformers.models.Transformer", "path": "../x"}]',
-            "modules.json",
-        ),
-        (
-            '[{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]',
-            "Pooling",
-        ),
+        ('[{"type": "sentence_transformers.models.Transformer", "path": "../x"}]', "modules.json"),
+        ('[{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]', "Pooling"),
     ],
 )
 def test_a_list_of_modules_that_is_damaged_is_one_line(saved, content, seen, tmp_path):

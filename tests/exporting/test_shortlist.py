@@ -55,8 +55,8 @@ def test_it_generates_as_the_whole_model_with_all_others_suppressed(name, target
         given = dict(do_sample=False, suppress_tokens=suppressed, renormalize_logits=True)
         with torch.no_grad():
             expected = model.generate(torch.from_numpy(ids), **given, **settings)
-        found = Runtime(tmp_path / "out").generate(ids, np.ones_like(ids), **settings)
-        assert found.tolist() == expected.tolist()
+        actual = Runtime(tmp_path / "out").generate(ids, np.ones_like(ids), **settings)
+        assert actual.tolist() == expected.tolist()
     report = verify(tmp_path / "out", model, cases=6)
     assert report.failures == [] and report.agreeing == report.tokens > 0
     assert type(model.lm_head) is torch.nn.Linear

@@ -61,11 +61,11 @@ def check_config(directory, graph):
         True,
     )
     for tensors, values in ((config.input, graph.input), (config.output, graph.output)):
-        found = [
+        result = [
             (tensor.name, TYPES[MESSAGES.DataType.Name(tensor.data_type)], list(tensor.dims))
             for tensor in tensors
         ]
-        assert found == [
+        assert result == [
             (value.name, value.type.tensor_type.elem_type, sizes_of(value)) for value in values
         ]
     return config
@@ -126,12 +126,16 @@ def test_requests_that_are_padded_to_multiples_of_16_run_together_and_alone_give
     outputs = dict(zip(names, session.run(names, together)))
     for place, row in enumerate(rows):
         with torch.no_grad():
-            wanted = model(input_ids=torch.from_numpy(row[None]))
+            expected = model(input_ids=torch.from_numpy(row[None]))
         np.testing.assert_allclose(
-            outputs["prediction_logits"][place, : len(row)], wanted.prediction_logits[0], atol=1e-5
+            outputs["prediction_logits"][place, : len(row)],
+            expected.prediction_logits[0],
+            atol=1e-5,
         )
         np.testing.assert_allclose(
-            outputs["seq_relationship_logits"][place], wanted.seq_relationship_logits[0], atol=1e-5
+            outputs["seq_relationship_logits"][place],
+            expected.seq_relationship_logits[0],
+            atol=1e-5,
         )
 
 
@@ -193,10 +197,10 @@ def test_an_encoder_decoder_generates_in_one_graph(exported, tmp_path):
             "attention_mask": torch.ones((1, 16), dtype=torch.long),
             "max_new_tokens": int(count[0]),
         }
-        wanted = (
+        expected = (
             exported("seq2seq").model.generate(torch.from_numpy(source[None]), **given)[0].tolist()
         )
-        assert together[row].tolist() == wanted + [0] * (together.shape[1] - len(wanted))
+        assert together[row].tolist() == expected + [0] * (together.shape[1] - len(expected))
 
 
 def test_a_decoder_generates_in_one_graph(exported, tmp_path):
@@ -218,13 +222,13 @@ def test_a_decoder_generates_in_one_graph(exported, tmp_path):
     for row, place in enumerate((slice(0, 5), slice(11, 16))):
         ids[row, place], mask[row, place] = prompt, 1
     feeds = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": np.full((2, 1), 6)}
-    [found] = session.run(None, feeds)
-    wanted = (
+    [actual] = session.run(None, feeds)
+    expected = (
         exported("causal")
         .model.generate(torch.from_numpy(prompt[None]), max_new_tokens=6)[0]
         .tolist()
     )
-    assert found.tolist() == [[0] * 11 + wanted] * 2
+    assert actual.tolist() == [[0] * 11 + expected] * 2
 
 
 def test_weights_in_a_file_of_their_own_stand_beside_the_graph(exported, tmp_path):
@@ -251,23 +255,15 @@ def test_weights_in_a_file_of_their_own_stand_beside_the_graph(exported, tmp_pat
         tmp_path / "model/1/model.onnx/model.onnx",
         exported("encoder").directory / "onnx/model.onnx",
     )
-    found, wanted = (onnxruntime.InferenceSession(path).run(None, feeds)[0] for path in paths)
-    np.testing.assert_array_equal(found, wanted)
+    actual, expected = (onnxruntime.InferenceSession(path).run(None, feeds)[0] for path in paths)
+    np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize(
     "tensor, seen, expected",
     [
-        (
-            TensorSpec("x", "float32", ("source_length", 4)),
-            (),
-            "batch_size",
-        ),
-        (
-            TensorSpec("x", "float32", ("batch_size",)),
-            (),
-            "batch_size",
-        ),
+        (TensorSpec("x", "float32", ("source_length", 4)), (), "batch_size"),
+        (TensorSpec("x", "float32", ("batch_size",)), (), "batch_size"),
         (TensorSpec("x", "float16", ("batch_size", 4)), "float16", "int64"),
     ],
 )
@@ -302,8 +298,8 @@ def test_every_kind_of_graph(exported, tmp_path, name, target, dtype):
     assert path.read_bytes() == (tmp_path / "export" / graphs_of(manifest)["encoder"]).read_bytes()
     ids = np.array([[5, 6, 7, 8], [9, 10, 11, 12]])
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    [found] = onnxruntime.InferenceSession(path).run([config.output[0].name], feeds)
+    [actual] = onnxruntime.InferenceSession(path).run([config.output[0].name], feeds)
     if dtype == "fp32":
         with torch.no_grad():
-            wanted = made.model(input_ids=torch.from_numpy(ids))[0].numpy()
-        np.testing.assert_allclose(found, wanted, atol=1e-4)
+            expected = made.model(input_ids=torch.from_numpy(ids))[0].numpy()
+        np.testing.assert_allclose(actual, expected, atol=1e-4)

@@ -175,9 +175,9 @@ def test_the_files_are_those_of_an_export_with_torch(checkpoints, tmp_path):
         expected = export(
             checkpoints / name.strip(), tmp_path / f"{name}-with", cases=1, **arguments
         )
-        found, others = (files_of(tmp_path / f"{name}-{how}") for how in ("without", "with"))
-        manifest = json.loads(found.pop("manifest.json"))
-        assert others.pop("manifest.json") and found == others, name
+        actual, others = (files_of(tmp_path / f"{name}-{how}") for how in ("without", "with"))
+        manifest = json.loads(actual.pop("manifest.json"))
+        assert others.pop("manifest.json") and actual == others, name
         assert manifest["parity_reason"].startswith("torch is not installed: ")
         assert without_parity(manifest) == without_parity(expected)
         assert "parity_reason" not in expected or parity_of(expected) is None
@@ -264,9 +264,9 @@ def test_configs_have_the_fields_that_transformers_gives_them(tmp_path):
                     name,
                     json.loads(json.dumps(config_class.from_pretrained(path).to_dict())),
                 )
-    found = run(CONFIG_FIELDS, map(str, expected))
-    for (name, fields), (path, (wanted, values)) in zip(found, expected.items(), strict=True):
-        assert (name, without(fields, IGNORED)) == (wanted, without(values, IGNORED)), path
+    actual = run(CONFIG_FIELDS, map(str, expected))
+    for (name, fields), (path, (reference, values)) in zip(actual, expected.items(), strict=True):
+        assert (name, without(fields, IGNORED)) == (reference, without(values, IGNORED)), path
 
 
 def without(content, names):
@@ -287,11 +287,11 @@ def test_generation_settings_are_those_of_transformers(settings, checkpoints, tm
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         export(checkpoint, tmp_path / "with", cases=1)
-    found, expected = (
+    actual, expected = (
         json.loads((tmp_path / how / "generation_config.json").read_text())
         for how in ("without", "with")
     )
-    assert without(found, IGNORED) == without(expected, IGNORED)
+    assert without(actual, IGNORED) == without(expected, IGNORED)
 
 
 # ------------------------------------------------------------------------------------------- errors

@@ -23,27 +23,12 @@ def test_what_is_not_ours_is_refused_and_stays(bulk, runtime_of, tmp_path):
     export = runtime_of("seq2seq").path.parent
     (tmp_path / "other").mkdir()
     for inputs, out, kind, seen in (
-        (
-            [source],
-            tmp_path / "mine",
-            FileExistsError,
-            ("mine", "notes"),
-        ),
-        (
-            [source],
-            tmp_path / "mine" / "notes",
-            NotADirectoryError,
-            "notes",
-        ),
+        ([source], tmp_path / "mine", FileExistsError, ("mine", "notes")),
+        ([source], tmp_path / "mine" / "notes", NotADirectoryError, "notes"),
         ([source], export / "out", UsageError, "out"),
         ([source], tmp_path, UsageError, "a"),
         ([source, source], tmp_path / "out", UsageError, "out/a"),
-        (
-            [tmp_path / "none"],
-            tmp_path / "out",
-            FileNotFoundError,
-            "none",
-        ),
+        ([tmp_path / "none"], tmp_path / "out", FileNotFoundError, "none"),
         ([tmp_path], tmp_path / "out", IsADirectoryError, ()),
     ):
         with raises(kind, seen=seen):
@@ -68,56 +53,14 @@ def test_wrong_usage_is_refused_before_anything_is_written(bulk, runtime_of, tmp
         ({"options": {"num_beams": 0}}, [text], UsageError, "num_beams", ()),
         ({"field": "en"}, [text], UsageError, (), "a"),
         ({"output_field": "de"}, [text], UsageError, ("output_field", "de"), None),
-        (
-            {},
-            [tmp_path / "b.parquet"],
-            UsageError,
-            "translation",
-            ("--output-field", "NAME"),
-        ),
-        (
-            {"output_field": "text"},
-            [tmp_path / "b.parquet"],
-            UsageError,
-            "b.parquet",
-            (),
-        ),
-        (
-            {},
-            [tmp_path / "e.parquet"],
-            ValueError,
-            "e.parquet",
-            (),
-        ),
-        (
-            {},
-            [jsonl],
-            UsageError,
-            (2, "e.jsonl", "translation"),
-            ("--output-field", "NAME"),
-        ),
-        (
-            {"output_field": "text"},
-            [jsonl],
-            UsageError,
-            (1, "e.jsonl"),
-            (),
-        ),
+        ({}, [tmp_path / "b.parquet"], UsageError, "translation", ("--output-field", "NAME")),
+        ({"output_field": "text"}, [tmp_path / "b.parquet"], UsageError, "b.parquet", ()),
+        ({}, [tmp_path / "e.parquet"], ValueError, "e.parquet", ()),
+        ({}, [jsonl], UsageError, (2, "e.jsonl", "translation"), ("--output-field", "NAME")),
+        ({"output_field": "text"}, [jsonl], UsageError, (1, "e.jsonl"), ()),
         ({}, [tmp_path / "c.parquet"], UsageError, "other", ()),
-        (
-            {},
-            [write(tmp_path / "d.parquet", ["w5"])],
-            ValueError,
-            ("d.parquet", "Parquet"),
-            (),
-        ),
-        (
-            {},
-            [write(tmp_path / "d.parquet.gz", ["w5"])],
-            UsageError,
-            "Parquet",
-            ".gz",
-        ),
+        ({}, [write(tmp_path / "d.parquet", ["w5"])], ValueError, ("d.parquet", "Parquet"), ()),
+        ({}, [write(tmp_path / "d.parquet.gz", ["w5"])], UsageError, "Parquet", ".gz"),
     ):
         with raises(kind, seen=seen, expected=expected):
             bulk(**settings).to_directory(inputs, tmp_path / "out")

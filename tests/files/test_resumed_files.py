@@ -13,7 +13,7 @@ import time
 import pyarrow
 import pyarrow.parquet
 import pytest
-from messages import raises
+from messages import check_message, raises
 from shards import contents, names, some_lines, write
 
 from vanilla_transformer_export.cli.main import main
@@ -102,13 +102,14 @@ def test_a_truncated_input_is_an_error_that_goes_on_when_it_is_repaired(bulk, tm
 
 
 @pytest.mark.parametrize(
-    "error, message",
-    [(MemoryError("12 GB"), "not enough memory: 12 GB"), (OSError(28, "full"), "full")],
+    "error, seen",
+    [(MemoryError("12 GB"), (12, "GB")), (OSError(28, "full"), "full")],
 )
-def test_what_stops_a_run_says_what_is_kept(bulk, tmp_path, error, message):
+def test_what_stops_a_run_says_what_is_kept(bulk, tmp_path, error, seen):
     source = write(tmp_path / "a", some_lines(30))
     caught = begun(bulk(), [source], tmp_path / "out", 2, error)
-    assert isinstance(caught.value, OSError) and message in str(caught.value)
+    assert isinstance(caught.value, OSError)
+    check_message(str(caught.value), seen=seen)
     assert "the shards that are whole stay in" in str(caught.value)
     assert bulk().to_directory([source], tmp_path / "out")["lines"] == 30
 
@@ -146,9 +147,9 @@ def test_lines_without_letters_are_copied(runtime_of, tmp_path, capsys):
     ]
     for copies in (True, False):
         main([*predict, "--set", f"copy_letterless={str(copies).lower()}", *lines])
-        found = capsys.readouterr().out.splitlines()
-        assert found == runtime.translate(lines, max_new_tokens=4, copy_letterless=copies)
-        assert (found[1] == "12345") == copies
+        actual = capsys.readouterr().out.splitlines()
+        assert actual == runtime.translate(lines, max_new_tokens=4, copy_letterless=copies)
+        assert (actual[1] == "12345") == copies
 
 
 def test_a_full_disk_leaves_whole_shards(runtime_of, tmp_path):
@@ -164,9 +165,7 @@ def test_a_full_disk_leaves_whole_shards(runtime_of, tmp_path):
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # noqa: E731
     again = [*COMMAND, *call, "--output-dir", str(tmp_path / "out")]
     done = subprocess.run(again, preexec_fn=limit, capture_output=True, text=True)
-    assert (
-        done.returncode == 1 and "File too large; the shards that are whole stay in" in done.stderr
-    ), done.stderr
+    assert done.returncode == 1 and "File too large" in done.stderr, done.stderr
     assert names(tmp_path / "out" / "a.jsonl.parts") == [
         "000000.facts",
         "000000.jsonl",
@@ -274,8 +273,8 @@ def test_fifty_thousand_lines_in_constant_memory(runtime_of, tmp_path):
     assert most < 1.1 * peak(
         call_of(runtime_of, few, shard_lines=500, max_new_tokens=4), tmp_path / "out-of-few"
     )
-    found = (tmp_path / "out" / "a").read_text().splitlines()
-    expected = dict(zip(lines, found))
-    assert len(found) == len(lines) == len(expected)
+    actual = (tmp_path / "out" / "a").read_text().splitlines()
+    expected = dict(zip(lines, actual))
+    assert len(actual) == len(lines) == len(expected)
     for line in random.Random(0).sample(lines, 200):
         assert runtime_of("seq2seq").translate([line], max_new_tokens=4) == [expected[line]]

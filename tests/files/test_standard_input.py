@@ -66,15 +66,9 @@ def test_arguments_stay_as_they_are_and_standard_input_is_not_read(generate):
     "given, seen",
     [
         (None, ()),
-        (
-            b"one\ntwo \xe9\n",
-            (2, "utf-8", "0xe9"),
-        ),
+        (b"one\ntwo \xe9\n", (2, "utf-8", "0xe9")),
         (b"\xff\xfeo\0n\0e\0", 1),
-        (
-            b"one\n" + b"x" * 1_000_001,
-            (2, 1, "000"),
-        ),
+        (b"one\n" + b"x" * 1_000_001, (2, 1, "000")),
     ],
     ids=["closed", "latin-1", "UTF-16", "long"],
 )
@@ -103,8 +97,8 @@ def test_an_argument_that_is_not_utf_8_is_named(arguments, name, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(arguments)
     assert stopped.value.code == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert f"argument {name}" in said and "expected UTF-8 text, got b'" in said and "\\xe9" in said
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument {name}" in message and "UTF-8" in message and "\\xe9" in message
 
 
 def test_an_empty_line_gives_an_empty_line(generate):
@@ -121,5 +115,5 @@ def test_lines_are_answered_in_order_shard_by_shard(generate):
 
 def test_bad_lines_may_be_skipped_and_are_named(generate):
     with pytest.warns(UserWarning, match="line 2 .*UTF-8"):
-        found = generate(b"one\n\xff\nthree", "--on-bad-line", "skip")
-    assert found == [repr("one"), "", repr("three")]
+        result = generate(b"one\n\xff\nthree", "--on-bad-line", "skip")
+    assert result == [repr("one"), "", repr("three")]

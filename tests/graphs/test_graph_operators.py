@@ -178,8 +178,8 @@ def checkpoints(tmp_path_factory):
 def test_graphs_have_the_operators_that_they_are_known_for(
     checkpoints, name, target, dtype, role, tmp_path
 ):
-    found = written(checkpoints / name, target, dtype, role, tmp_path)
-    assert found == EXPECTED[name, target, dtype, role]
+    result = written(checkpoints / name, target, dtype, role, tmp_path)
+    assert result == EXPECTED[name, target, dtype, role]
 
 
 def written(checkpoint, target, dtype, role, folder):

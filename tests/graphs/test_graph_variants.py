@@ -63,7 +63,7 @@ def problem(checkpoint, directory, options):
 
 def problems(architecture, table, formats, folder):
     """Return the differences between graphs and torch, by variant and format."""
-    found = {}
+    result = {}
     for name, fields in table.items():
         fields = {**sizes(architecture), **fields}
         shortlist = fields.pop("shortlist", None)
@@ -77,8 +77,8 @@ def problems(architecture, table, formats, folder):
                 continue
             options = ExportOptions(target, dtype, opset, shortlist=shortlist)
             if difference := problem(checkpoint, folder / "out", options):
-                found[name, target, dtype, opset] = difference
-    return found
+                result[name, target, dtype, opset] = difference
+    return result
 
 
 @pytest.mark.parametrize("architecture", BODIES)

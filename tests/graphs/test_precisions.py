@@ -50,9 +50,9 @@ def products(file):
 
 def test_each_precision_has_the_files_of_the_hub_and_a_parity_of_its_own(both):
     manifest = json.loads((both / "manifest.json").read_text())
-    found = {path.relative_to(both).as_posix() for path in both.glob("onnx/*")}
+    result = {path.relative_to(both).as_posix() for path in both.glob("onnx/*")}
     assert (
-        found
+        result
         == {f"{file}{end}" for file in (*FILES, *INT8_FILES) for end in ("", "_data")}
         <= {*manifest["files"]}
     )
@@ -79,16 +79,16 @@ def test_each_precision_has_the_files_of_the_hub_and_a_parity_of_its_own(both):
 def test_the_first_runs_unless_another_is_asked_for(exported_for, both):
     ids, mask = prompts("seq2seq")
     for dtype in ("fp32", "int8"):
-        alone, found = (
+        alone, result = (
             Runtime(exported_for("seq2seq", "portable", dtype)[1]),
             Runtime(both, dtype=dtype),
         )
-        assert found.dtype == dtype and {spec.file for spec in found.specs.values()} == {
+        assert result.dtype == dtype and {spec.file for spec in result.specs.values()} == {
             *(FILES if dtype == "fp32" else INT8_FILES)
         }
-        np.testing.assert_array_equal(found.encode(ids, mask), alone.encode(ids, mask))
+        np.testing.assert_array_equal(result.encode(ids, mask), alone.encode(ids, mask))
         np.testing.assert_array_equal(
-            found.generate(ids, mask, num_beams=2), alone.generate(ids, mask, num_beams=2)
+            result.generate(ids, mask, num_beams=2), alone.generate(ids, mask, num_beams=2)
         )
     assert Runtime(both).dtype == "int8"
     with raises(UsageError, seen="int4", expected=("int8", "fp32")):
@@ -105,10 +105,10 @@ def test_commands_take_either_and_verify_compares_both(both, checkpoint, tmp_pat
         and lines[1].endswith("0 failures")
     )
     (tmp_path / "in").write_text("w5 w6 w7\nw9\n")
-    found = {}
+    result = {}
     for dtype in ("fp32", "int8"):
         main(["generate", str(both), "--input", str(tmp_path / "in"), "--scores", "--dtype", dtype])
-        found[dtype] = capsys.readouterr().out
+        result[dtype] = capsys.readouterr().out
         main(
             [
                 "evaluate",
@@ -122,17 +122,14 @@ def test_commands_take_either_and_verify_compares_both(both, checkpoint, tmp_pat
             ]
         )
         assert json.loads(capsys.readouterr().out)["sentences"] == 2
-    assert found["fp32"] != found["int8"]
+    assert result["fp32"] != result["int8"]
     for arguments in (
         ["generate", both, "w5"],
         ["evaluate", both, "--source", tmp_path / "in", "--references", tmp_path / "in"],
     ):
         with pytest.raises(SystemExit) as stopped:
             main([*map(str, arguments), "--dtype", "fp16"])
-        assert (
-            stopped.value.code == 2
-            and "has no dtype 'fp16', expected one of" in capsys.readouterr().err
-        )
+        assert stopped.value.code == 2 and "'fp16'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -169,16 +166,8 @@ def test_data_outside_the_export_is_refused(both, tmp_path, file):
 @pytest.mark.parametrize(
     "options, seen, expected",
     [
-        (
-            dict(target="cpu", dtype=["fp32", "int8"]),
-            "portable",
-            "cpu",
-        ),
-        (
-            dict(dtype=["fp32", "int4"]),
-            ("portable", "int4"),
-            ("fp32", "int8"),
-        ),
+        (dict(target="cpu", dtype=["fp32", "int8"]), "portable", "cpu"),
+        (dict(dtype=["fp32", "int4"]), ("portable", "int4"), ("fp32", "int8")),
         (dict(dtype=["int8", "int8"]), "int8", ()),
         (dict(dtype=[]), "portable", ()),
         (dict(dtyp="fp32"), "dtyp", "dtype"),
@@ -214,7 +203,7 @@ def test_each_opset_gives_what_torch_gives(tmp_path, name, opset):
         *manifest["variants"]["int8"]["graphs"].values(),
     ]
     imports = [onnx.load(tmp_path / "out" / file).opset_import for file in files]
-    assert [[(found.domain, found.version) for found in each] for each in imports] == [
+    assert [[(result.domain, result.version) for result in each] for each in imports] == [
         [("", opset)]
     ] * len(files)
     assert (

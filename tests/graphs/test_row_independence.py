@@ -49,10 +49,10 @@ def check(path, dtype, make_feeds, cut, rows, threads=(1, 2)):
             cut(session.run(None, make_feeds([row] * copies)), 0, row) for row in range(max(rows))
         ]
         for number in (number for number in rows if number >= copies):
-            found = session.run(None, make_feeds(range(number)))
+            result = session.run(None, make_feeds(range(number)))
             for row in range(number):
                 for name, one, other in zip(
-                    session.get_outputs(), alone[row], cut(found, row, row), strict=True
+                    session.get_outputs(), alone[row], cut(result, row, row), strict=True
                 ):
                     if not np.array_equal(one, other):
                         where = first_difference(path, make_feeds, [row] * copies, number, count)
@@ -298,11 +298,11 @@ def logits(runtime, name, rows):
     decoder = runtime.model.decoders.start(
         GenerationRequest(Options(max_new_tokens=8), ids, mask, source)
     )
-    found = [decoder.prefill(ids, mask).copy()]
-    found += [
+    result = [decoder.prefill(ids, mask).copy()]
+    result += [
         decoder.step(np.array([[5 + row + step] for row in rows])).copy() for step in range(3)
     ]
-    return np.stack([each[:, -1] for each in found], axis=1)
+    return np.stack([each[:, -1] for each in result], axis=1)
 
 
 # --------------------------------------------------------------------------- sizes that models have

@@ -207,7 +207,7 @@ def test_the_cpu_target_quantizes_them(exported, name, dtype, operator):
 def test_the_cuda_target_gives_their_values_with_fewer_operators(exported, name):
     model, directory = exported(name, "cuda")
     assert verify(directory, model, cases=9, device="cpu").failures == []
-    found = [node.op_type for node in onnx.load(directory / "onnx/model.onnx").graph.node]
+    result = [node.op_type for node in onnx.load(directory / "onnx/model.onnx").graph.node]
     encoder, decoder = {"pair": (1, 2), "pair-labels": (1, 2), "pair-answers": (1, 1)}.get(
         name, (0, 0)
     )
@@ -216,7 +216,7 @@ def test_the_cuda_target_gives_their_values_with_fewer_operators(exported, name)
         (encoder + decoder, 2 * encoder + 3 * decoder) if encoder else (single, 2 * single)
     )
     # Of a pair also the keys and values of each layer's cross-attention, together.
-    assert (found.count("Split"), found.count("SkipLayerNormalization")) == (
+    assert (result.count("Split"), result.count("SkipLayerNormalization")) == (
         layers + (encoder > 0),
         norms,
     )
@@ -235,8 +235,8 @@ def test_a_decoder_s_rows_may_be_padded_on_either_side(exported):
     rows = [[5, 6, 7], [8, 9, 10, 11, 12]]
     alone = [runtime.encode(np.array([row]))[0] for row in rows]
     for padding, mask in (([5, 6, 7, 3, 3], [1, 1, 1, 0, 0]), ([3, 3, 5, 6, 7], [0, 0, 1, 1, 1])):
-        found = runtime.encode(np.array([padding, rows[1]]), np.array([mask, [1] * 5]))
-        np.testing.assert_allclose(found, alone, atol=1e-5)
+        result = runtime.encode(np.array([padding, rows[1]]), np.array([mask, [1] * 5]))
+        np.testing.assert_allclose(result, alone, atol=1e-5)
 
 
 # ------------------------------------------------------------------------- int8, standard operators
@@ -290,7 +290,7 @@ def test_a_product_in_int8_is_that_of_the_rounded_factors():
         "int8",
     )
     onnx.checker.check_model(model)
-    [found] = run(model, {"x": x})
+    [result] = run(model, {"x": x})
     step = (max(x.max(), 0) - min(x.min(), 0)) / 255
     places = np.clip(np.rint(x / step) + np.rint(-x.min() / step), 0, 255) - np.rint(
         -x.min() / step
@@ -298,9 +298,9 @@ def test_a_product_in_int8_is_that_of_the_rounded_factors():
     largest = np.maximum(np.abs(weight).max(axis=0), np.abs(weight[::2] + weight[1::2]).max(axis=0))
     scales = np.maximum(largest, 1e-30) / 127
     np.testing.assert_allclose(
-        found, places * step @ (np.rint(weight / scales) * scales), atol=1e-3
+        result, places * step @ (np.rint(weight / scales) * scales), atol=1e-3
     )
-    assert 1e-3 < np.abs(found - x @ weight).max() < 0.5 and not found[:, 7].any()
+    assert 1e-3 < np.abs(result - x @ weight).max() < 0.5 and not result[:, 7].any()
 
 
 # -------------------------------------------------------------------------------------- wrong input
@@ -336,16 +336,8 @@ def test_tokens_of_a_decoder_are_checked_as_all_others(exported):
     with raises(ValueError, seen=("VanillaSeq2SeqModel", "decoder_input_ids")):
         runtime.outputs(ids)
     for wrong, seen, expected in (
-        (
-            (np.full((3, 3), 5),),
-            ("decoder_input_ids", 3),
-            (2, "target_length"),
-        ),
-        (
-            (np.full((2, 0), 5),),
-            "decoder_input_ids",
-            (2, "target_length", 1),
-        ),
+        ((np.full((3, 3), 5),), ("decoder_input_ids", 3), (2, "target_length")),
+        ((np.full((2, 0), 5),), "decoder_input_ids", (2, "target_length", 1)),
         ((np.full((2, 3), VOCABULARY),), (), (0, 47)),
         ((ids, np.ones((2, 4), int)), "decoder_attention_mask", ()),
     ):
@@ -404,19 +396,21 @@ def test_a_ragged_batch_gives_the_values_of_one_run(exported, monkeypatch, name,
     if name == "pair":
         feeds["decoder_input_ids"], feeds["decoder_attention_mask"] = ragged(LENGTHS[::-1])
     assert len(bucket_by_length(mask, 512)) > 2
-    found = runtime.outputs(ids, mask, **feeds)
+    actual = runtime.outputs(ids, mask, **feeds)
     monkeypatch.setattr(inputs_module, "MIN_TOKENS", 10**9)
     monkeypatch.setattr(model_module, "MAX_TOKENS", 10**9)
     expected = runtime.outputs(ids, mask, **feeds)
-    assert list(found) == list(expected)
+    assert list(actual) == list(expected)
     for tensor in runtime.specs["encoder"].outputs:
-        got, wanted = found[tensor.name], expected[tensor.name]
-        assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
+        got, reference = actual[tensor.name], expected[tensor.name]
+        assert (got.shape, got.dtype) == (reference.shape, reference.dtype)
         real = mask.any(axis=-1)
         if S in tensor.shape:  # (B, S, ...), or (B, H, S, d)
-            got, wanted = (np.moveaxis(array, tensor.shape.index(S), 1) for array in (got, wanted))
+            got, reference = (
+                np.moveaxis(array, tensor.shape.index(S), 1) for array in (got, reference)
+            )
             real = mask == 1
-        np.testing.assert_allclose(got[real], wanted[real], atol=1e-5)
+        np.testing.assert_allclose(got[real], reference[real], atol=1e-5)
         assert np.isfinite(got).all()
 
 
@@ -452,9 +446,9 @@ def test_an_encoder_runs_short_rows_apart_from_long_ones(exported, monkeypatch, 
 )
 def test_rows_of_similar_length_run_together(lengths, groups):
     mask = (np.arange(200) < np.array(lengths)[:, None]).astype(np.int64)
-    found = bucket_by_length(mask, 512)
-    assert [sorted(rows.tolist()) for rows, _ in found] == groups
-    assert [longest for _, longest in found] == [
+    result = bucket_by_length(mask, 512)
+    assert [sorted(rows.tolist()) for rows, _ in result] == groups
+    assert [longest for _, longest in result] == [
         max(1, *(lengths[row] for row in rows)) for rows in groups
     ]
 

@@ -30,35 +30,11 @@ IDS, MASK = prompts()
         (IDS, MASK * np.array([[1], [1], [0], [1], [1], [1]]), {}, 2, ()),
         (IDS, MASK, dict(typical_p=0.5), "typical_p", "num_beams"),
         (IDS, MASK, dict(eos_token_ids=(3,)), "eos_token_ids", ()),
-        (
-            IDS,
-            MASK,
-            dict(num_beams=0),
-            ("num_beams", 0),
-            (1, "2**63"),
-        ),
-        (
-            IDS,
-            MASK,
-            dict(max_new_tokens=0),
-            ("max_new_tokens", 0),
-            (1, "2**63"),
-        ),
+        (IDS, MASK, dict(num_beams=0), ("num_beams", 0), (1, "2**63")),
+        (IDS, MASK, dict(max_new_tokens=0), ("max_new_tokens", 0), (1, "2**63")),
         (IDS, MASK, dict(max_new_tokens=-3), -3, ()),
-        (
-            IDS,
-            MASK,
-            dict(num_beams=49),
-            ("num_beams", 49, 1, 48),
-            (),
-        ),
-        (
-            IDS,
-            MASK,
-            dict(num_beams=2, eos_token_id=list(range(48))),
-            ("num_beams", 2, 48),
-            (),
-        ),
+        (IDS, MASK, dict(num_beams=49), ("num_beams", 49, 1, 48), ()),
+        (IDS, MASK, dict(num_beams=2, eos_token_id=list(range(48))), ("num_beams", 2, 48), ()),
     ],
 )
 @pytest.mark.parametrize("name", ["seq2seq", "causal"])
@@ -114,15 +90,17 @@ def test_a_learned_position_table_has_an_end(runtimes):
 def test_the_padding_of_a_prompt_takes_no_learned_positions(runtimes):
     ids, mask = np.full((1, 50), 5), np.zeros((1, 50), np.int64)
     mask[0, :3] = 1
-    found = runtimes("causal-learned").generate(ids, mask, max_new_tokens=4)[0, 50:]
+    result = runtimes("causal-learned").generate(ids, mask, max_new_tokens=4)[0, 50:]
     alone = runtimes("causal-learned").generate(ids[:, :3], max_new_tokens=4)[0, 3:]
-    np.testing.assert_array_equal(found, alone)
+    np.testing.assert_array_equal(result, alone)
 
 
 def test_sinusoidal_positions_have_no_end(exported, runtimes):
     ids, mask = prompts((200, 150))
-    found = runtimes("seq2seq").generate(ids, mask, max_new_tokens=2)
-    np.testing.assert_array_equal(found, in_torch(exported, "seq2seq", ids, mask, max_new_tokens=2))
+    result = runtimes("seq2seq").generate(ids, mask, max_new_tokens=2)
+    np.testing.assert_array_equal(
+        result, in_torch(exported, "seq2seq", ids, mask, max_new_tokens=2)
+    )
 
 
 def test_a_model_is_asked_only_for_what_it_can_do(runtimes):

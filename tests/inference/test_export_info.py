@@ -305,8 +305,7 @@ def test_a_target_or_precision_that_this_build_cannot_run_is_refused_by_name(
     directory = copy_of(exported("encoder").directory, tmp_path)
     facts = {"default_dtype": value, "variants": {value: {}}} if name == "dtype" else {name: value}
     edit_json(directory / "manifest.json", **facts)
-    expected = "expected one of: portable with fp32, int8; cpu with fp32, int8, int4"
-    with raises(ValueError, seen=(name, value, expected)):
+    with raises(ValueError, seen=(name, value), expected=("portable", "cpu", "int8", "int4")):
         Runtime(directory)
 
 
@@ -319,34 +318,14 @@ def test_a_target_or_precision_that_this_build_cannot_run_is_refused_by_name(
         (dict(head_dim=-1), ("head_dim", -1), 1),
         (dict(id2label=["a"]), ("id2label", "a"), ()),
         (dict(position_embedding_type=3), ("position_embedding_type", 3), ()),
-        (
-            dict(max_position_embeddings=2.5),
-            ("max_position_embeddings", 2.5),
-            (),
-        ),
-        (
-            dict(num_hidden_layers=10**9),
-            ("num_hidden_layers", 1000000000),
-            (1, 10000),
-        ),
+        (dict(max_position_embeddings=2.5), ("max_position_embeddings", 2.5), ()),
+        (dict(num_hidden_layers=10**9), ("num_hidden_layers", 1000000000), (1, 10000)),
         (dict(sliding_window="wide"), ("sliding_window", "wide"), ()),
         (dict(eos_token_id=2.5), ("eos_token_id", 2.5), ()),
         (dict(pad_token_id="<pad>"), ("pad_token_id", "<pad>"), ()),
-        (
-            dict(vocab_size=49),
-            ("model.onnx", 48),
-            ("config.json", 49),
-        ),
-        (
-            dict(num_hidden_layers=3),
-            ("model.onnx", "config.json", "past_key_values.2.key"),
-            (),
-        ),
-        (
-            dict(value_head_dim=11),
-            ("model.onnx", "past_key_values.0.value"),
-            "config.json",
-        ),
+        (dict(vocab_size=49), ("model.onnx", 48), ("config.json", 49)),
+        (dict(num_hidden_layers=3), ("model.onnx", "config.json", "past_key_values.2.key"), ()),
+        (dict(value_head_dim=11), ("model.onnx", "past_key_values.0.value"), "config.json"),
     ],
     ids=str,
 )
@@ -364,36 +343,16 @@ def test_a_config_that_does_not_fit_is_refused_with_the_field(
 @pytest.mark.parametrize(
     "settings, seen, expected",
     [
-        (
-            dict(num_beams="4"),
-            ("generation_config.json", 4),
-            ("num_beams", 1),
-        ),
-        (
-            dict(max_length=[20]),
-            ("generation_config.json", 20),
-            ("max_length", 1),
-        ),
-        (
-            dict(eos_token_id={"id": 2}),
-            ("generation_config.json", "id", 2),
-            "eos_token_id",
-        ),
-        (
-            dict(do_sample="yes"),
-            ("generation_config.json", "yes"),
-            ("do_sample", True, False),
-        ),
+        (dict(num_beams="4"), ("generation_config.json", 4), ("num_beams", 1)),
+        (dict(max_length=[20]), ("generation_config.json", 20), ("max_length", 1)),
+        (dict(eos_token_id={"id": 2}), ("generation_config.json", "id", 2), "eos_token_id"),
+        (dict(do_sample="yes"), ("generation_config.json", "yes"), ("do_sample", True, False)),
         (
             dict(decoder_start_token_id="<s>"),
             ("generation_config.json", "<s>"),
             "decoder_start_token_id",
         ),
-        (
-            dict(forced_eos_token_id=2**70),
-            "generation_config.json",
-            "forced_eos_token_id",
-        ),
+        (dict(forced_eos_token_id=2**70), "generation_config.json", "forced_eos_token_id"),
     ],
     ids=str,
 )

@@ -41,12 +41,12 @@ def with_settings(exported, tmp_path, name, **settings):
 def test_the_checkpoints_generation_config_is_honoured(exported, tmp_path, name, settings):
     runtime, config = with_settings(exported, tmp_path, name, **settings)
     ids, mask = prompts_for(exported, name)
-    found, expected = (
+    actual, expected = (
         runtime.generate(ids, mask),
         in_torch(exported, name, ids, mask, generation_config=config),
     )
     start = new_from(name, ids)
-    np.testing.assert_array_equal(found[:, start:], expected[:, start:])
+    np.testing.assert_array_equal(actual[:, start:], expected[:, start:])
 
 
 @pytest.mark.parametrize(
@@ -64,15 +64,15 @@ def test_rows_that_have_ended_are_filled_as_in_transformers(
     monkeypatch.setattr(exported(name).model, "generation_config", config)
     ids, mask = prompts_for(exported, name, lengths=4 * LENGTHS)
     options = dict(max_new_tokens=12, **beams)
-    found, expected = (
+    actual, expected = (
         tokens[:, new_from(name, ids) :]
         for tokens in (
             runtime.generate(ids, mask, **options),
             in_torch(exported, name, ids, mask, **options),
         )
     )
-    np.testing.assert_array_equal(found, expected)
-    fills = {int(row[-1]) for row in found if np.isin(row[:-1], eos).any()}
+    np.testing.assert_array_equal(actual, expected)
+    fills = {int(row[-1]) for row in actual if np.isin(row[:-1], eos).any()}
     assert fills == {pad if pad or (pad == 0 and not beams) else np.ravel(eos)[0]}
 
 
@@ -92,8 +92,8 @@ def test_options_go_over_the_generation_config(exported, tmp_path, runtimes):
         exported, tmp_path, "seq2seq", max_new_tokens=3, num_beams=4, length_penalty=0.5
     )
     ids, mask = prompts()
-    found = runtime.generate(ids, mask, max_new_tokens=7, num_beams=1)
-    np.testing.assert_array_equal(found, runtimes("seq2seq").generate(ids, mask, max_new_tokens=7))
+    result = runtime.generate(ids, mask, max_new_tokens=7, num_beams=1)
+    np.testing.assert_array_equal(result, runtimes("seq2seq").generate(ids, mask, max_new_tokens=7))
 
 
 @pytest.mark.parametrize(

@@ -56,13 +56,13 @@ def test_a_graph_that_takes_pictures_needs_no_method_of_its_own(session):
     feeds = check_inputs(SPEC.inputs, {"pixel_values": pictures}, "Pictures")
     assert feeds["pixel_values"].dtype == np.float32 and feeds["kind"].tolist() == [0, 0, 0, 0]
     # there is no mask, so no rows to group
-    found = run_by_length(session, SPEC, feeds, max_tokens=1)
-    np.testing.assert_allclose(found["means"], pictures.mean(axis=(2, 3)), atol=1e-6)
+    result = run_by_length(session, SPEC, feeds, max_tokens=1)
+    np.testing.assert_allclose(result["means"], pictures.mean(axis=(2, 3)), atol=1e-6)
     kinds = np.array([0, 4, 1, 2], np.int8)
     feeds = check_inputs(SPEC.inputs, {"pixel_values": pictures, "kind": kinds}, "Pictures")
-    found = run_by_length(session, SPEC, feeds, max_tokens=1)
+    result = run_by_length(session, SPEC, feeds, max_tokens=1)
     np.testing.assert_allclose(
-        found["means"], pictures.mean(axis=(2, 3)) + kinds[:, None], atol=1e-6
+        result["means"], pictures.mean(axis=(2, 3)) + kinds[:, None], atol=1e-6
     )
 
 
@@ -73,43 +73,15 @@ PICTURE = np.zeros((2, 3, 4, 4), np.float32)
     "given, seen, expected",
     [
         ({}, ("Pictures", "pixel_values"), ()),
-        (
-            {"pixel_values": PICTURE, "mask": PICTURE},
-            ("Pictures", "mask"),
-            "pixel_values",
-        ),
-        (
-            {"pixel_values": PICTURE[0]},
-            ("pixel_values", 3, 4),
-            ("batch_size", 3),
-        ),
+        ({"pixel_values": PICTURE, "mask": PICTURE}, ("Pictures", "mask"), "pixel_values"),
+        ({"pixel_values": PICTURE[0]}, ("pixel_values", 3, 4), ("batch_size", 3)),
         ({"pixel_values": PICTURE[:0]}, (0, 3, 4), 1),
         ({"pixel_values": PICTURE.astype(bool)}, ("pixel_values", "bool"), ()),
-        (
-            {"pixel_values": PICTURE[:, :2]},
-            ("pixel_values", 2),
-            ("batch_size", 3),
-        ),
-        (
-            {"pixel_values": np.where(PICTURE == 0, np.nan, 0)},
-            ("pixel_values", "nan"),
-            (),
-        ),
-        (
-            {"pixel_values": PICTURE, "kind": np.zeros(3, int)},
-            3,
-            ("kind", 2),
-        ),
-        (
-            {"pixel_values": PICTURE, "kind": np.array([0, 5])},
-            (0, 5),
-            ("kind", 0, 4),
-        ),
-        (
-            {"pixel_values": PICTURE, "kind": np.array([0.5, 1])},
-            "float64",
-            "kind",
-        ),
+        ({"pixel_values": PICTURE[:, :2]}, ("pixel_values", 2), ("batch_size", 3)),
+        ({"pixel_values": np.where(PICTURE == 0, np.nan, 0)}, ("pixel_values", "nan"), ()),
+        ({"pixel_values": PICTURE, "kind": np.zeros(3, int)}, 3, ("kind", 2)),
+        ({"pixel_values": PICTURE, "kind": np.array([0, 5])}, (0, 5), ("kind", 0, 4)),
+        ({"pixel_values": PICTURE, "kind": np.array([0.5, 1])}, "float64", "kind"),
     ],
 )
 def test_what_does_not_fit_the_specs_is_refused_with_what_was_found_and_expected(

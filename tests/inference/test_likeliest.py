@@ -36,9 +36,9 @@ def test_they_are_those_of_a_full_sort_ties_by_index_and_log_p_is_torchs(
 def test_rows_may_be_a_view_and_stay_as_they_are():
     logits = np.random.default_rng(0).standard_normal((4, 3, 50), dtype=np.float32)
     before = logits.copy()
-    found = likeliest_tokens(logits[:, -1], 5, 1)
+    result = likeliest_tokens(logits[:, -1], 5, 1)
     alone = [likeliest_tokens(row[None].copy(), 5, 1) for row in logits[:, -1]]
-    for both in zip(found, zip(*alone)):
+    for both in zip(result, zip(*alone)):
         np.testing.assert_array_equal(both[0], np.concatenate(both[1]))
     np.testing.assert_array_equal(logits, before)
 

@@ -158,37 +158,37 @@ def looked_up(source, text, **options):
     request = GenerationRequest(options, start, np.ones_like(start), (ids, np.ones_like(ids)))
     decoder, search = KnownText(text), start_search(options, request.prompt)
     first = np.eye(30, dtype=np.float32)[None, text[0]]
-    found = [int(token[0]) for token in tokens_by_lookup(request, decoder, search, first)]
-    assert search.result()[0].tolist() == [found]
-    return found, decoder.steps
+    result = [int(token[0]) for token in tokens_by_lookup(request, decoder, search, first)]
+    assert search.result()[0].tolist() == [result]
+    return result, decoder.steps
 
 
 def test_a_copy_with_an_error_takes_few_steps():
     source, text = [*range(10, 22), 2], [*range(10, 16), 25, *range(17, 22), 2]
-    found, steps = looked_up(source, text)
-    assert found == text
+    result, steps = looked_up(source, text)
+    assert result == text
     # 11 is looked up together with 10; 17 alone, as what was copied before it was right.
     assert steps == [[10], [11, 12, 13, 14, 15], [25], [17, 18, 19, 20, 21]]
 
 
 def test_without_a_match_each_step_reads_one_token():
     source, text = [10, 11, 12, 2], [13, 10, 14, 12, 15, 11, 2]
-    found, steps = looked_up(source, text)
-    assert found == text and steps == [[token] for token in text[:-1]]
+    result, steps = looked_up(source, text)
+    assert result == text and steps == [[token] for token in text[:-1]]
 
 
 @pytest.mark.parametrize("most", range(1, 13))
 def test_max_new_tokens_in_the_middle_of_a_copy(most):
     source = [*range(10, 22), 2]
-    found, steps = looked_up(source, source, max_new_tokens=most)
-    assert found == source[:most] and sum(map(len, steps)) <= most
+    result, steps = looked_up(source, source, max_new_tokens=most)
+    assert result == source[:most] and sum(map(len, steps)) <= most
 
 
 def test_an_end_token_in_the_middle_of_a_copy():
     """21 and 14 end a text too; no step checks an end token, nor what is behind it."""
     source = [*range(10, 20), 21, 11, 2]
-    found, steps = looked_up(source, source, eos_token_id=[2, 21])
-    assert found == source[:11] and {2, 21}.isdisjoint(token for step in steps for token in step)
+    result, steps = looked_up(source, source, eos_token_id=[2, 21])
+    assert result == source[:11] and {2, 21}.isdisjoint(token for step in steps for token in step)
     assert looked_up(source, source, eos_token_id=[2, 14])[0] == source[:5]
 
 

@@ -104,9 +104,12 @@ def test_what_another_process_runs_is_checked_without_graphs(exported):
     directory = exported("seq2seq").directory
     whole, info = Runtime(directory, threads=1), open_export(directory)
     ids, options = np.array([[5, 6, 7]]), {"max_new_tokens": 3}
-    wanted = whole.request(ids, None, None, options)
-    found = generation_request(info, ids, None, None, options)
-    assert found.options == wanted.options and found.input_ids.tolist() == wanted.input_ids.tolist()
+    reference = whole.request(ids, None, None, options)
+    actual = generation_request(info, ids, None, None, options)
+    assert (
+        actual.options == reference.options
+        and actual.input_ids.tolist() == reference.input_ids.tolist()
+    )
     for wrong in ({"max_new_tokens": 0}, {"nope": 1}):
         with pytest.raises(ValueError) as expected:
             whole.request(ids, None, None, wrong)

@@ -22,9 +22,9 @@ every_generator = pytest.mark.parametrize("name", GENERATORS)
 @pytest.mark.parametrize("seed", range(3))
 def test_greedy_search_gives_the_tokens_of_transformers(exported, runtimes, name, seed):
     ids, mask = prompts_for(exported, name, seed=seed)
-    found = runtimes(name).generate(ids, mask, max_new_tokens=16)
+    result = runtimes(name).generate(ids, mask, max_new_tokens=16)
     np.testing.assert_array_equal(
-        found, in_torch(exported, name, ids, mask, max_new_tokens=16, do_sample=False)
+        result, in_torch(exported, name, ids, mask, max_new_tokens=16, do_sample=False)
     )
 
 
@@ -54,8 +54,8 @@ def test_beam_search_gives_the_tokens_of_transformers(
             max_new_tokens=10,
         )
         ids, mask = prompts_for(exported, name, seed=num_beams)
-        found = runtimes(name).generate(ids, mask, **options)
-        np.testing.assert_array_equal(found, in_torch(exported, name, ids, mask, **options))
+        result = runtimes(name).generate(ids, mask, **options)
+        np.testing.assert_array_equal(result, in_torch(exported, name, ids, mask, **options))
 
 
 @every_generator
@@ -64,11 +64,11 @@ def test_every_length_gives_the_tokens_of_transformers(exported, runtimes, name,
     for length, new in ((1, 1), (1, 5), (2, 1), (13, 3), (30, 7)):
         ids, mask = prompts_for(exported, name, lengths=(length, 1, (length + 1) // 2))
         options = dict(num_beams=num_beams, max_new_tokens=new)
-        found, expected = (
+        actual, expected = (
             runtimes(name).generate(ids, mask, **options),
             in_torch(exported, name, ids, mask, **options),
         )
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.slow
@@ -86,11 +86,11 @@ def test_many_batches_give_the_tokens_of_transformers(exported, runtimes, name, 
                 early_stopping=(False, True, "never")[seed % 3],
                 length_penalty=float(rng.uniform(-1, 2)),
             )
-        found, expected = (
+        actual, expected = (
             runtimes(name).generate(ids, mask, **options),
             in_torch(exported, name, ids, mask, **options),
         )
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(actual, expected)
 
 
 @every_generator
@@ -114,21 +114,21 @@ def test_padding_on_either_side_does_not_change_the_new_tokens_of_a_row(
 
 def test_a_prompt_comes_back_padded_on_the_left(runtimes):
     ids, mask = prompts((2, 3))
-    found = runtimes("causal").generate(ids, mask, max_new_tokens=1)
-    np.testing.assert_array_equal(found[:, :3], [[PAD, *ids[0, :2]], ids[1]])
+    result = runtimes("causal").generate(ids, mask, max_new_tokens=1)
+    np.testing.assert_array_equal(result[:, :3], [[PAD, *ids[0, :2]], ids[1]])
 
 
 def test_padding_moves_to_either_side_and_the_row_stays_as_it_is():
     """A hole in a row is part of it; a row of padding stays where it is."""
     ids = np.array([[5, 9, 6, 9], [9, 9, 9, 7], [9, 5, 9, 6], [9, 9, 9, 9]])
     mask = np.array([[1, 0, 1, 0], [0, 0, 0, 1], [0, 1, 0, 1], [0, 0, 0, 0]])
-    found = [
+    result = [
         [array.tolist() for array in move_padding(ids, mask, side, 3)] for side in ("left", "right")
     ]
-    assert found[0][0] == [[3, 5, 3, 6], [3, 3, 3, 7], [3, 5, 3, 6], [3] * 4]
-    assert found[0][1] == [[0, 1, 0, 1], [0, 0, 0, 1], [0, 1, 0, 1], [0] * 4]
-    assert found[1][0] == [[5, 3, 6, 3], [7, 3, 3, 3], [5, 3, 6, 3], [3] * 4]
-    assert found[1][1] == [[1, 0, 1, 0], [1, 0, 0, 0], [1, 0, 1, 0], [0] * 4]
+    assert result[0][0] == [[3, 5, 3, 6], [3, 3, 3, 7], [3, 5, 3, 6], [3] * 4]
+    assert result[0][1] == [[0, 1, 0, 1], [0, 0, 0, 1], [0, 1, 0, 1], [0] * 4]
+    assert result[1][0] == [[5, 3, 6, 3], [7, 3, 3, 3], [5, 3, 6, 3], [3] * 4]
+    assert result[1][1] == [[1, 0, 1, 0], [1, 0, 0, 0], [1, 0, 1, 0], [0] * 4]
 
 
 def with_holes(seed=0, lengths=(9, 6, 3, 7), side="right"):
@@ -150,13 +150,13 @@ def test_tokens_that_are_masked_within_a_source_count_as_positions(
     for seed in range(2):
         ids, mask = with_holes(seed)
         options = dict(max_new_tokens=8, num_beams=num_beams)
-        found, expected = (
+        actual, expected = (
             runtimes(name).generate(ids, mask, **options),
             in_torch(exported, name, ids, mask, **options),
         )
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(actual, expected)
         together = runtimes(name).generate(*with_no_holes(ids, mask), **options)
-        assert found.tolist() != together.tolist()
+        assert actual.tolist() != together.tolist()
 
 
 def with_no_holes(ids, mask):
@@ -175,10 +175,10 @@ def test_tokens_that_are_masked_within_a_text_are_not_read(exported, runtimes, n
     for side in ("right", "left"):
         ids, mask = with_holes(side=side)
         expected = model(torch.from_numpy(ids), torch.from_numpy(mask))
-        for key, found in runtimes(name).outputs(ids, mask).items():
-            wanted = expected[key].numpy()
-            real = mask == 1 if found.ndim > 1 and found.shape[:2] == mask.shape else slice(None)
-            np.testing.assert_allclose(found[real], wanted[real], rtol=1e-4, atol=1e-4)
+        for key, actual in runtimes(name).outputs(ids, mask).items():
+            reference = expected[key].numpy()
+            real = mask == 1 if actual.ndim > 1 and actual.shape[:2] == mask.shape else slice(None)
+            np.testing.assert_allclose(actual[real], reference[real], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["causal", "causal-relative", "causal-learned"])
@@ -207,10 +207,10 @@ def test_encode_gives_the_values_of_torch(exported, runtimes, name):
     model = exported(name).model
     model = model.get_encoder() if name.startswith("seq2seq") else model
     expected = model(torch.from_numpy(ids), torch.from_numpy(mask))[0].numpy()
-    found = runtimes(name).encode(ids, mask)
-    assert (found.shape, found.dtype) == (expected.shape, np.float32)
-    real = mask == 1 if found.ndim == 3 else slice(None)
-    np.testing.assert_allclose(found[real], expected[real], rtol=1e-4, atol=1e-4)
+    actual = runtimes(name).encode(ids, mask)
+    assert (actual.shape, actual.dtype) == (expected.shape, np.float32)
+    real = mask == 1 if actual.ndim == 3 else slice(None)
+    np.testing.assert_allclose(actual[real], expected[real], rtol=1e-4, atol=1e-4)
     full = model(torch.from_numpy(ids))[0].numpy()
     np.testing.assert_allclose(runtimes(name).encode(ids), full, rtol=1e-4, atol=1e-4)
 
@@ -236,8 +236,8 @@ def test_lists_small_integers_and_boolean_masks_are_taken(runtimes):
 
 def test_one_thread_gives_the_same_tokens(exported, runtimes):
     ids, mask = prompts()
-    found = Runtime(exported("seq2seq").directory, threads=1).generate(ids, mask, max_new_tokens=5)
-    np.testing.assert_array_equal(found, runtimes("seq2seq").generate(ids, mask, max_new_tokens=5))
+    result = Runtime(exported("seq2seq").directory, threads=1).generate(ids, mask, max_new_tokens=5)
+    np.testing.assert_array_equal(result, runtimes("seq2seq").generate(ids, mask, max_new_tokens=5))
 
 
 def test_without_an_arena_the_tokens_are_the_same(exported, runtimes):

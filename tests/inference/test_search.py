@@ -85,17 +85,19 @@ def test_an_exhaustive_beam_search_finds_the_best_of_all_sequences(
     )
     for seed in range(5):
         language = Language(3, vocabulary, length, seed)
-        found = language.drive(BeamSearch(3, options), options.num_beams)
+        actual = language.drive(BeamSearch(3, options), options.num_beams)
         expected = [language.best(table, options) for table in language.tables]
-        assert found.shape[1] == max(map(len, expected))
-        padded = [(*sequence, *eos[:1] * (found.shape[1] - len(sequence))) for sequence in expected]
-        assert found.tolist() == [list(sequence) for sequence in padded]
+        assert actual.shape[1] == max(map(len, expected))
+        padded = [
+            (*sequence, *eos[:1] * (actual.shape[1] - len(sequence))) for sequence in expected
+        ]
+        assert actual.tolist() == [list(sequence) for sequence in padded]
 
 
 def test_greedy_search_takes_the_best_token_each_time_and_pads_behind_the_end():
     language = Language(8, 4, 5, seed=1)
     options = Options(max_new_tokens=5, eos_token_id=(2,), pad_token_id=3)
-    found = language.drive(TokenSearch(8, options))
+    actual = language.drive(TokenSearch(8, options))
     expected = []
     for table in language.tables:
         sequence = ()
@@ -103,7 +105,7 @@ def test_greedy_search_takes_the_best_token_each_time_and_pads_behind_the_end():
             sequence = (*sequence, int(table[sequence].argmax()))
         expected.append([*sequence, *[3] * (5 - len(sequence))])
     assert len({sum(token == 3 for token in row) for row in expected}) > 1
-    assert found.tolist() == expected
+    assert actual.tolist() == expected
 
 
 def test_one_beam_and_greedy_search_agree():
@@ -118,5 +120,5 @@ def test_every_beam_may_end_at_the_first_token():
     for table in language.tables:
         table[()] = np.array([-30, 30, -30], np.float32)
     options = Options(max_new_tokens=3, num_beams=2, early_stopping=True, eos_token_id=(1,))
-    found = language.drive(BeamSearch(2, options), 2)
-    assert found[:, 0].tolist() == [1, 1]
+    result = language.drive(BeamSearch(2, options), 2)
+    assert result[:, 0].tolist() == [1, 1]

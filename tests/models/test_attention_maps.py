@@ -7,7 +7,7 @@ import reference
 import torch
 from checkpoints import perturbed, toy_corpus
 from matplotlib.figure import Figure
-from messages import raises
+from messages import check_message, raises
 from PIL import Image
 
 from vanilla_transformer.attention_maps import (
@@ -49,10 +49,10 @@ def made(architecture, **fields):
 def by_hand(monkeypatch):
     """A function that runs one of the reference and gives the weights (T, S) of its heads, in the
     order they are computed."""
-    attention, found = reference.attention, []
+    attention, result = reference.attention, []
 
     def recorded(q, k, v, visible, bias=None):
-        found.append(attention(q, k, np.eye(len(k)), visible, bias))
+        result.append(attention(q, k, np.eye(len(k)), visible, bias))
         return attention(q, k, v, visible, bias)
 
     def run(computed, model, *arguments):
@@ -67,7 +67,7 @@ def by_hand(monkeypatch):
         computed(
             {name: weight.numpy() for name, weight in model.state_dict().items()}, paper, *arguments
         )
-        return found
+        return result
 
     return run
 
@@ -108,7 +108,7 @@ def test_a_decoder_s_maps_are_causal_and_its_text_goes_on(by_hand):
 def test_seq2seq_has_three_kinds_of_maps(by_hand):
     model, tokenizer = made(PAIR)
     source, target = tokenizer(SOURCE)["input_ids"], [1, *tokenizer(TARGET)["input_ids"][:-1]]
-    found = {
+    actual = {
         kind: attention_maps(model, tokenizer, SOURCE, TARGET, kind)
         for kind in ("encoder", "decoder", "cross")
     }
@@ -118,15 +118,15 @@ def test_seq2seq_has_three_kinds_of_maps(by_hand):
     )
     # three heads look at the target, then three at the source
     decoder = [expected[6 + 6 * layer :][:6] for layer in range(2)]
-    check(found["encoder"], expected[:6])
-    check(found["decoder"], decoder[0][:3] + decoder[1][:3])
-    check(found["cross"], decoder[0][3:] + decoder[1][3:])
-    assert (np.triu(found["decoder"].weights, 1) == 0).all()
+    check(actual["encoder"], expected[:6])
+    check(actual["decoder"], decoder[0][:3] + decoder[1][:3])
+    check(actual["cross"], decoder[0][3:] + decoder[1][3:])
+    assert (np.triu(actual["decoder"].weights, 1) == 0).all()
     names = [tokenizer.convert_ids_to_tokens(ids) for ids in (target, source)]
-    assert [found["cross"].queries, found["cross"].keys] == names
-    assert [found["decoder"].queries, found["encoder"].queries] == names
+    assert [actual["cross"].queries, actual["cross"].keys] == names
+    assert [actual["decoder"].queries, actual["encoder"].queries] == names
     np.testing.assert_array_equal(
-        attention_maps(model, tokenizer, SOURCE, TARGET).weights, found["cross"].weights
+        attention_maps(model, tokenizer, SOURCE, TARGET).weights, actual["cross"].weights
     )
 
 
@@ -151,17 +151,9 @@ def test_without_a_target_it_is_the_model_s_own_translation():
     [
         (ENCODER, dict(source=""), ()),
         (PAIR, dict(source=SOURCE, target=""), ()),
-        (
-            ENCODER,
-            dict(source="a", target="b"),
-            "b",
-        ),
+        (ENCODER, dict(source="a", target="b"), "b"),
         (DECODER, dict(source="a", kind="cross"), "cross"),
-        (
-            PAIR,
-            dict(source="a", kind="self"),
-            "self",
-        ),
+        (PAIR, dict(source="a", kind="self"), "self"),
     ],
 )
 def test_what_a_model_does_not_read_or_have_is_refused(architecture, arguments, seen):
@@ -189,10 +181,10 @@ MAPS = AttentionMaps(
 def test_the_figure_has_the_maps_asked_for(layer, head):
     layers, heads = (range(2) if layer is None else [layer]), (range(3) if head is None else [head])
     figure = plot(MAPS, layer, head)
-    for found, expected in zip(
+    for actual, expected in zip(
         shown(figure), [MAPS.weights[i, j] for i in layers for j in heads], strict=True
     ):
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(actual, expected)
     labels = [
         [label.get_text() for label in axis.get_ticklabels()]
         for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis)
@@ -237,32 +229,28 @@ def test_the_verb_writes_a_figure_and_replaces_it_with_force_only(checkpoint, tm
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, seen, expected",
     [
-        (["--layer", "5"], "layer is 5, expected one of 0 to 1"),
-        (["--layer", "1" + 18 * "0"], "layer is 1000000000000000000, expected one of 0 to 1"),
-        (["--layer", "1" + 30 * "0"], "below 2**63, got 1000000000"),
-        (["--head", "-1"], "at least 0 and below 2**63, got -1"),
-        (["--head", "x"], "expected a whole number of at least 0, got 'x'"),
-        (["--kind", "self"], "no kind of attention 'self'"),
-        (
-            ["--output", "map"],
-            "map is not the name of an image, expected one that ends in .eps, .jpeg, .jpg, "
-            ".pdf, .png,",
-        ),
-        (["--output", "map.safetensors"], "map.safetensors is not the name of an image"),
-        (["--output", ".png"], ".png is not the name of an image"),
+        (["--layer", "5"], 5, (0, 1)),
+        (["--layer", "1" + 18 * "0"], 1000000000000000000, (0, 1)),
+        (["--layer", "1" + 30 * "0"], "1" + 30 * "0", "2**63"),
+        (["--head", "-1"], -1, (0, "2**63")),
+        (["--head", "x"], "x", 0),
+        (["--kind", "self"], ("attention", "self"), ()),
+        (["--output", "map"], "map", (".eps", ".jpeg", ".jpg", ".pdf", ".png")),
+        (["--output", "map.safetensors"], "map.safetensors", ()),
+        (["--output", ".png"], ".png", ()),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_the_verb_writes_nothing_when_it_is_asked_for_what_is_not_there(
-    checkpoint, tmp_path, options, message, capsys, monkeypatch
+    checkpoint, tmp_path, options, seen, expected, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
         main(["attention", str(checkpoint), SOURCE, "--output", "map.png", *options])
     assert caught.value.code == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
+    check_message(capsys.readouterr().err.splitlines()[-1], seen=seen, expected=expected)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from checkpoints import CHECKPOINTS, SIZES, build, copy_of, edit_json, perturbed, toy_corpus
 from huggingface_hub.errors import LocalEntryNotFoundError
-from messages import raises
+from messages import check_message, raises
 from safetensors.torch import load_file, save_file
 
 from vanilla_transformer import VanillaDecoderForCausalLM
@@ -223,8 +223,8 @@ def test_a_checkpoint_in_shards_loads(checkpoint):
     (checkpoint / "model.safetensors").unlink()
     expected.save_pretrained(checkpoint, max_shard_size=4000)
     assert len(list(checkpoint.glob("model-*.safetensors"))) > 2
-    found = load_checkpoint(checkpoint).state_dict()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.state_dict().items())
+    actual = load_checkpoint(checkpoint).state_dict()
+    assert all(torch.equal(actual[name], tensor) for name, tensor in expected.state_dict().items())
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -233,11 +233,11 @@ def test_what_a_model_of_ours_saves_loads_whole(name, tmp_path):
     model.save_pretrained(tmp_path)
     loaded = load_checkpoint(tmp_path)
     assert type(loaded) is type(model) and not loaded.training
-    for (expected_name, expected), (found_name, found) in zip(
+    for (expected_name, expected), (found_name, actual) in zip(
         model.named_parameters(), loaded.named_parameters(), strict=True
     ):
-        assert (expected_name, expected.dtype) == (found_name, found.dtype) and torch.equal(
-            expected, found
+        assert (expected_name, expected.dtype) == (found_name, actual.dtype) and torch.equal(
+            expected, actual
         )
 
 
@@ -390,11 +390,7 @@ def test_a_damaged_companion_is_refused(checkpoint, file, content, word, capsys)
     "content, seen, expected",
     [
         (dict(num_beams="x"), ("num_beams", "x"), (0, 2)),
-        (
-            dict(max_length=10**30),
-            ("max_length", 1000000000000000000000000000000),
-            (),
-        ),
+        (dict(max_length=10**30), ("max_length", 1000000000000000000000000000000), ()),
         (dict(top_k=[5]), ("top_k", 5), ()),
         (dict(temperature="hot"), ("temperature", "hot"), ()),
         (dict(output_hidden_states="x"), ("output_hidden_states", "x"), ()),
@@ -402,11 +398,7 @@ def test_a_damaged_companion_is_refused(checkpoint, file, content, word, capsys)
         (dict(pad_token_id=48), ("pad_token_id", 48), (0, 47)),
         (dict(eos_token_id=[2, "x"]), ("eos_token_id", 2, "x"), ()),
         (dict(decoder_start_token_id=[1]), ("decoder_start_token_id", 1), ()),
-        (
-            dict(penalty_alpha=0.5),
-            ("penalty_alpha", 0.5),
-            (),
-        ),
+        (dict(penalty_alpha=0.5), ("penalty_alpha", 0.5), ()),
     ],
     ids=str,
 )
@@ -524,24 +516,23 @@ VANILLA_SEQ2SEQ_MAP = {
 
 
 @pytest.mark.parametrize(
-    "fields, said",
+    "fields, seen, expected",
     [
-        (dict(hidden_act="gelu"), "hidden_act 'gelu', expected 'relu'"),
-        (dict(layer_norm_eps=0.1), "layer_norm_eps 0.1, expected 1e-05"),
-        (dict(id2label={"0": "A", "1": "B"}), "id2label.0 'A', expected 'LABEL_0'"),
+        (dict(hidden_act="gelu"), ("hidden_act", "gelu"), "relu"),
+        (dict(layer_norm_eps=0.1), ("layer_norm_eps", 0.1), 1e-05),
+        (dict(id2label={"0": "A", "1": "B"}), ("id2label.0", "A"), "LABEL_0"),
     ],
 )
 def test_models_of_equal_shapes_that_are_not_the_same_have_no_average(
-    checkpoint, tmp_path, fields, said
+    checkpoint, tmp_path, fields, seen, expected
 ):
     (tmp_path / "more").mkdir()
     other = copy_of(checkpoint, tmp_path / "more")
     edit_json(other / "config.json", use_cache=False, dtype="float16", transformers_version="5")
     average([checkpoint, other], tmp_path / "out")
     edit_json(other / "config.json", **fields)
-    with pytest.raises(ValueError) as caught:
+    with raises(ValueError, seen=(other, *seen), expected=(expected, checkpoint)):
         average([checkpoint, other], tmp_path / "refused")
-    assert str(caught.value) == f"{other} has {said} as {checkpoint} has"
     assert not (tmp_path / "refused").exists()
 
 
@@ -575,11 +566,11 @@ def test_an_average_has_all_files_of_a_tokenizer(checkpoint, tmp_path):
         "special_tokens_map.json",
     ):
         assert (tmp_path / "out" / name).read_bytes() == (checkpoint / name).read_bytes()
-    found, before = (
+    result, before = (
         json.loads((path / "tokenizer_config.json").read_text())
         for path in (tmp_path / "out", checkpoint)
     )
-    assert found == before | {
+    assert result == before | {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
     }
@@ -593,9 +584,7 @@ def test_an_average_has_all_files_of_a_tokenizer(checkpoint, tmp_path):
 def test_a_path_that_does_not_exist_is_told_as_that(source, verb, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     line = error_of((verbs(source, "out") | {"info": ["info", source]})[verb], capsys)
-    assert line == (
-        f"vanilla-transformer: {source} does not exist, expected a checkpoint directory or a Hub id"
-    )
+    check_message(line, seen=source)
 
 
 @pytest.mark.parametrize("verb", ["info", *VERBS])
@@ -650,7 +639,7 @@ def test_an_empty_name_is_not_the_working_directory(saved, monkeypatch, capsys):
     monkeypatch.chdir(saved)
     with raises(FileNotFoundError, seen="''"):
         load_checkpoint("")
-    assert "expected a path, got ''" in error_of(["info", ""], capsys, code=2)
+    assert "''" in error_of(["info", ""], capsys, code=2)
     assert isinstance(load_checkpoint("."), torch.nn.Module)
 
 

@@ -48,11 +48,11 @@ def test_it_generates_the_same_with_and_without_caches(model, beams):
     settings = dict(
         max_new_tokens=6, num_beams=beams, do_sample=False, decoder_start_token_id=1, pad_token_id=0
     )
-    found = [
+    result = [
         model.generate(SOURCE, attention_mask=MASK, use_cache=use, **settings).tolist()
         for use in (True, False)
     ]
-    assert found[0] == found[1]
+    assert result[0] == result[1]
 
 
 def test_the_decoder_reads_the_source_and_not_what_its_mask_hides(model):

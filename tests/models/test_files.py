@@ -208,29 +208,23 @@ def test_what_we_wrote_is_replaced_by_force_only(folder, contents):
     for text in ("new", "newer"):
         save(folder / "out", CHECKPOINT | {"README.md": text}, force=True)
         assert read(folder) == {
-            f"out/{name}": found for name, found in (CHECKPOINT | {"README.md": text}).items()
+            f"out/{name}": result for name, result in (CHECKPOINT | {"README.md": text}).items()
         }
 
 
 @pytest.mark.parametrize(
     "contents, seen",
     [
-        (
-            {"notes": "mine"},
-            "out holds notes: expected an export or a checkpoint that vanilla-transformer wrote",
-        ),
-        ({"config.json": '{"model_type": "bert"}'}, "out holds config.json: expected"),
-        ({"config.json": "[]"}, "out holds config.json: expected"),
-        ({"manifest.json": '{"name": "a web application"}'}, "out holds manifest.json: expected"),
+        ({"notes": "mine"}, "notes"),
+        ({"config.json": '{"model_type": "bert"}'}, "config.json"),
+        ({"config.json": "[]"}, "config.json"),
+        ({"manifest.json": '{"name": "a web application"}'}, "manifest.json"),
         (
             {"manifest.json": '{"schema_version": 3, "files": {"a.tex": 1}}', "a.tex": ""},
-            "out holds a.tex, manifest.json: exp",
+            "a.tex, manifest.json",
         ),
-        ({"manifest.json": manifest("a.tex"), "a.tex": ""}, "out also holds a.tex"),
-        (
-            CHECKPOINT | {"notes.md": ""},
-            "out also holds notes.md, which vanilla-transformer did not write: move it away",
-        ),
+        ({"manifest.json": manifest("a.tex"), "a.tex": ""}, "a.tex"),
+        (CHECKPOINT | {"notes.md": ""}, "notes.md"),
         (CHECKPOINT | {".git/HEAD": ""}, ".git/HEAD"),
         (CHECKPOINT | {"checkpoint-9/config.json": "{}"}, "checkpoint-9/config.json"),
         (CHECKPOINT | {"onnx/model.onnx": ""}, "onnx/model.onnx"),
@@ -515,14 +509,14 @@ def test_killed_at_any_step_a_directory_is_old_or_new_and_the_same_call_goes_on(
             write(out, before)
         was_killed = stopped(step, lambda out=out: save(out, NEW, force=True))
         [old] = [*out.parent.glob(".out.partial/old")] or [None]
-        found = read(out) if out.exists() else read(old) if old else None
-        assert found in (before, NEW) if was_killed else found == NEW, step
+        result = read(out) if out.exists() else read(old) if old else None
+        assert result in (before, NEW) if was_killed else result == NEW, step
         # the old one is there again for whoever comes next, also without --force
-        if found == before and was_killed:
+        if result == before and was_killed:
             with pytest.raises(KeyError), new_directory(out, force=True):
                 raise KeyError
             assert (read(out) if out.exists() else None) == before, step
-        if found == NEW:  # a checkpoint with a graph in it is not replaced
+        if result == NEW:  # a checkpoint with a graph in it is not replaced
             (out / "onnx/model.onnx").unlink()
             (out / "onnx").rmdir()
         save(out, NEW, force=True)
@@ -542,8 +536,8 @@ def test_killed_at_any_step_a_file_is_old_or_new_and_the_same_call_goes_on(folde
             out.write_text(before)
         was_killed = stopped(step, lambda out=out: save_file(out, "new", force=True))
         [old] = [*out.parent.glob(".map.png.partial/old")] or [None]
-        found = out.read_text() if out.exists() else old.read_text() if old else None
-        assert found in (before, "new") if was_killed else found == "new", step
+        result = out.read_text() if out.exists() else old.read_text() if old else None
+        assert result in (before, "new") if was_killed else result == "new", step
         save_file(out, "newer", force=True)
         assert read(out.parent) == {"map.png": "newer"}, step
         if not was_killed:
@@ -618,10 +612,10 @@ def test_an_empty_mount_point_is_filled_in_place_what_says_it_is_whole_last(moun
 
 
 def test_what_appeared_in_a_mount_point_stays(mount):
-    kept = raises(FileExistsError, seen=("mount", "mount.kept-1"))
-    with kept, new_directory(mount) as directory:
+    with raises(FileExistsError, seen="mount") as caught, new_directory(mount) as directory:
         write(directory, NEW)
         write(mount, {"notes": "mine"})
+    assert "mount.kept-1" in str(caught.value)
     assert read(mount) == {"notes": "mine"} | {
         f"mount.kept-1/{name}": text for name, text in NEW.items()
     }
@@ -633,7 +627,7 @@ def test_killed_at_any_step_a_mount_point_is_filled_by_the_next_call(mount):
         try:
             save(mount, NEW)
         except ValueError as error:  # the first had all it needed
-            assert "is a mount point that holds" in str(error)
+            assert str(mount) in str(error)
         assert read(mount) == NEW and not (mount / ".partial").exists(), step
         for name in ("config.json", "onnx/model.onnx"):
             (mount / name).unlink()

@@ -176,11 +176,11 @@ def test_beams_that_keep_everything_find_the_most_probable_sequence(model_class)
 @positions
 def test_beams_find_the_same_whatever_the_cache(model_class, changes):
     model, prompt = build(model_class, initializer_range=0.3, **changes), tokens()
-    found = [
+    result = [
         generated(model, prompt, num_beams=4, eos_token_id=7, **settings).tolist()
         for settings in CACHES.values()
     ]
-    assert found[0] == found[1] == found[2]
+    assert result[0] == result[1] == result[2]
 
 
 @over(GENERATIVE)

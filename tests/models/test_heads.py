@@ -238,18 +238,8 @@ def test_any_of_several_end_tokens_ends_a_row():
 @pytest.mark.parametrize(
     "given, changes, seen, expected",
     [
-        (
-            dict(input_ids=with_ends([5], [], [1])),
-            {},
-            (1, "input_ids"),
-            2,
-        ),
-        (
-            dict(input_ids=with_ends([5], [5], [3]), attention_mask=MASK),
-            {},
-            (1, "input_ids"),
-            (),
-        ),
+        (dict(input_ids=with_ends([5], [], [1])), {}, (1, "input_ids"), 2),
+        (dict(input_ids=with_ends([5], [5], [3]), attention_mask=MASK), {}, (1, "input_ids"), ()),
         (dict(inputs_embeds=torch.zeros(1, 3, D)), {}, ("input_ids", None), ()),
         (dict(input_ids=tokens()), dict(eos_token_id=None), ("eos_token_id", None), ()),
     ],

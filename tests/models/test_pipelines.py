@@ -122,22 +122,22 @@ def test_a_generator_gives_one_list_of_dicts_per_text(translate):
 
 def test_several_sequences_of_each_text_are_a_list_each(translate):
     options = dict(num_beams=3, num_return_sequences=2)
-    wanted = [
-        [{"translation_text": found} for found in expected(translate, text, **options)]
+    reference = [
+        [{"translation_text": actual} for actual in expected(translate, text, **options)]
         for text in TEXTS
     ]
-    assert [len(found) for found in wanted] == [2, 2, 2]
-    assert translate(TEXTS[0], **options) == wanted[0]
-    assert translate(TEXTS, **options) == wanted
+    assert [len(actual) for actual in reference] == [2, 2, 2]
+    assert translate(TEXTS[0], **options) == reference[0]
+    assert translate(TEXTS, **options) == reference
 
 
 def test_token_ids_come_in_place_of_the_text(translate):
     ids = translate.tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
-    wanted = translate.model.generate(ids, max_new_tokens=6, num_beams=1)[0]
+    expected = translate.model.generate(ids, max_new_tokens=6, num_beams=1)[0]
     for arguments in (dict(return_tensors=True), dict(return_text=False)):
         [result] = translate(TEXTS[0], **arguments)
         assert list(result) == ["translation_token_ids"]
-        assert torch.equal(result["translation_token_ids"], wanted)
+        assert torch.equal(result["translation_token_ids"], expected)
     assert list(translate(TEXTS[0], return_text=True)[0]) == ["translation_text"]
 
 
@@ -286,8 +286,8 @@ def test_spaces_are_cleaned_up_when_asked(translate, monkeypatch, given, wanted)
 
 def test_a_generation_config_in_a_call_replaces_what_the_pipeline_has(checkpoint, translate):
     generate = pipeline("translation", model=str(checkpoint), num_beams=3, max_new_tokens=6)
-    found = generate(TEXTS[2], generation_config=GenerationConfig(max_new_tokens=4))
-    assert found == [
+    actual = generate(TEXTS[2], generation_config=GenerationConfig(max_new_tokens=4))
+    assert actual == [
         {"translation_text": expected(translate, TEXTS[2], max_new_tokens=4, num_beams=1)[0]}
     ]
 
@@ -361,12 +361,12 @@ def test_the_parameters_of_another_task_are_not_used(told, translate):
 
 
 def test_arguments_win_over_the_parameters_of_the_task(told, translate):
-    wanted = expected(translate, "the woman " + TEXTS[0], num_beams=2, max_new_tokens=7)
+    reference = expected(translate, "the woman " + TEXTS[0], num_beams=2, max_new_tokens=7)
     assert pipeline("summarization", model=told)(TEXTS[0], num_beams=2, max_new_tokens=7) == [
-        {"summary_text": wanted[0]}
+        {"summary_text": reference[0]}
     ]
     assert pipeline("summarization", model=told, num_beams=2, max_new_tokens=7)(TEXTS[0]) == [
-        {"summary_text": wanted[0]}
+        {"summary_text": reference[0]}
     ]
 
 
@@ -379,8 +379,8 @@ def test_the_config_is_left_as_it_was(told):
 
 def test_a_language_pair_has_parameters_of_its_own(told, translate):
     generate = pipeline("translation_en_to_de", model=told, num_beams=1, max_new_tokens=6)
-    wanted = expected(translate, "two dogs " + TEXTS[0], min_new_tokens=4)
-    assert generate(TEXTS[0]) == [{"translation_text": wanted[0]}]
+    reference = expected(translate, "two dogs " + TEXTS[0], min_new_tokens=4)
+    assert generate(TEXTS[0]) == [{"translation_text": reference[0]}]
 
 
 def test_a_prefix_of_the_whole_config_is_put_in_front_of_the_text(translate, monkeypatch):

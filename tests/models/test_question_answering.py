@@ -136,7 +136,7 @@ def answers_by_hand(
     ids, offsets = tokens["input_ids"], tokens["offset_mapping"]
     head = cls + question_ids + sep
     room = max_seq_len - len(head) - 1
-    found, null_scores = {}, []
+    result, null_scores = {}, []
     for window in range(0, max(1, len(ids) - doc_stride), room - doc_stride):
         here = range(window, min(window + room, len(ids)))
         inputs = {"input_ids": torch.tensor([head + [ids[i] for i in here] + sep])}
@@ -167,11 +167,11 @@ def answers_by_hand(
                 begin = max(low, next(a for a, b in spans_of_words if a <= begin < b))
                 stop = min(high, next(b for a, b in spans_of_words if a < stop <= b))
             text = context[begin:stop]
-            entry = found.setdefault(
+            entry = result.setdefault(
                 text.lower(), {"score": 0, "start": begin, "end": stop, "answer": text}
             )
             entry["score"] += score
-    answers = list(found.values())
+    answers = list(result.values())
     if impossible:
         answers.append({"score": min(null_scores), "start": 0, "end": 0, "answer": ""})
     return sorted(answers, key=lambda entry: -entry["score"])[:top_k]
@@ -206,11 +206,11 @@ def test_the_task_loads_our_pipeline_and_the_model_of_the_checkpoint(answer):
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=["long", "short", "repeated"])
 def test_the_answer_is_a_dict_of_a_span_of_the_context(answer, example):
-    found = answer(**example)
-    assert list(found) == ["score", "start", "end", "answer"]
-    assert [type(value) for value in found.values()] == [float, int, int, str]
-    assert found["answer"] == example["context"][found["start"] : found["end"]]
-    close(found, answers_by_hand(answer, **example))
+    result = answer(**example)
+    assert list(result) == ["score", "start", "end", "answer"]
+    assert [type(value) for value in result.values()] == [float, int, int, str]
+    assert result["answer"] == example["context"][result["start"] : result["end"]]
+    close(result, answers_by_hand(answer, **example))
 
 
 WINDOWS = dict(max_seq_len=40, doc_stride=9)
@@ -235,19 +235,19 @@ WINDOWS = dict(max_seq_len=40, doc_stride=9)
 @pytest.mark.parametrize("example", [EXAMPLES[0], EXAMPLES[2]], ids=["long", "repeated"])
 def test_answers_are_those_computed_by_hand(answer, example, options):
     names = {"handle_impossible_answer": "impossible", "align_to_words": "align"}
-    wanted = answers_by_hand(
+    expected = answers_by_hand(
         answer, **example, **{names.get(name, name): value for name, value in options.items()}
     )
-    close(answer(**example, **options), wanted)
-    close(answer(**example, **options, batch_size=3), wanted)
-    close(answer(**example, **options, padding="max_length"), wanted)
+    close(answer(**example, **options), expected)
+    close(answer(**example, **options, batch_size=3), expected)
+    close(answer(**example, **options, padding="max_length"), expected)
 
 
 def test_a_context_has_no_more_answers_than_spans(answer):
-    found = answer(question=QUESTION, context="two dogs", top_k=50)
+    result = answer(question=QUESTION, context="two dogs", top_k=50)
     assert [
         entry["answer"].strip()
-        for entry in sorted(found, key=lambda entry: (entry["start"], entry["end"]))
+        for entry in sorted(result, key=lambda entry: (entry["start"], entry["end"]))
     ] == [
         "two",
         "two dogs",
@@ -290,8 +290,8 @@ def test_half_precision_gives_scores_too(answer):
     half = build(ours if "Vanilla" in type(answer.model).__name__ else bert, answer.tokenizer).to(
         torch.bfloat16
     )
-    found = pipeline("question-answering", model=half, tokenizer=answer.tokenizer)(**EXAMPLES[1])
-    assert 0 < found["score"] < 1
+    result = pipeline("question-answering", model=half, tokenizer=answer.tokenizer)(**EXAMPLES[1])
+    assert 0 < result["score"] < 1
 
 
 @pytest.mark.parametrize("make_model", [ours, bert])
@@ -337,10 +337,10 @@ def test_batches_padded_on_the_left_give_the_same_answers():
     )
     alone = [answer(**example) for example in EXAMPLES]
     for batch_size in (2, 3):
-        for found, wanted in zip(answer(EXAMPLES, batch_size=batch_size), alone):
-            close(found, wanted)
-    for found, wanted in zip(answer(EXAMPLES, padding="max_length", max_seq_len=200), alone):
-        close(found, wanted)
+        for actual, expected in zip(answer(EXAMPLES, batch_size=batch_size), alone):
+            close(actual, expected)
+    for actual, expected in zip(answer(EXAMPLES, padding="max_length", max_seq_len=200), alone):
+        close(actual, expected)
 
 
 # ---------------------------------------------------------------------------------- forms of a call
@@ -375,9 +375,9 @@ def squad(example):
     ],
 )
 def test_several_examples_give_a_list(answer, three_answers, ask):
-    found = ask(answer)
-    assert isinstance(found, list)
-    close(found, three_answers)
+    result = ask(answer)
+    assert isinstance(result, list)
+    close(result, three_answers)
 
 
 @pytest.mark.parametrize(
@@ -393,9 +393,9 @@ def test_several_examples_give_a_list(answer, three_answers, ask):
     ],
 )
 def test_one_example_gives_a_dict(answer, three_answers, ask):
-    found = ask(answer)
-    assert isinstance(found, dict)
-    close(found, three_answers[:1])
+    result = ask(answer)
+    assert isinstance(result, dict)
+    close(result, three_answers[:1])
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -403,14 +403,14 @@ def test_one_example_gives_a_dict(answer, three_answers, ask):
     "stream", [lambda: (example for example in EXAMPLES), Rows], ids=["generator", "dataset"]
 )
 def test_streams_give_an_iterator(answer, three_answers, stream, batch_size):
-    found = answer(stream(), batch_size=batch_size)
-    assert not isinstance(found, list)
-    close(list(found), three_answers)
+    result = answer(stream(), batch_size=batch_size)
+    assert not isinstance(result, list)
+    close(list(result), three_answers)
 
 
 def test_several_questions_may_share_a_context(answer):
-    found = answer(question=QUESTIONS, context=CONTEXT)
-    close(found, [answers_by_hand(answer, question, CONTEXT)[0] for question in QUESTIONS])
+    result = answer(question=QUESTIONS, context=CONTEXT)
+    close(result, [answers_by_hand(answer, question, CONTEXT)[0] for question in QUESTIONS])
 
 
 def test_no_examples_give_no_answers(answer):
@@ -424,33 +424,13 @@ def test_no_examples_give_no_answers(answer):
     "arguments, seen, expected",
     [
         (dict(), None, ()),
-        (
-            dict(question=QUESTION),
-            None,
-            ("question", "context"),
-        ),
-        (
-            dict(question=QUESTION, context=CONTEXTS),
-            (),
-            ("question", "context"),
-        ),
-        (
-            dict(question=QUESTIONS, context=CONTEXTS[:2]),
-            (2, 3),
-            (),
-        ),
+        (dict(question=QUESTION), None, ("question", "context")),
+        (dict(question=QUESTION, context=CONTEXTS), (), ("question", "context")),
+        (dict(question=QUESTIONS, context=CONTEXTS[:2]), (2, 3), ()),
         (dict(question="", context=CONTEXT), (), "question"),
         (dict(question=QUESTION, context=" \n"), " \\n", "context"),
-        (
-            dict(question=[QUESTION, None], context=CONTEXT),
-            None,
-            "question",
-        ),
-        (
-            dict(question=[QUESTION, QUESTION], context=[CONTEXT, 7]),
-            7,
-            "context",
-        ),
+        (dict(question=[QUESTION, None], context=CONTEXT), None, "question"),
+        (dict(question=[QUESTION, QUESTION], context=[CONTEXT, 7]), 7, "context"),
         (dict(data={"question": QUESTION}), None, ()),
         (dict(data=[EXAMPLES[0], QUESTION]), (), "dict"),
         (dict(data=QUESTION), (), ()),

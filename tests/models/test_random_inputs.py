@@ -27,13 +27,13 @@ GENERATORS = [
 @pytest.fixture(scope="module")
 def opened(exported_for):
     """A name of `targets.MODELS` and a target -> the model in torch and its runtime, on the CPU."""
-    found = {}
+    result = {}
 
     def load(kind, target):
-        if (kind, target) not in found:
+        if (kind, target) not in result:
             model, directory = exported_for(kind, target)
-            found[kind, target] = model, Runtime(directory, threads=1, device="cpu")
-        return found[kind, target]
+            result[kind, target] = model, Runtime(directory, threads=1, device="cpu")
+        return result[kind, target]
 
     return load
 
@@ -93,10 +93,10 @@ def test_an_encoder_gives_the_numbers_of_torch_for_any_mask(opened, target, batc
     ids, mask = batch
     with torch.no_grad():
         expected = model(torch.from_numpy(ids), torch.from_numpy(mask))
-    found = runtime.outputs(ids, mask)
+    actual = runtime.outputs(ids, mask)
     real = mask == 1
     np.testing.assert_allclose(
-        found["prediction_logits"][real],
+        actual["prediction_logits"][real],
         expected.prediction_logits.numpy()[real],
         rtol=1e-4,
         atol=1e-4,

@@ -107,13 +107,13 @@ def test_a_model_that_an_earlier_version_pickled_unpickles(model_class):
     # which names a class in text: "c", module, line feed, name, line feed
     stream = pickle.dumps(model, protocol=2)
     ours = rb"c(vanilla_transformer\.\w+\n)"
-    found = len(re.findall(ours, stream))
+    actual = len(re.findall(ours, stream))
     replaced = 0
     for part, names in PICKLED.items():
         address = f"cvanilla_transformer.{part}_vanilla_transformer\n\\2\n".encode()
         stream, count = re.subn(ours + f"({'|'.join(names)})\n".encode(), address, stream)
         replaced += count
-    assert replaced == found > 4
+    assert replaced == actual > 4
     torch.testing.assert_close(
         result(pickle.loads(stream)(**given)), result(model(**given)), rtol=0, atol=0
     )
@@ -214,8 +214,8 @@ def test_a_new_head_on_a_loaded_body_starts_as_initialised(tmp_path):
 
 def matrices(model):
     """All that may be tied: token embeddings, and the projection to the vocabulary."""
-    found = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
-    return found + ([model.lm_head.weight] if hasattr(model, "lm_head") else [])
+    result = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    return result + ([model.lm_head.weight] if hasattr(model, "lm_head") else [])
 
 
 def saved_matrices(directory):

@@ -73,10 +73,10 @@ def test_tokens_are_those_of_transformers_long_after_the_window(opened, name, ta
     model, runtime = opened(name, target)
     ids, mask = prompts()
     settings = dict(num_beams=beams, min_new_tokens=NEW_TOKENS)
-    found = runtime.generate(
+    result = runtime.generate(
         ids, mask, **settings, max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD
     )
-    np.testing.assert_array_equal(found, expected_tokens(model, ids, mask, **settings))
+    np.testing.assert_array_equal(result, expected_tokens(model, ids, mask, **settings))
 
 
 @pytest.mark.parametrize("name, target", CASES)
@@ -88,8 +88,8 @@ def test_logits_are_those_of_the_whole_sequence_at_every_step(opened, name, targ
         ids, mask, None, dict(max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD)
     )
     decoder = runtime.model.decoders.start(request)
-    found = [decoder.prefill(ids, mask)[:, -1].copy()]
-    found += [decoder.step(new[:, place : place + 1])[:, -1].copy() for place in range(NEW_TOKENS)]
+    result = [decoder.prefill(ids, mask)[:, -1].copy()]
+    result += [decoder.step(new[:, place : place + 1])[:, -1].copy() for place in range(NEW_TOKENS)]
     whole, seen = (
         np.concatenate([ids, new], axis=1),
         np.concatenate([mask, np.ones_like(new)], axis=1),
@@ -99,7 +99,7 @@ def test_logits_are_those_of_the_whole_sequence_at_every_step(opened, name, targ
         logits = model(
             torch.from_numpy(whole), torch.from_numpy(seen), positions, use_cache=False
         ).logits.numpy()
-    np.testing.assert_allclose(np.stack(found, axis=1), logits[:, ids.shape[1] - 1 :], atol=2e-5)
+    np.testing.assert_allclose(np.stack(result, axis=1), logits[:, ids.shape[1] - 1 :], atol=2e-5)
 
 
 def test_caches_stay_as_large_as_the_window_and_the_room(opened):
@@ -151,9 +151,9 @@ def test_attention_in_blocks_is_attention_with_a_mask_of_the_window(window, monk
             expected = model(
                 torch.from_numpy(ids), torch.from_numpy(mask)
             ).last_hidden_state.numpy()
-        found = runtime.outputs(ids, mask)["last_hidden_state"]
-        np.testing.assert_allclose(found[mask == 1], expected[mask == 1], atol=2e-5)
-        assert np.isfinite(found).all()
+        actual = runtime.outputs(ids, mask)["last_hidden_state"]
+        np.testing.assert_allclose(actual[mask == 1], expected[mask == 1], atol=2e-5)
+        assert np.isfinite(actual).all()
 
 
 def test_attention_in_blocks_costs_as_the_length_grows(exported):
@@ -167,8 +167,8 @@ def test_attention_in_blocks_costs_as_the_length_grows(exported):
         ids = np.full((1, length), 5)
         counts.append(
             sum(
-                found.size
-                for found in session.run(
+                result.size
+                for result in session.run(
                     scores, {"input_ids": ids, "attention_mask": np.ones_like(ids)}
                 )
             )
@@ -182,8 +182,8 @@ def test_an_export_of_an_encoder_gives_what_torch_gives_whatever_the_length(expo
     ids, mask = sources(length)
     with torch.no_grad():
         expected = model(torch.from_numpy(ids), torch.from_numpy(mask))
-    found = runtime.outputs(ids, mask)
+    actual = runtime.outputs(ids, mask)
     for name in ("start_logits", "end_logits"):
         np.testing.assert_allclose(
-            found[name][mask == 1], expected[name].numpy()[mask == 1], atol=1e-4
+            actual[name][mask == 1], expected[name].numpy()[mask == 1], atol=1e-4
         )

@@ -204,8 +204,8 @@ def test_gradient_checkpointing_changes_neither_loss_nor_gradients(model_class, 
     model.activation_checkpointing_enable(dict(use_reentrant=reentrant))
     if reentrant:
         model.enable_input_require_grads()
-    for got, wanted in zip(loss_and_gradients(), expected, strict=True):
-        assert_same(got, wanted, 1e-6)
+    for got, reference in zip(loss_and_gradients(), expected, strict=True):
+        assert_same(got, reference, 1e-6)
     assert len(calls) == 3 * layers, (
         "once without, and with checkpointing once more in the backward pass"
     )

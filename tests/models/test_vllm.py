@@ -39,11 +39,11 @@ class Instance:
             for tensor in (query, key, value)
         ]
         attend = nn.functional.scaled_dot_product_attention
-        found = [
+        result = [
             attend(*part, is_causal=self.is_causal, scale=scale)
             for part in zip(*parts, strict=True)
         ]
-        return torch.cat(found, 1).transpose(0, 1).flatten(1)
+        return torch.cat(result, 1).transpose(0, 1).flatten(1)
 
 
 def attention(
@@ -69,7 +69,7 @@ def test_requests_in_one_row_give_what_each_gives_alone(vllm, model_class, posit
     requests = [tokens(1, length) for length in LENGTHS]
     expected = torch.cat([model(ids)[0] for ids in requests], 1)
     model.set_attn_implementation("vllm")
-    found = model(
+    actual = model(
         input_ids=torch.cat(requests, 1),
         inputs_embeds=None,
         use_cache=False,
@@ -79,7 +79,7 @@ def test_requests_in_one_row_give_what_each_gives_alone(vllm, model_class, posit
         },
         return_dict=False,
     )
-    torch.testing.assert_close(found[0], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(actual[0], expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_a_checkpoint_names_its_base_model_and_supports_an_attention_backend(mod
 
 def test_an_encoder_is_told_from_a_decoder_by_is_causal():
     """vLLM takes a model for an encoder if any module says False."""
-    found = {
+    result = {
         name_of(kind): {getattr(module, "is_causal", True) for module in build(kind).modules()}
         for kind in READERS
     }
-    assert False in found["EncoderModel"] and found["DecoderModel"] == {True}
+    assert False in result["EncoderModel"] and result["DecoderModel"] == {True}
 
 
 def test_an_encoder_s_window_which_vllm_counts_otherwise_is_refused(vllm):

@@ -169,14 +169,14 @@ def test_a_throwaway_target_is_evaluated_as_any_other(throwaway, tmp_path, capsy
     )
     (tmp_path / "text").write_text("\n".join(STORY))
     export(checkpoint, tmp_path / "out", cases=1, target="throwaway")
-    found = []
+    result = []
     for model in (tmp_path / "out", checkpoint):
         cli.main(["evaluate", str(model), "--text", str(tmp_path / "text")])
-        found.append(json.loads(capsys.readouterr().out))
-    assert [each["engine"] for each in found] == ["onnxruntime", "torch"]
+        result.append(json.loads(capsys.readouterr().out))
+    assert [each["engine"] for each in result] == ["onnxruntime", "torch"]
     assert (
-        found[0]["perplexity"] == pytest.approx(found[1]["perplexity"], rel=1e-4)
-        and found[0]["tokens"] > 10
+        result[0]["perplexity"] == pytest.approx(result[1]["perplexity"], rel=1e-4)
+        and result[0]["tokens"] > 10
     )
 
 
@@ -227,28 +227,28 @@ def test_no_target_is_asked_for_by_name_outside_its_folder():
 def compared(node):
     """The strings that `node` compares with, looks up, or keys a table by."""
     if isinstance(node, ast.Compare):
-        found = [node.left, *node.comparators]
-        found += [
+        result = [node.left, *node.comparators]
+        result += [
             each
-            for part in found
+            for part in result
             if isinstance(part, ast.Tuple | ast.List | ast.Set)
             for each in part.elts
         ]
     elif isinstance(node, ast.Subscript):
-        found = [node.slice]
+        result = [node.slice]
     elif isinstance(node, ast.Dict):
-        found = node.keys
+        result = node.keys
     elif isinstance(node, ast.MatchValue):
-        found = [node.value]
+        result = [node.value]
     elif (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in ("get", "pop", "setdefault")
     ):
-        found = node.args[:1]
+        result = node.args[:1]
     else:
-        found = []
-    return [part.value for part in found if isinstance(part, ast.Constant)]
+        result = []
+    return [part.value for part in result if isinstance(part, ast.Constant)]
 
 
 # ------------------------------------------------------------------------------------------ imports
@@ -328,9 +328,9 @@ def test_the_list_of_packages_is_that_of_the_folders():
         "vanilla_transformer": root / "vanilla_transformer",
         "vanilla_transformer_export": root / "export",
     }
-    found = [
+    result = [
         ".".join((name, *path.parent.relative_to(folder).parts))
         for name, folder in folders.items()
         for path in folder.rglob("__init__.py")
     ]
-    assert sorted(set(found)) == sorted(settings["packages"])
+    assert sorted(set(result)) == sorted(settings["packages"])

@@ -40,9 +40,9 @@ def test_a_portable_step_that_projects_no_more_of_the_source_is_valid_onnx(expor
         width = KEY_WIDTH if tensor.name.endswith("key") else VALUE_WIDTH
         feeds[tensor.name] = np.zeros((2, HEADS, 0, width), np.float32)
     for _ in range(2):
-        found, expected = by_onnx.run(None, feeds), by_onnxruntime.run(None, feeds)
-        for got, wanted in zip(found, expected, strict=True):
-            np.testing.assert_allclose(got, wanted, atol=1e-5)
+        actual, expected = by_onnx.run(None, feeds), by_onnxruntime.run(None, feeds)
+        for got, reference in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(got, reference, atol=1e-5)
         feeds |= {
             name.replace("present", "past_key_values"): states
             for name, states in zip(names[1:], expected[1:])
@@ -122,9 +122,9 @@ def test_every_package_states_its_lowest_version_and_is_pinned_above_it():
 def test_a_bare_session_gives_what_the_runtime_gives(exported, name):
     """`make test-versions` makes the same comparison in other environments."""
     directory = exported(name).directory
-    expected, found = torch_free.results(directory), torch_free.bare_results(directory)
-    assert torch_free.differences(found, expected) == [] and found
-    for output, values in found.items():  # nor is a difference overlooked
+    expected, actual = torch_free.results(directory), torch_free.bare_results(directory)
+    assert torch_free.differences(actual, expected) == [] and actual
+    for output, values in actual.items():  # nor is a difference overlooked
         other = (np.array(values) + 1).tolist()
         [said] = torch_free.differences({output: other}, expected)
         assert said.startswith(f"{output}: ")

@@ -23,11 +23,11 @@ from vanilla_transformer_export.serving.encoder_runtime import batched
 def made(tmp_path_factory):
     """A head of `HEADS`, fields over its own, and settings of an export -> the directory of the
     export."""
-    found = {}
+    result = {}
 
     def make(name, fields=(), **settings):
         key = name, fields, *settings.items()
-        if key not in found:
+        if key not in result:
             architecture, kind, own = HEADS[name]
             folder = tmp_path_factory.mktemp("head")
             tokenizer = tokenizer_for(kind, architecture)
@@ -35,8 +35,8 @@ def made(tmp_path_factory):
                 architecture, tokenizer, folder / "checkpoint", **{**own, **dict(fields)}
             )
             export(checkpoint, folder / "export", cases=1, **settings)
-            found[key] = folder / "export"
-        return found[key]
+            result[key] = folder / "export"
+        return result[key]
 
     return make
 
@@ -53,10 +53,10 @@ def rows_of(runtime, count=40, longest=50):
 
 def read(scheduler, rows):
     ids, mask = pad_sequences(rows, scheduler.graph.config["pad_token_id"])
-    found = scheduler.run(
+    result = scheduler.run(
         encoder_feeds(scheduler.graph.model.info, {"input_ids": ids, "attention_mask": mask})
     )
-    return [{name: values[place] for name, values in found.items()} for place in range(len(rows))]
+    return [{name: values[place] for name, values in result.items()} for place in range(len(rows))]
 
 
 def check_mixes(scheduler, mixes, per_token=False):
@@ -67,10 +67,10 @@ def check_mixes(scheduler, mixes, per_token=False):
     rng = np.random.default_rng(1)
 
     def mixed(chosen):
-        for place, found in zip(
+        for place, result in zip(
             chosen, read(scheduler, [rows[place] for place in chosen]), strict=True
         ):
-            for name, values in found.items():
+            for name, values in result.items():
                 own = alone[place][name]
                 values = values[: len(rows[place])] if per_token else values
                 np.testing.assert_array_equal(values, own[: len(values)] if per_token else own)
@@ -115,7 +115,7 @@ def test_workers_that_begin_the_same_call_at_once_lose_no_rows(made):
     ) as scheduler:
         rows = rows_of(scheduler.graph, 40)
         for _ in range(50):
-            assert all(found["logits"].any() for found in read(scheduler, rows))
+            assert all(result["logits"].any() for result in read(scheduler, rows))
 
 
 def test_a_length_follows_from_the_row_s_own():
@@ -184,7 +184,7 @@ def stub(made, monkeypatch):
 def asked(scheduler, rows):
     """Return a coroutine that reads `rows` and gives the first logit of each."""
     return scheduler.call(
-        len(rows), lambda: [float(found["logits"][0]) for found in read(scheduler, rows)]
+        len(rows), lambda: [float(result["logits"][0]) for result in read(scheduler, rows)]
     )
 
 
@@ -335,12 +335,12 @@ def test_every_task_gives_what_it_gives_without_the_queue(made, name):
     }
     call = next(call for start, call in calls.items() if name.startswith(start))
     with contextlib.closing(batched(runtime, workers=2)):
-        found, wanted = call(runtime), call(plain)
+        actual, expected = call(runtime), call(plain)
     if name in ("choose", "pretraining", "next_sentence"):
-        for one, other in zip(found, wanted, strict=True):
+        for one, other in zip(actual, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     else:
-        close(found, wanted)
+        close(actual, expected)
 
 
 @pytest.mark.slow
@@ -351,6 +351,6 @@ def test_images_of_many_requests_have_the_answers_that_they_have_alone(tmp_path)
     ]
     runtime, plain = (ImageRuntime(tmp_path / "export", threads=1) for _ in range(2))
     with contextlib.closing(batched(runtime, workers=2)), ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(lambda picture: runtime.classify([picture]), pictures))
-        assert found == [[each] for each in runtime.classify(pictures)]
-    close([each[0] for each in found], plain.classify(pictures))
+        result = list(pool.map(lambda picture: runtime.classify([picture]), pictures))
+        assert result == [[each] for each in runtime.classify(pictures)]
+    close([each[0] for each in result], plain.classify(pictures))

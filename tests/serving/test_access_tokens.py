@@ -54,7 +54,7 @@ def test_the_token_may_be_in_a_form(token_server, kind):
 
     The stub takes no forms; the test shows that the token is checked first.
     """
-    found = {}
+    result = {}
     for key in ("not-a-secret", "wrong"):
         form = {"q": "a", "api_key": key}
         sent = (
@@ -62,8 +62,8 @@ def test_the_token_may_be_in_a_form(token_server, kind):
             if kind == "data"
             else {"files": {name: (None, value) for name, value in form.items()}}
         )
-        found[key] = token_server.post("/stub", **sent).status_code
-    assert found == {"not-a-secret": 422, "wrong": 401}
+        result[key] = token_server.post("/stub", **sent).status_code
+    assert result == {"not-a-secret": 422, "wrong": 401}
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
@@ -126,9 +126,9 @@ def test_head_is_answered_as_get_without_the_body():
             head, body = bytes_of_answer(server, "GET", path).split(b"\r\n\r\n", 1)
             if path == "/metrics":  # its length changes from answer to answer
                 head = re.sub(rb"content-length: \d+", b"", head)
-            found = bytes_of_answer(server, "HEAD", path)
-            found = re.sub(rb"content-length: \d+", b"", found) if path == "/metrics" else found
-            assert (body != b"", DATE.sub(b"", found)) == (
+            result = bytes_of_answer(server, "HEAD", path)
+            result = re.sub(rb"content-length: \d+", b"", result) if path == "/metrics" else result
+            assert (body != b"", DATE.sub(b"", result)) == (
                 True,
                 DATE.sub(b"", head + b"\r\n\r\n"),
             ), path
@@ -142,8 +142,8 @@ def test_the_page_and_the_embeddings_share_the_root():
             httpx.post(server.url, json={}).status_code,
             httpx.delete(server.url).status_code,
         ] == [401, 401]
-        found = httpx.delete(server.url, headers={"Authorization": "Bearer not-a-secret"})
-        assert (found.status_code, found.headers["allow"]) == (405, "GET, HEAD, POST")
+        result = httpx.delete(server.url, headers={"Authorization": "Bearer not-a-secret"})
+        assert (result.status_code, result.headers["allow"]) == (405, "GET, HEAD, POST")
 
 
 def test_head_needs_the_token_where_get_does(token_server):
@@ -166,7 +166,7 @@ def test_pages_of_the_allowed_origin_may_ask_and_read_errors():
             preflight = client.options("/stub", headers={"Origin": origin, **asked})
             answer = client.post("/stub", json={"q": "a"}, headers={"Origin": origin})
             assert (preflight.status_code == 200, answer.status_code) == (allowed, 401)
-            found = [
+            result = [
                 each.headers.get("Access-Control-Allow-Origin") for each in (preflight, answer)
             ]
-            assert found == ([origin] * 2 if allowed else [None] * 2)
+            assert result == ([origin] * 2 if allowed else [None] * 2)

@@ -6,6 +6,7 @@ import time
 
 import httpx
 import pytest
+from messages import check_message
 from raw_connections import answer_of, is_closed
 from served import SEEN, request, served, wait_for
 
@@ -124,14 +125,14 @@ def test_a_request_that_asks_for_http_2_is_answered_with_its_body(is_at_once):
             connection.sendall(piece)
             time.sleep(0.002)
         file = connection.makefile("rb")
-        found = []
+        result = []
         for _ in range(3):
             assert file.readline() == b"HTTP/1.1 200 OK\r\n"
             headers = dict(
                 line.strip().lower().split(b": ", 1) for line in iter(file.readline, b"\r\n")
             )
-            found.append(json.loads(file.read(int(headers[b"content-length"]))))
-        assert [found[0]["q"], found[1], found[2]["q"]] == ["a", {"status": "ok"}, "b"]
+            result.append(json.loads(file.read(int(headers[b"content-length"]))))
+        assert [result[0]["q"], result[1], result[2]["q"]] == ["a", {"status": "ok"}, "b"]
 
 
 def test_many_requests_at_once_that_ask_for_http_2_are_bounded():
@@ -145,10 +146,8 @@ def test_a_body_that_does_not_come_is_408():
     with served(body_timeout=0.1) as server:
         connection = server.send(request("/stub", {"q": "a"})[:-3])
         status, body = answer_of(connection)
-        assert (status, body["stub"]["message"]) == (
-            408,
-            "no whole body after 0.1 seconds, the limit of this server",
-        )
+        assert status == 408
+        check_message(body["stub"]["message"], seen=0.1)
         assert is_closed(connection)
 
 
@@ -164,10 +163,8 @@ def test_a_body_that_is_too_large_is_413_before_it_is_there(is_announced):
                 b"POST /stub HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk
             )
         status, said = answer_of(server.send(content))
-        assert (status, said["stub"]["message"]) == (
-            413,
-            "a body of at least 2009 bytes, expected at most 1000",
-        )
+        assert status == 413
+        check_message(said["stub"]["message"], seen=2009, expected=1000)
 
 
 def test_a_body_of_the_largest_size_is_taken_and_the_connection_goes_on_after_one_that_is_larger():

@@ -52,12 +52,12 @@ def test_each_request_is_a_line_of_json_with_its_id(monkeypatch):
         )
         == 4
     )
-    found = [
+    result = [
         (line["method"], line["path"], line["status"], line["id"])
         for line in lines
         if line["message"] == "request"
     ]
-    assert found == [
+    assert result == [
         ("POST", "/stub", 200, "of-the-client"),
         ("GET", "/nowhere", 404, made.headers["X-Request-ID"]),
         ("GET", "/nowhere", 404, bad.headers["X-Request-ID"]),
@@ -109,7 +109,7 @@ def test_what_is_counted(monkeypatch):
         server.server.service.metrics.watch_rows("a-model", lambda: 7, lambda: 5)
         server.server.service.metrics.watch_slots("a-model", 8, lambda: 5)
         answer = client.get("/metrics")
-    found = dict(
+    actual = dict(
         line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#")
     )
     assert answer.headers["content-type"].startswith("text/plain; version=")
@@ -129,8 +129,8 @@ def test_what_is_counted(monkeypatch):
         f"rows_running{model}": 5,
         f"slots_used_ratio{model}": 0.625,
     }
-    assert {name: float(found[prefix + name]) for name in expected} == expected
+    assert {name: float(actual[prefix + name]) for name in expected} == expected
     assert (
-        float(found["process_resident_memory_bytes"]) > 1e6
-        and float(found["process_cpu_seconds_total"]) > 0
+        float(actual["process_resident_memory_bytes"]) > 1e6
+        and float(actual["process_cpu_seconds_total"]) > 0
     )

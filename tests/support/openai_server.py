@@ -127,11 +127,11 @@ class OneByOne:
             self.known(self.logits(job.prompt[:place]), job.prompt[place], job.top_logprobs)
             for place in places
         ]
-        found = []
+        result = []
         for _, group in itertools.groupby(self.events(job), lambda event: event.index):
             events = list(group)
             known = None if job.top_logprobs is None else [event.logprobs for event in events]
-            found.append(
+            result.append(
                 Generated(
                     [event.token for event in events],
                     events[-1].finish_reason,
@@ -140,7 +140,7 @@ class OneByOne:
                     known,
                 )
             )
-        return found
+        return result
 
     async def stream(self, job):
         try:
@@ -152,10 +152,10 @@ class OneByOne:
 
 
 def with_tokenizer(directory, parent):
-    found = copy_of(directory, parent)
-    tokenizer().save(str(found / "tokenizer.json"))
-    list_file(found, "tokenizer.json")
-    return found
+    result = copy_of(directory, parent)
+    tokenizer().save(str(result / "tokenizer.json"))
+    list_file(result, "tokenizer.json")
+    return result
 
 
 @contextlib.contextmanager

@@ -50,10 +50,10 @@ def test_two_batches_at_a_time_have_buffers_of_their_own(exported, name):
         list(runtime.stream(*batch, max_new_tokens=6, eos_token_id=[])) for batch in batches
     ]
     streams = [runtime.stream(*batch, max_new_tokens=6, eos_token_id=[]) for batch in batches]
-    found = list(zip(*streams, strict=True))
+    actual = list(zip(*streams, strict=True))
     assert all(
         np.array_equal(step[row], expected[row][number])
-        for number, step in enumerate(found)
+        for number, step in enumerate(actual)
         for row in (0, 1)
     )
 
@@ -111,11 +111,7 @@ USED = dict(
             None,
             ("libnothing.so.1", "pip install 'onnxruntime-gpu[cuda,cudnn]'"),
         ),
-        (
-            dict(),
-            ["CPUExecutionProvider"],
-            "CPUExecutionProvider",
-        ),
+        (dict(), ["CPUExecutionProvider"], "CPUExecutionProvider"),
         (dict(), GPU_BUILD, None),
     ],
 )
@@ -152,14 +148,14 @@ def test_a_runtime_never_falls_back_to_the_cpu(exported, monkeypatch):
 def test_doctor_says_what_runs_where(monkeypatch, capsys):
     monkeypatch.setattr(devices, "gpu", lambda: None)
     cli.main(["doctor", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["packages"]["onnxruntime"] == onnxruntime.__version__ and found["cuda_problem"]
-    assert found["providers"] == onnxruntime.get_available_providers()
+    result = json.loads(capsys.readouterr().out)
+    assert result["packages"]["onnxruntime"] == onnxruntime.__version__ and result["cuda_problem"]
+    assert result["providers"] == onnxruntime.get_available_providers()
     cli.main(["doctor"])
     printed = capsys.readouterr().out
-    assert f"target cuda does not run: {found['cuda_problem']}" in printed
+    assert f"target cuda does not run: {result['cuda_problem']}" in printed
     assert "target portable runs on the CPU, with" in printed
-    assert f"TensorRT does not run: {found['tensorrt_problem']}" in printed
+    assert f"TensorRT does not run: {result['tensorrt_problem']}" in printed
     monkeypatch.setattr(devices, "providers", list)
     cli.main(["doctor"])
     assert "no target runs: pip install" in capsys.readouterr().out

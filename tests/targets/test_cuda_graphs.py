@@ -84,33 +84,33 @@ ON_HOST = dict.fromkeys(("TopK", "CumSum", "Reshape", "Unsqueeze", "Squeeze", "S
 def test_each_layer_has_two_scatters_and_one_operator_for_each_attention(exported, name):
     model, directory = exported(name)
     layers = len(model.get_decoder().layers)
-    found = ops(graph(directory, name))
-    assert found["TensorScatter"] == 2 * layers + 1  # and the tokens
-    assert found["MultiHeadAttention"] == (2 if name == "seq2seq" else 1) * layers
-    assert found["Softmax"] == 0
+    result = ops(graph(directory, name))
+    assert result["TensorScatter"] == 2 * layers + 1  # and the tokens
+    assert result["MultiHeadAttention"] == (2 if name == "seq2seq" else 1) * layers
+    assert result["Softmax"] == 0
     # One product for queries, keys and values, and each norm but the first of a model that begins
     # with one adds the residual.
-    assert found["Split"] == layers
-    assert found["MatMul"] == (6 if name == "seq2seq" else 4) * layers + 1
-    assert found["SkipLayerNormalization"] == (3 if name == "seq2seq" else 2) * layers
-    assert found["LayerNormalization"] == (1 if model.config.norm_first else 0)
+    assert result["Split"] == layers
+    assert result["MatMul"] == (6 if name == "seq2seq" else 4) * layers + 1
+    assert result["SkipLayerNormalization"] == (3 if name == "seq2seq" else 2) * layers
+    assert result["LayerNormalization"] == (1 if model.config.norm_first else 0)
 
 
 def test_rotary_positions_are_one_operator_for_queries_and_one_for_keys(exported):
     model, directory = exported("causal-window")
-    found = ops(graph(directory, "causal-window"))
-    assert found["RotaryEmbedding"] == 2 * len(model.get_decoder().layers)
-    assert found["Sin"] == found["Cos"] == 1
+    result = ops(graph(directory, "causal-window"))
+    assert result["RotaryEmbedding"] == 2 * len(model.get_decoder().layers)
+    assert result["Sin"] == result["Cos"] == 1
 
 
 @pytest.mark.slow
 def test_what_relative_positions_add_is_computed_once(exported):
     model, directory = exported("causal-relative")
-    found = graph(directory, "causal-relative")
+    result = graph(directory, "causal-relative")
     layers = len(model.get_decoder().layers)
-    added = [node.input[5] for node in found.node if node.op_type == "MultiHeadAttention"]
+    added = [node.input[5] for node in result.node if node.op_type == "MultiHeadAttention"]
     assert len(added) == layers and len(set(added)) == 1
-    assert ops(found)["Log"] == 0 and ops(found)["Where"] == 1
+    assert ops(result)["Log"] == 0 and ops(result)["Where"] == 1
 
 
 @pytest.mark.slow
@@ -118,28 +118,28 @@ def test_what_relative_positions_add_is_computed_once(exported):
 def test_an_rms_norm_is_one_operator_which_adds_the_residual(exported, dtype):
     model, directory = exported("seq2seq-t5", dtype)
     for role, norms in ((0, 2), (1, 3 * len(model.get_decoder().layers))):
-        found = ops(graph(directory, "seq2seq-t5", role))
+        result = ops(graph(directory, "seq2seq-t5", role))
         assert (
-            found["SimplifiedLayerNormalization"],
-            found["SkipSimplifiedLayerNormalization"],
+            result["SimplifiedLayerNormalization"],
+            result["SkipSimplifiedLayerNormalization"],
         ) == (1, norms)
-        assert found["RMSNormalization"] == found["Pow"] == 0
+        assert result["RMSNormalization"] == result["Pow"] == 0
     # Queries, keys and values are one product, and so are the two of a gated feed-forward network.
-    assert found["Split"] == 2 * len(model.get_decoder().layers)
+    assert result["Split"] == 2 * len(model.get_decoder().layers)
 
 
 def test_the_keys_and_values_of_all_layers_come_from_one_product(exported):
     _, directory = exported("seq2seq")  # one layer in the encoder, two in the decoder
-    found = graph(directory, "seq2seq", 0)
-    assert ops(found)["MatMul"] == 4 + 1 and ops(found)["SkipLayerNormalization"] == 2
-    assert [len(node.output) for node in found.node if node.op_type == "Split"] == [3, 4]
+    result = graph(directory, "seq2seq", 0)
+    assert ops(result)["MatMul"] == 4 + 1 and ops(result)["SkipLayerNormalization"] == 2
+    assert [len(node.output) for node in result.node if node.op_type == "Split"] == [3, 4]
 
 
 def test_values_of_another_width_than_keys_have_a_product_of_their_own(exported):
     _, directory = exported("encoder")
-    found = graph(directory, "encoder")
-    assert [len(node.output) for node in found.node if node.op_type == "Split"] == [2, 2]
-    assert ops(found)["MatMul"] == 5 * 2 + 1 and ops(found)["SkipLayerNormalization"] == 4
+    result = graph(directory, "encoder")
+    assert [len(node.output) for node in result.node if node.op_type == "Split"] == [2, 2]
+    assert ops(result)["MatMul"] == 5 * 2 + 1 and ops(result)["SkipLayerNormalization"] == 4
 
 
 def test_no_more_products_become_one_than_a_split_can_replay():
@@ -157,8 +157,8 @@ def test_no_more_products_become_one_than_a_split_can_replay():
         "cuda",
     )
     assert [len(node.output) for node in model.graph.node if node.op_type == "Split"] == [32, 2]
-    for found, matrix in zip(run(model, {"x": x}), matrices, strict=True):
-        np.testing.assert_allclose(found, x @ matrix, atol=1e-5)
+    for result, matrix in zip(run(model, {"x": x}), matrices, strict=True):
+        np.testing.assert_allclose(result, x @ matrix, atol=1e-5)
 
 
 def test_the_state_of_the_last_token_needs_no_argmax_of_integers():
@@ -182,9 +182,9 @@ def test_a_gelu_is_one_operator_with_its_bias(act, operator, tmp_path):
         model_class.config_class(**SIZES, num_hidden_layers=2, hidden_act=act)
     ).save_pretrained(tmp_path / "model")
     export(tmp_path / "model", tmp_path / "out", target="cuda", dtype="fp32", cases=6)
-    found = ops(graph(tmp_path / "out", "encoder"))
-    assert found[operator] == 2
-    assert found["Pow"] == found["Tanh"] == found["Gelu"] == 0
+    result = ops(graph(tmp_path / "out", "encoder"))
+    assert result[operator] == 2
+    assert result["Pow"] == result["Tanh"] == result["Gelu"] == 0
 
 
 STEPS = [("seq2seq", "fp16")]

@@ -38,14 +38,14 @@ def test_weights_and_caches_are_of_the_type_asked_for_and_outputs_are_float32(
 ):
     _, directory = exported(name, dtype)
     for role in range(len(FILES.get(name, [0]))):
-        found = graph(directory, name, role)
+        result = graph(directory, name, role)
         weights = [
             weight
-            for weight in found.initializer
+            for weight in result.initializer
             if weight.data_type in FLOATS and len(weight.dims) == 2
         ]
         assert weights and {weight.data_type for weight in weights} == {HALF[dtype]}
-        for value in [*found.input, *found.output]:
+        for value in [*result.input, *result.output]:
             kind = value.type.tensor_type.elem_type
             is_cache = value.name.startswith(("past_key_values", "present"))
             assert kind not in FLOATS or kind == (
@@ -96,10 +96,10 @@ def test_a_command_says_why_an_export_in_bf16_was_not_compared(exported, tmp_pat
 def test_half_precision_weights_are_the_models_rounded(exported, dtype, tolerance):
     """Run in float32, which the CPU has all operators for."""
     model, directory = exported("encoder", dtype)
-    found = onnx.load(directory / "onnx/model.onnx")
-    widen(found)
+    actual = onnx.load(directory / "onnx/model.onnx")
+    widen(actual)
     session = onnxruntime.InferenceSession(
-        found.SerializeToString(), providers=["CPUExecutionProvider"]
+        actual.SerializeToString(), providers=["CPUExecutionProvider"]
     )
     ids = np.random.default_rng(0).integers(0, 48, (3, 9))
     feeds = {
@@ -122,11 +122,11 @@ def test_products_are_those_of_rounded_weights_and_all_else_is_in_half_precision
     model, directory = exported("encoder", dtype)
     manifest = json.loads((directory / "manifest.json").read_text())
     assert (manifest["default_dtype"], manifest["activations"]) == (dtype, "fp16")
-    found = onnx.load(directory / "onnx/model.onnx")
-    counts = ops(found.graph)
+    result = onnx.load(directory / "onnx/model.onnx")
+    counts = ops(result.graph)
     assert counts["MatMul"] == 0 and counts["MatMulNBits"] == 11
-    tables = {node.input[0] for node in found.graph.node if node.op_type == "Gather"}
-    for weight in found.graph.initializer:
+    tables = {node.input[0] for node in result.graph.node if node.op_type == "Gather"}
+    for weight in result.graph.initializer:
         assert (
             weight.data_type in (onnx.TensorProto.FLOAT16, onnx.TensorProto.UINT8)
             or len(weight.dims) < 2
@@ -136,9 +136,9 @@ def test_products_are_those_of_rounded_weights_and_all_else_is_in_half_precision
             or len(weight.dims) < 2
             or weight.data_type == onnx.TensorProto.FLOAT16
         )
-    widen(found)
+    widen(result)
     session = onnxruntime.InferenceSession(
-        found.SerializeToString(), providers=["CPUExecutionProvider"]
+        result.SerializeToString(), providers=["CPUExecutionProvider"]
     )
     ids = np.random.default_rng(0).integers(0, 48, (3, 9))
     feeds = {

@@ -133,8 +133,8 @@ def check_tokens(runtime, model, ids, mask, settings):
     with torch.no_grad():
         given = dict(attention_mask=torch.from_numpy(mask), do_sample=False)
         expected = model.generate(torch.from_numpy(ids), **given, **settings).numpy()
-    found = runtime.generate(ids, mask, **settings)
-    np.testing.assert_array_equal(found, expected)
+    actual = runtime.generate(ids, mask, **settings)
+    np.testing.assert_array_equal(actual, expected)
 
 
 @targets
@@ -144,8 +144,8 @@ def test_padding_may_stand_on_either_side_and_changes_nothing(exported_for, name
     ids, mask = prompts(name)
     rows = [row[real == 1] for row, real in zip(ids, mask)]
     right = np.array([[*row, *[PAD] * (7 - len(row))] for row in rows])
-    found = [runtime.generate(given, max_new_tokens=6)[:, 7:].tolist() for given in (ids, right)]
-    assert found[0] == found[1]
-    for row, got in zip(rows, found[0]):
+    result = [runtime.generate(given, max_new_tokens=6)[:, 7:].tolist() for given in (ids, right)]
+    assert result[0] == result[1]
+    for row, got in zip(rows, result[0]):
         alone = runtime.generate(row[None], max_new_tokens=6)[0, len(row) :].tolist()
         assert got[: len(alone)] == alone

@@ -120,10 +120,10 @@ def test_the_pieces_are_the_text_and_no_character_is_torn(made, data):
     ids = data.draw(
         some | st.text("große Vögel 日本語 🙂 abé.").map(lambda text: tokenizer.encode(text).ids)
     )
-    found = [piece for piece in streamed(tokenizer, ids) if piece]
-    assert "".join(found) == tokenizer.decode(ids, skip_special_tokens=True)
+    result = [piece for piece in streamed(tokenizer, ids) if piece]
+    assert "".join(result) == tokenizer.decode(ids, skip_special_tokens=True)
     if len(ids) < MOST_OPEN:
-        assert not any(piece.endswith("\ufffd") for piece in found[:-1])
+        assert not any(piece.endswith("\ufffd") for piece in result[:-1])
 
 
 class Texts:
@@ -145,11 +145,11 @@ def test_cleaned_pieces_are_the_text_that_transformers_cleans(texts):
 
 def test_a_cleaned_piece_waits_only_for_what_may_change_it():
     pieces = CleanPieces(Texts())
-    found = [
+    result = [
         pieces.add(text)
         for text in ["i", " do", " n", " '", " t", " know", " v", "ery", " '", "s", " it", " "]
     ]
-    assert found == ["i", " do", "", "", "n't", " know", "", " very", "", "'s", " it", ""]
+    assert result == ["i", " do", "", "", "n't", " know", "", " very", "", "'s", " it", ""]
     assert [pieces.end(), pieces.end()] == [" ", ""]
 
 

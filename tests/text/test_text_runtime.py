@@ -30,10 +30,10 @@ def tokenizer(pattern=None):
 @pytest.fixture(scope="module")
 def directory(exported, tmp_path_factory):
     """An export with a tokenizer of the words w0 to w47."""
-    found = copy_of(exported("causal").directory, tmp_path_factory.mktemp("text"))
-    tokenizer().save(str(found / "tokenizer.json"))
-    list_file(found, "tokenizer.json")
-    return found
+    result = copy_of(exported("causal").directory, tmp_path_factory.mktemp("text"))
+    tokenizer().save(str(result / "tokenizer.json"))
+    list_file(result, "tokenizer.json")
+    return result
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from checkpoints import with_words
-from messages import raises
+from messages import check_message, raises
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.cli.main import main
@@ -91,17 +91,17 @@ def test_scores_stand_behind_a_tab_and_n_best_lists_are_those_of_moses(runtime, 
         for line in lines
         if line
     }
-    found = [line.split("\t") for line in (tmp_path / "scores").read_text().splitlines()]
-    assert found.pop(1) == [""]
-    for (text, score), (texts, scores) in zip(found, expected.values(), strict=True):
+    actual = [line.split("\t") for line in (tmp_path / "scores").read_text().splitlines()]
+    assert actual.pop(1) == [""]
+    for (text, score), (texts, scores) in zip(actual, expected.values(), strict=True):
         assert text == texts[0] and float(score) == pytest.approx(scores[0], abs=2e-6)
-    found = [line.split(" ||| ") for line in (tmp_path / "best").read_text().splitlines()]
-    assert [row[0] for row in found] == ["0", "0", "1", "2", "2", "3", "3"]
-    assert found.pop(2) == ["1", "", "0.000000"]
-    wanted = [pair for texts, scores in expected.values() for pair in zip(texts, scores)]
-    for (_, text, score), (expected_text, expected_score) in zip(found, wanted, strict=True):
+    actual = [line.split(" ||| ") for line in (tmp_path / "best").read_text().splitlines()]
+    assert [row[0] for row in actual] == ["0", "0", "1", "2", "2", "3", "3"]
+    assert actual.pop(2) == ["1", "", "0.000000"]
+    reference = [pair for texts, scores in expected.values() for pair in zip(texts, scores)]
+    for (_, text, score), (expected_text, expected_score) in zip(actual, reference, strict=True):
         assert text == expected_text and float(score) == pytest.approx(expected_score, abs=2e-6)
-    assert float(found[0][2]) > float(found[1][2])
+    assert float(actual[0][2]) > float(actual[1][2])
 
 
 def test_records_have_the_texts_with_their_scores(runtime, tmp_path):
@@ -112,8 +112,8 @@ def test_records_have_the_texts_with_their_scores(runtime, tmp_path):
     runner(runtime, scores=True).to_file(source, tmp_path / "scores.jsonl")
     runner(runtime, n_best=2).to_file(tmp_path / "in.parquet", tmp_path / "best.parquet")
     texts = [runtime.generate([row["text"]], **BEAMS)[0] if row["text"] else None for row in rows]
-    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert found == [row | {"translation": text} for row, text in zip(rows, texts)]
+    result = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert result == [row | {"translation": text} for row, text in zip(rows, texts)]
     scores = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
     assert [row["translation"] and row["translation"]["text"] for row in scores] == texts
     best = pyarrow.parquet.read_table(tmp_path / "best.parquet").to_pydict()["translation"]
@@ -163,13 +163,13 @@ def test_translations_begin_with_their_prefixes(runtime, tmp_path):
     source, beginnings = write(tmp_path / "in", lines), write(tmp_path / "prefixes", prefixes)
     job = runner(runtime, batch_size=4, prefix=beginnings)
     job.to_file(source, tmp_path / "out")
-    found = (tmp_path / "out").read_text()
-    for line, prefix, text in zip(lines, prefixes, found.splitlines(), strict=True):
+    actual = (tmp_path / "out").read_text()
+    for line, prefix, text in zip(lines, prefixes, actual.splitlines(), strict=True):
         expected = runtime.generate([line], target_prefix=[prefix], **BEAMS)[0] if line else ""
         assert text == expected and (not line or text.startswith(prefix))
-    assert "".join(job.file(source)) == found
+    assert "".join(job.file(source)) == actual
     job.to_directory([source], tmp_path / "outs")
-    assert (tmp_path / "outs" / "in").read_text() == found
+    assert (tmp_path / "outs" / "in").read_text() == actual
 
 
 def test_packed_text_and_carriage_returns_are_read_as_plain_text_is(runtime, tmp_path):
@@ -201,7 +201,7 @@ def test_bad_lines_of_a_file_are_set_aside_beside_the_output(runtime, tmp_path):
     first, third = (runtime.generate([text], **BEAMS)[0] for text in ("w5", "w7"))
     assert (tmp_path / "out").read_text() == f"{first}\n\n{third}\n" and report["bad"] == 1
     bad = json.loads((tmp_path / "out.bad.jsonl").read_text())
-    assert bad["line"] == 2 and "not UTF-8 text" in bad["reason"]
+    assert bad["line"] == 2 and "UTF-8" in bad["reason"]
     assert names(tmp_path) == ["in", "out", "out.bad.jsonl"]
     (tmp_path / "out").unlink()
     with raises(FileExistsError, seen="out.bad.jsonl"):
@@ -316,10 +316,7 @@ def begun(runtime, tmp_path):
 @pytest.mark.parametrize(
     "change, seen",
     [
-        (
-            dict(options=dict(num_beams=2, max_new_tokens=8)),
-            ("num_beams", 3, 2),
-        ),
+        (dict(options=dict(num_beams=2, max_new_tokens=8)), ("num_beams", 3, 2)),
         (dict(options=dict(num_beams=3)), ("max_new_tokens", 8, None)),
         (dict(batch_size=5), ("batch_size", 32, 5)),
         (dict(shard_lines=5), ("shard_lines", 8, 5)),
@@ -397,12 +394,7 @@ def test_an_output_that_may_not_be_written_is_refused(runtime, export, tmp_path)
         (tmp_path / "out.jsonl", UsageError, (), ".jsonl"),
         (tmp_path / "out.parquet", UsageError, "out.parquet", ()),
         (export / "out", UsageError, "out", ()),
-        (
-            write(tmp_path / "there", ["mine"]),
-            FileExistsError,
-            (),
-            "--force",
-        ),
+        (write(tmp_path / "there", ["mine"]), FileExistsError, (), "--force"),
     ):
         with raises(kind, seen=seen, expected=expected):
             job.to_file(source, out)
@@ -490,30 +482,31 @@ def test_options_that_cannot_be_are_refused_at_once(runtime, exported, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, seen, expected",
     [
-        (["w5", "--input", "in"], "--input goes without texts and --stream"),
-        (["--input", "in", "--stream"], "--input goes without texts and --stream"),
-        (["--output", "out"], "--output and --output-dir need --input"),
-        (["--output-dir", "out", "--stream"], "--output and --output-dir need --input"),
-        (["--input", "in", "--output", "a", "--output-dir", "b"], "not allowed with argument"),
-        (["--input", "a", "b", "--output", "out"], "--input has 2 files, expected one, or --outp"),
-        (["--input", "a", "--input", "b"], "--input has 2 files, expected one, or --output-dir"),
-        (["--input", "in", "--force"], "--force needs --output"),
-        (["--input", "in", "--output-dir", "out", "--force"], "--force needs --output"),
-        (["--input", "in", "--output", "out", "--ray", "auto"], "--ray needs --output-dir"),
-        (["--target-prefix", "in"], "--target-prefix needs --input"),
-        (["w5", "--output-field", "de"], "--output-field needs --input"),
-        (["--on-bad-line", "drop"], "no reaction 'drop', expected one of stop, skip"),
-        (["w5", "--scores"], "--scores is for lines, expected no texts and no --stream"),
-        (["--n-best", "2", "--stream"], "--n-best is for lines, expected no texts and no --stream"),
-        (["--n-best", "2", "--scores"], "not allowed with argument"),
+        (["w5", "--input", "in"], ("--input", "--stream"), ()),
+        (["--input", "in", "--stream"], ("--input", "--stream"), ()),
+        (["--output", "out"], ("--output", "--output-dir", "--input"), ()),
+        (["--output-dir", "out", "--stream"], ("--output", "--output-dir", "--input"), ()),
+        (["--input", "in", "--output", "a", "--output-dir", "b"], (), ()),
+        (["--input", "a", "b", "--output", "out"], ("--input", 2), "--output-dir"),
+        (["--input", "a", "--input", "b"], ("--input", 2), "--output-dir"),
+        (["--input", "in", "--force"], ("--force", "--output"), ()),
+        (["--input", "in", "--output-dir", "out", "--force"], ("--force", "--output"), ()),
+        (["--input", "in", "--output", "out", "--ray", "auto"], ("--ray", "--output-dir"), ()),
+        (["--target-prefix", "in"], ("--target-prefix", "--input"), ()),
+        (["w5", "--output-field", "de"], ("--output-field", "--input"), ()),
+        (["--on-bad-line", "drop"], "drop", ()),
+        (["w5", "--scores"], "--scores", "--stream"),
+        (["--n-best", "2", "--stream"], "--n-best", "--stream"),
+        (["--n-best", "2", "--scores"], (), ()),
     ],
 )
-def test_arguments_that_do_not_go_together_are_refused(arguments, message, capsys):
+def test_arguments_that_do_not_go_together_are_refused(arguments, seen, expected, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["generate", "anywhere", *arguments])
-    assert stopped.value.code == 2 and message in capsys.readouterr().err
+    assert stopped.value.code == 2
+    check_message(capsys.readouterr().err, seen=seen, expected=expected)
 
 
 # ------------------------------------------------------------------------------------------- memory

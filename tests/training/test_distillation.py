@@ -135,8 +135,8 @@ def test_words_are_replaced_by_others_as_often_as_asked(teachers, tmp_path, drop
         kept, abs=0.01
     )
     # as often as before: what is lost comes in others' places
-    found = Counter(after for _, after in pairs)
-    assert {word: count / len(pairs) for word, count in found.items()} == pytest.approx(
+    result = Counter(after for _, after in pairs)
+    assert {word: count / len(pairs) for word, count in result.items()} == pytest.approx(
         share, abs=0.01
     )
     assert augment(plain[0], Random(3)) == augment(plain[0], Random(3))
@@ -144,7 +144,7 @@ def test_words_are_replaced_by_others_as_often_as_asked(teachers, tmp_path, drop
 
 def test_of_as_many_texts_as_asked_there_is_a_part_of_any_length_from_anywhere(teachers, tmp_path):
     augmented, text = TextAugmentation(0.0, 0.6, ["f"]), "a b c d e"
-    found = Counter(augmented(text, Random(number)) for number in range(30_000))
+    actual = Counter(augmented(text, Random(number)) for number in range(30_000))
     parts = {
         (start, end): text[2 * start : 2 * end - 1]
         for start in range(5)
@@ -153,7 +153,7 @@ def test_of_as_many_texts_as_asked_there_is_a_part_of_any_length_from_anywhere(t
     # a length, then a place for it
     expected = {part: 0.6 / 5 / (6 - (end - start)) for (start, end), part in parts.items()}
     expected[text] += 0.4
-    assert {part: count / 30_000 for part, count in found.items()} == pytest.approx(
+    assert {part: count / 30_000 for part, count in actual.items()} == pytest.approx(
         expected, abs=0.01
     )
     recipe = classifier(tmp_path / "student", teachers=teachers, span_crop=1.0)
@@ -194,18 +194,8 @@ def test_text_is_not_augmented_without_teachers(tmp_path):
 @pytest.mark.parametrize(
     "task, training, seen, expected",
     [
-        (
-            "sequence-classification",
-            {"teachers": "a"},
-            ("training.teachers", "a"),
-            (),
-        ),
-        (
-            "translation",
-            {"teachers": ["a"]},
-            ("translation", "training.teachers"),
-            (),
-        ),
+        ("sequence-classification", {"teachers": "a"}, ("training.teachers", "a"), ()),
+        ("translation", {"teachers": ["a"]}, ("translation", "training.teachers"), ()),
         (
             "sequence-classification",
             {"teachers": ["a"], "r_drop": 2, "tokens_per_update": 128},

@@ -64,8 +64,8 @@ def started(arguments, folder):
             yield process
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):
-                for found in [*psutil.Process(process.pid).children(recursive=True), process]:
-                    found.kill()
+                for result in [*psutil.Process(process.pid).children(recursive=True), process]:
+                    result.kill()
 
 
 def run(arguments, folder):
@@ -240,11 +240,11 @@ def sharded(two):
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_in_shards_gives_outputs_gradients_and_tokens_of_a_whole_one(sharded, name, plan):
-    found = sharded[f"{name}, {plan}"]
-    assert found["outputs"] < 1e-5
-    assert found["gradients"] < 1e-5
-    assert found["gradients of nothing"] == []
-    assert found["tokens"]
+    result = sharded[f"{name}, {plan}"]
+    assert result["outputs"] < 1e-5
+    assert result["gradients"] < 1e-5
+    assert result["gradients of nothing"] == []
+    assert result["tokens"]
 
 
 CUT = (

@@ -29,20 +29,20 @@ def test_the_smoothed_loss_and_its_gradient_are_those_of_transformers(smoothing,
     labels[0, 3:] = -100
     expected = LabelSmoother(smoothing)({"logits": logits}, labels, num_items_in_batch=items)
     expected.backward()
-    found, seen = logits.detach().float().requires_grad_(), []
+    actual, seen = logits.detach().float().requires_grad_(), []
     loss = loss_function(seen.append, smoothing)
     with torch.no_grad():
-        assert loss({"logits": found}, labels, items).item() == pytest.approx(
+        assert loss({"logits": actual}, labels, items).item() == pytest.approx(
             expected.item(), rel=1e-5
         )
-    assert torch.equal(found, logits.float())
-    value = loss({"logits": found}, labels, items)
+    assert torch.equal(actual, logits.float())
+    value = loss({"logits": actual}, labels, items)
     value.backward()
     assert value.item() == pytest.approx(expected.item(), rel=1e-5)
     assert [total.item() for total in seen] == pytest.approx(
         2 * [value.item() * (items or 264)], rel=1e-5
     )
-    torch.testing.assert_close(found.grad, logits.grad.float(), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(actual.grad, logits.grad.float(), rtol=1e-4, atol=1e-7)
 
 
 def test_there_is_no_smoothed_loss_without_smoothing():
@@ -66,14 +66,14 @@ def test_r_drop_adds_the_divergences_of_two_passes_of_which_no_label_is_padding(
     plain = LabelSmoother(smoothing)({"logits": logits.flatten(0, 1)}, twice)
     expected = (plain * 528 + 1.5 * divergences) / count
     expected.backward()
-    found = logits.detach().float().flatten(0, 1).requires_grad_()
+    actual = logits.detach().float().flatten(0, 1).requires_grad_()
     loss = loss_function(lambda total: None, smoothing, r_drop=3.0)
     with torch.no_grad():
-        assert loss({"logits": found}, twice).item() == pytest.approx(plain.item())
-    value = loss({"logits": found}, twice, items)
+        assert loss({"logits": actual}, twice).item() == pytest.approx(plain.item())
+    value = loss({"logits": actual}, twice, items)
     value.backward()
     assert value.item() == pytest.approx(expected.item(), rel=1e-5)
-    torch.testing.assert_close(found.grad, logits.grad.float().flatten(0, 1), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(actual.grad, logits.grad.float().flatten(0, 1), rtol=1e-4, atol=1e-7)
 
 
 def test_with_r_drop_a_model_sees_each_row_twice(short, corpus, tmp_path):
@@ -97,9 +97,9 @@ def test_the_average_is_the_mean_of_every_weight(short, corpus, tmp_path):
     state = short[0].with_name("model-run")
     paths = sorted(state.glob("checkpoint-*"))
     assert len(paths) == 2
-    found, ours = [weights(path) for path in paths], dict(averaged(paths).named_parameters())
-    for name in found[0]:
-        expected = sum(tensors[name].numpy().astype(np.float64) for tensors in found) / 2
+    actual, ours = [weights(path) for path in paths], dict(averaged(paths).named_parameters())
+    for name in actual[0]:
+        expected = sum(tensors[name].numpy().astype(np.float64) for tensors in actual) / 2
         np.testing.assert_allclose(ours[name].detach().numpy(), expected, rtol=1e-6, atol=1e-9)
     average(paths, tmp_path / "mean")
     assert are_equal(
@@ -112,8 +112,8 @@ def test_the_average_is_the_mean_of_every_weight(short, corpus, tmp_path):
 
 
 def test_the_average_of_one_checkpoint_is_that_checkpoint(short):
-    found, expected = dict(averaged(short[:1]).named_parameters()), weights(short[0])
-    assert are_equal({name: found[name].detach() for name in expected}, expected)
+    actual, expected = dict(averaged(short[:1]).named_parameters()), weights(short[0])
+    assert are_equal({name: actual[name].detach() for name in expected}, expected)
 
 
 def test_a_run_that_gets_no_better_ends_and_gives_the_mean_of_its_last_checkpoints(

@@ -58,32 +58,12 @@ def test_an_unknown_key_is_an_error_with_the_known_ones(table, name, seen, expec
 @pytest.mark.parametrize(
     "changes, seen, expected",
     [
-        (
-            {"training.word_replacment": 1},
-            ("word_replacment", "word_replacement"),
-            (),
-        ),
+        ({"training.word_replacment": 1}, ("word_replacment", "word_replacement"), ()),
         ({"training.replace": 1}, "replace", ()),
-        (
-            {"tokenizer.bpe-dropout": 0.1},
-            ("bpe-dropout", "bpe_dropout"),
-            (),
-        ),
-        (
-            {"learning_rate": 1},
-            ("learning_rate", "training.learning_rate"),
-            (),
-        ),
-        (
-            {"training.vocab_size": 9},
-            ("vocab_size", "tokenizer.vocab_size"),
-            (),
-        ),
-        (
-            {"generation.preset": "a"},
-            ("preset", "model.preset"),
-            (),
-        ),
+        ({"tokenizer.bpe-dropout": 0.1}, ("bpe-dropout", "bpe_dropout"), ()),
+        ({"learning_rate": 1}, ("learning_rate", "training.learning_rate"), ()),
+        ({"training.vocab_size": 9}, ("vocab_size", "tokenizer.vocab_size"), ()),
+        ({"generation.preset": "a"}, ("preset", "model.preset"), ()),
         ({"evaluation.xyz": 1}, "xyz", "bleu_tokenize"),
     ],
 )

@@ -118,13 +118,13 @@ def test_points_are_marked_where_they_are_fewer_than_50(monkeypatch):
 
 
 def test_without_a_seed_rows_are_augmented_by_that_of_transformers_default():
-    rows, found = Dataset.from_dict({"input_ids": [[1], [2], [3]]}), []
+    rows, result = Dataset.from_dict({"input_ids": [[1], [2], [3]]}), []
     for given in ({}, {"seed": TrainingArguments.seed}, {"seed": TrainingArguments.seed + 1}):
         seen = trainer.training_dataset(
             rows, Recipe("causal-lm", training=given), lambda row, random: (random.random(),)
         )
-        found.append(seen.__getitems__([0, 1, 2]))
-    assert found[0] == found[1] != found[2]
+        result.append(seen.__getitems__([0, 1, 2]))
+    assert result[0] == result[1] != result[2]
 
 
 def test_a_dry_run_says_what_would_happen_and_writes_nothing(corpus, tmp_path, monkeypatch):

@@ -286,8 +286,8 @@ def test_bleu_is_100_for_the_reference_0_for_other_words_and_ignores_padding(tok
     labels = tokenizer(TEXT[:4], padding=True, return_tensors="np")["input_ids"]
     masked = labels.copy()
     masked[labels == 0] = -100
-    found = translation.scores_of_ids(labels, masked, tokenizer)
-    assert (found["bleu"], found["chrf"]) == pytest.approx((100, 100))
+    result = translation.scores_of_ids(labels, masked, tokenizer)
+    assert (result["bleu"], result["chrf"]) == pytest.approx((100, 100))
     others = tokenizer(TEXT[4:8], padding=True, return_tensors="np")["input_ids"]
     assert translation.scores_of_ids(others, masked, tokenizer)["bleu"] < 10
 
@@ -325,10 +325,10 @@ def test_batches_hold_every_row_once_and_no_more_tokens_than_they_may(limit):
     )
     lengths = [(len(row["labels"]), len(row["input_ids"])) for row in rows]
     batches = TokenBatches(rows, lengths, limit)
-    found = [batches[index] for index in range(len(batches))]
-    assert sorted(row["labels"][0] for batch in found for row in batch) == list(range(500))
+    result = [batches[index] for index in range(len(batches))]
+    assert sorted(row["labels"][0] for batch in result for row in batch) == list(range(500))
     padded = [
-        len(batch) * max(len(side) for row in batch for side in row.values()) for batch in found
+        len(batch) * max(len(side) for row in batch for side in row.values()) for batch in result
     ]
     assert max(padded) <= limit
     assert sum(max(pair) for pair in lengths) / sum(padded) > 0.75

@@ -144,8 +144,8 @@ def test_an_entity_is_what_conlleval_takes_for_one(tags, expected):
 
 def test_the_scores_of_tags():
     gold = [["B-X", "I-X", "O", "B-Y"], ["B-Y", "O"]]
-    found = [["B-X", "O", "O", "B-Y"], ["B-Y", "B-Y"]]
-    assert token_classification.scores_of_entities(found, gold) == {
+    result = [["B-X", "O", "O", "B-Y"], ["B-Y", "B-Y"]]
+    assert token_classification.scores_of_entities(result, gold) == {
         "precision": 0.5,
         "recall": 2 / 3,
         "f1": 4 / 7,
@@ -163,7 +163,7 @@ def test_the_scores_of_tags():
     names = ["B-X", "B-Y", "I-X", "O"]
     ids = [
         np.array([[-100, *map(names.index, row)] + [-100] * (4 - len(row)) for row in rows])
-        for rows in (found, gold)
+        for rows in (result, gold)
     ]
     ids[0][ids[0] == -100] = 1  # a model says something everywhere
     for labels, scores in (
@@ -206,12 +206,12 @@ STORIES = [
 
 def squad(*stories, **answer):
     """(context, answer) pairs in the form of SQuAD."""
-    found = [
+    result = [
         {"text": text, "answer_start": context.index(text)} | answer for context, text in stories
     ]
     items = [
         {"context": context, "qas": [{"id": f"q{number}", "question": "where?", "answers": [one]}]}
-        for number, ((context, _), one) in enumerate(zip(stories, found, strict=True))
+        for number, ((context, _), one) in enumerate(zip(stories, result, strict=True))
     ]
     return {"version": "1.1", "data": [{"title": "t", "paragraphs": items}]}
 
@@ -245,8 +245,8 @@ def encoded(context, answer, **data):
     tokenizer = train_tokenizer(
         ["who? ann ran."], kind="character", variant="encoder", token_types=True
     )
-    found = question_answering.encode(columns, tokenizer, data)
-    rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+    result = question_answering.encode(columns, tokenizer, data)
+    rows = [dict(zip(result, values, strict=True)) for values in zip(*result.values(), strict=True)]
     return tokenizer, rows
 
 
@@ -303,9 +303,9 @@ def test_pieces_of_words_give_back_every_answer(kind):
     tokenizer = train_tokenizer(
         [context] * 2, 60 if kind == "bpe" else 290, kind, variant="encoder"
     )
-    found = question_answering.encode(columns, tokenizer, {})
+    result = question_answering.encode(columns, tokenizer, {})
     for answer, first, last, offsets in zip(
-        answers, found["start_positions"], found["end_positions"], found["offsets"], strict=True
+        answers, result["start_positions"], result["end_positions"], result["offsets"], strict=True
     ):
         assert context[offsets[first][0] : offsets[last][1]].strip() == answer
 

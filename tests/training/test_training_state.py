@@ -109,12 +109,7 @@ def test_what_no_run_wrote_is_refused_and_stays(recipe, state):
 @pytest.mark.parametrize(
     "table, values, seen, expected",
     [
-        (
-            "training",
-            {"learning_rate": 0.2},
-            ("training.learning_rate", 0.1),
-            (0.2, "--restart"),
-        ),
+        ("training", {"learning_rate": 0.2}, ("training.learning_rate", 0.1), (0.2, "--restart")),
         ("training", {"seed": 1}, ("training.seed", None), 1),
         ("model", {"dropout": 0.2}, ("model.dropout", 0.1), 0.2),
         ("tokenizer", {"vocab_size": 61}, ("tokenizer.vocab_size", 60), 61),
@@ -206,7 +201,7 @@ def test_restart_moves_the_state_aside(recipe, state, is_damaged, capsys):
     for number in (1, 2):
         open_state(state, recipe, restart=True)
         assert names(state) == ["run.json"]
-        assert f"model-run is now {state}.kept-{number}" in capsys.readouterr().out
+        assert f"{state}.kept-{number}" in capsys.readouterr().out
     assert names(Path(f"{state}.kept-1")) == ["checkpoint-5", "run.json"]
 
 
@@ -228,7 +223,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(state, damage, caplo
         (newest / "files.json").write_text('{"model.saf' if damage == "marker" else "[]")
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     assert list(whole_checkpoints(state)) == [older]
-    assert f"{newest} is damaged" in caplog.text
+    assert str(newest) in caplog.text
 
 
 def test_a_checkpoint_is_marked_before_it_is_written_and_whole_afterwards(state):
@@ -294,7 +289,7 @@ def test_the_last_checkpoints_are_refused_if_one_is_damaged(state, caplog, monke
     assert last_checkpoints(state, 2) == paths[1:]
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     assert last_checkpoints(state, 4) == paths
-    assert "average_last=4, and" in caplog.text and "has 3 checkpoints" in caplog.text
+    assert "average_last=4" in caplog.text and "3 checkpoints" in caplog.text
     (paths[1] / "model.safetensors").write_text("other")
     assert last_checkpoints(state, 1) == paths[2:]
     with raises(ValueError, seen=("average_last", 3, "checkpoint-10")):

@@ -138,17 +138,17 @@ def test_packed_lines_are_read_as_if_they_were_alone():
     documents = [list(range(4, 4 + length)) for length in (5, 3, 9, 2, 30)]
     blocks = causal_lm.packed(documents, 12)
     model = VanillaDecoderForCausalLM(VanillaDecoderConfig(vocab_size=40, **DECODER)).eval()
-    found = []
+    actual = []
     for block in blocks:
         assert {len(values) for values in block.values()} == {12}
         inputs = {name: torch.tensor([block[name]]) for name in ("input_ids", "position_ids")}
         logits, labels = model(**inputs, use_cache=False).logits[0], torch.tensor(block["labels"])
-        found += [
+        actual += [
             (label.item(), row) for label, row in zip(labels, logits, strict=True) if label != -100
         ]
     pieces = [ids[start : start + 13] for ids in documents for start in range(0, len(ids) - 1, 12)]
     assert (
-        len(found)
+        len(actual)
         == sum(len(piece) - 1 for piece in pieces)
         == sum(len(ids) - 1 for ids in documents)
     )
@@ -157,7 +157,7 @@ def test_packed_lines_are_read_as_if_they_were_alone():
         for piece in pieces
         for label, row in zip(piece[1:], model(torch.tensor([piece[:-1]])).logits[0])
     ]
-    for (label, row), (expected_label, expected) in zip(found, alone, strict=True):
+    for (label, row), (expected_label, expected) in zip(actual, alone, strict=True):
         assert label == expected_label
         torch.testing.assert_close(row, expected, atol=1e-5, rtol=1e-4)
 
@@ -190,9 +190,9 @@ def test_lines_as_documents_end_with_the_end_token(tmp_path):
             single=f"{front} $A {back}".strip(), special_tokens=[("<s>", 1), ("</s>", 2)]
         )
         tokenizer.backend_tokenizer.post_processor = around
-        found = causal_lm.encode(columns, tokenizer, recipe.data)["input_ids"]
+        actual = causal_lm.encode(columns, tokenizer, recipe.data)["input_ids"]
         added = [tokenizer.convert_tokens_to_ids(front)] if front else []
-        assert found == [added + ids for ids in expected]
+        assert actual == [added + ids for ids in expected]
 
 
 def test_lines_need_an_end_token():
@@ -243,7 +243,7 @@ def test_whole_words_are_masked_at_the_rates_of_bert():
     tokenizer = train_tokenizer(lines, 36, variant="encoder")  # some words are several pieces
     rows = masked_lm.encode({"text": lines * 40}, tokenizer, {})
     batch = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
-    found = masked_lm.collator(tokenizer, None)(
+    actual = masked_lm.collator(tokenizer, None)(
         [masked_lm.augment(row, RANDOM, tokenizer) for row in batch]
     )
     ids = torch.nn.utils.rnn.pad_sequence(
@@ -252,9 +252,9 @@ def test_whole_words_are_masked_at_the_rates_of_bert():
     words = torch.nn.utils.rnn.pad_sequence(
         [torch.tensor(row["labels"]) for row in batch], True, -1
     )
-    chosen = found["labels"] != -100
-    assert torch.equal(found["labels"][chosen], ids[chosen])
-    assert torch.equal(found["input_ids"][~chosen], ids[~chosen])
+    chosen = actual["labels"] != -100
+    assert torch.equal(actual["labels"][chosen], ids[chosen])
+    assert torch.equal(actual["input_ids"][~chosen], ids[~chosen])
     assert not (chosen & (words == -1)).any()
     for row_words, row_chosen in zip(words, chosen):
         for word in row_words.unique():
@@ -264,9 +264,9 @@ def test_whole_words_are_masked_at_the_rates_of_bert():
     expected = 0.15 + 0.85**6 / 6  # one of the six words where else there would be none
     assert count / (words >= 0).sum().item() == pytest.approx(expected, abs=0.02)
     assert (
-        found["input_ids"][chosen] == tokenizer.mask_token_id
+        actual["input_ids"][chosen] == tokenizer.mask_token_id
     ).sum().item() / count == pytest.approx(0.8, abs=0.04)
-    assert (found["input_ids"][chosen] == ids[chosen]).sum().item() / count == pytest.approx(
+    assert (actual["input_ids"][chosen] == ids[chosen]).sum().item() / count == pytest.approx(
         0.1, abs=0.04
     )
 
@@ -328,8 +328,8 @@ def test_packed_texts_are_read_as_each_alone(tmp_path):
         words = {pair for pair in zip(row["documents"], row["labels"]) if pair[1] >= 0}
         assert len({word for _, word in words}) == len(words) > 2
     batch = masked_lm.collator(tokenizer, model)(list(blocks))
-    found = model.eval()(**{**batch, "labels": None}).logits
-    states = [found[place, : len(row["input_ids"])] for place, row in enumerate(blocks)]
+    actual = model.eval()(**{**batch, "labels": None}).logits
+    states = [actual[place, : len(row["input_ids"])] for place, row in enumerate(blocks)]
     expected = [model(torch.tensor([ids])).logits[0] for ids in alone["train"]["input_ids"]]
     torch.testing.assert_close(torch.cat(states), torch.cat(expected), rtol=1e-4, atol=1e-5)
     model.config.sliding_window = 4

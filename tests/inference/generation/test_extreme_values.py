@@ -101,8 +101,8 @@ def test_memory_is_taken_for_what_is_generated_not_for_what_might_be(pair, name,
     ):
         few = {"max_new_tokens": 200, "min_new_tokens": options.get("min_new_tokens", 0)}
         expected = pair.runtime.generate(ids, mask, eos_token_id=ENDS, **few, **more)
-        found = pair.runtime.generate(ids, mask, eos_token_id=ENDS, **options, **more)
-        assert found.tolist() == expected.tolist() and found.shape[1] < 100
+        actual = pair.runtime.generate(ids, mask, eos_token_id=ENDS, **options, **more)
+        assert actual.tolist() == expected.tolist() and actual.shape[1] < 100
 
 
 @each_model

@@ -54,11 +54,11 @@ def test_the_tokens_that_may_be_drawn_are_those_of_transformers(vocabulary, warp
     weights, tokens = Sampler(Options(do_sample=True, **warpers)).weights(logits.copy())
     for row, scores in enumerate(expected):
         allowed = weights[row] > 0
-        found = np.flatnonzero(allowed) if tokens is None else tokens[row, allowed]
+        actual = np.flatnonzero(allowed) if tokens is None else tokens[row, allowed]
         exact = np.exp(scores - scores.max(), dtype=np.float64)
-        assert sorted(found) == np.flatnonzero(exact).tolist()
+        assert sorted(actual) == np.flatnonzero(exact).tolist()
         np.testing.assert_allclose(
-            weights[row, allowed] / weights[row].sum(), (exact / exact.sum())[found], rtol=2e-5
+            weights[row, allowed] / weights[row].sum(), (exact / exact.sum())[actual], rtol=2e-5
         )
 
 
@@ -100,8 +100,8 @@ def test_the_same_seed_draws_the_same_tokens(pair, name):
 def test_each_input_is_sampled_as_often_as_asked_for(pair, name):
     ids, mask = prompts(name)
     options = dict(max_new_tokens=6, do_sample=True, num_return_sequences=3)
-    found = pair.runtime.generate(ids, mask, seed=0, temperature=3.0, **options)
-    assert found.shape[0] == 12 and len({tuple(row) for row in found}) == 12
+    result = pair.runtime.generate(ids, mask, seed=0, temperature=3.0, **options)
+    assert result.shape[0] == 12 and len({tuple(row) for row in result}) == 12
     certain = pair.runtime.generate(ids, mask, top_k=1, repetition_penalty=1.5, **options)
     assert (
         certain.tolist()

@@ -55,10 +55,7 @@ def test_the_command_draws_over_a_file_and_refuses_what_is_none(checkpoints, tmp
     for words, seen in (
         ([str(tmp_path / "no.png")], "no.png"),
         ([str(tmp_path / "in.png"), "a text"], ("kind", None, 2)),
-        (
-            [str(tmp_path / "in.png"), "--kind", "cross"],
-            ("kind", "cross", 1),
-        ),
+        ([str(tmp_path / "in.png"), "--kind", "cross"], ("kind", "cross", 1)),
     ):
         with raises((FileNotFoundError, UsageError), seen=seen):
             save_attention_maps(

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from checkpoints import perturbed
-from messages import raises
+from messages import check_message, raises
 from models import VISION
 from pictures import CLASSIFIER, SIZES
 from torch.nn import functional as F
@@ -62,7 +62,7 @@ def test_a_wrong_value_is_an_error_that_names_it(field, value, seen, expected):
 def test_a_near_miss_of_a_field_warns(caplog):
     logging.getLogger("transformers").propagate = True
     VanillaVisionConfig(imagesize=32)
-    assert "has no field 'imagesize'; did you mean 'image_size'?" in caplog.text
+    check_message(caplog.text, seen="imagesize", expected="image_size")
 
 
 # -------------------------------------------------------------------------------------------- model

@@ -28,14 +28,14 @@ def test_labels_and_scores_are_those_of_the_pipeline(classifier, tmp_path):
     turned.save(tmp_path / "turned.png", exif=exif)
     images = [*PICTURES, str(tmp_path / "turned.png"), Path(tmp_path / "turned.png")]
     runtime = ImageRuntime(classifier.directory)
-    found = runtime.classify(images, top_k=9)
-    for image, labels in zip(images, found, strict=True):
+    actual = runtime.classify(images, top_k=9)
+    for image, labels in zip(images, actual, strict=True):
         expected = pipeline(str(image) if isinstance(image, Path) else image, top_k=7)
         assert [label["label"] for label in labels] == [label["label"] for label in expected]
         np.testing.assert_allclose(
             [each["score"] for each in labels], [each["score"] for each in expected], atol=1e-5
         )
-    assert [labels[:5] for labels in found] == runtime.classify(images)
+    assert [labels[:5] for labels in actual] == runtime.classify(images)
     array = np.array(PICTURES[0])
     assert runtime.classify([array]) == runtime.classify([PICTURES[0]])
 
@@ -75,11 +75,11 @@ def test_an_export_of_any_size_gives_what_torch_gives(body):
         images = torch.randn(3, 3, *size)
         with torch.no_grad():
             expected = body.model(images, interpolate_pos_encoding=True)
-        found = runtime.outputs(pixel_values=images.numpy())
+        actual = runtime.outputs(pixel_values=images.numpy())
         np.testing.assert_allclose(
-            found["last_hidden_state"], expected.last_hidden_state, atol=2e-5
+            actual["last_hidden_state"], expected.last_hidden_state, atol=2e-5
         )
-        np.testing.assert_allclose(found["pooler_output"], expected.pooler_output, atol=2e-5)
+        np.testing.assert_allclose(actual["pooler_output"], expected.pooler_output, atol=2e-5)
     with raises(ValueError, seen="3x50", expected="4x4"):
         runtime.outputs(pixel_values=np.zeros((1, 3, 3, 50), np.float32))
     config = runtime.info.config
@@ -110,34 +110,14 @@ def test_bad_images_are_errors_of_one_line(classifier, tmp_path):
         ([tmp_path / "text.png"], ValueError, "text.png", ()),
         ([tmp_path], FileNotFoundError, (), ()),
         (["nothing.png"], FileNotFoundError, "nothing.png", ()),
-        (
-            "nothing.png",
-            ValueError,
-            "nothing.png",
-            (),
-        ),
+        ("nothing.png", ValueError, "nothing.png", ()),
         ([], ValueError, (), ()),
         ([PICTURES[0], None], ValueError, (1, 2, "NoneType"), ()),
-        (
-            [np.zeros((9, 9))],
-            ValueError,
-            (0, 1, "float64", 9),
-            (),
-        ),
+        ([np.zeros((9, 9))], ValueError, (0, 1, "float64", 9), ()),
         ([np.zeros((0, 9, 3))], ValueError, (), ()),
-        (
-            [np.zeros((9, 9, 1))],
-            ValueError,
-            (0, 1),
-            (3, "image_mean"),
-        ),
+        ([np.zeros((9, 9, 1))], ValueError, (0, 1), (3, "image_mean")),
         ([np.zeros((9, 9, 4))], ValueError, 4, 3),
-        (
-            [np.full((9, 9, 3), np.nan)],
-            ValueError,
-            "nan",
-            (0, 1),
-        ),
+        ([np.full((9, 9, 3), np.nan)], ValueError, "nan", (0, 1)),
     ):
         with raises(error, seen=seen, expected=expected):
             runtime.classify(images)

@@ -14,28 +14,30 @@ def test_greedy_completions_are_the_texts_of_the_runtime(client, decoder):
     ids = [encoding.ids for encoding in decoder.encode(texts, special_tokens=True)]
     expected = decoder.generate(texts, max_new_tokens=16)
     for prompt, count in ((texts[0], 1), (texts, 3), (ids[0], 1), (ids, 3)):
-        found = greedy(client, prompt)
-        assert [choice.text for choice in found.choices] == expected[:count]
-        assert [choice.index for choice in found.choices] == list(range(count))
+        actual = greedy(client, prompt)
+        assert [choice.text for choice in actual.choices] == expected[:count]
+        assert [choice.index for choice in actual.choices] == list(range(count))
         assert (
-            found.object == "text_completion"
-            and found.model == "decoder"
-            and found.id.startswith("cmpl-")
+            actual.object == "text_completion"
+            and actual.model == "decoder"
+            and actual.id.startswith("cmpl-")
         )
-        assert abs(found.created - time.time()) < 60
-        assert found.usage.prompt_tokens == sum(map(len, ids[:count]))
-        assert found.usage.total_tokens == found.usage.prompt_tokens + found.usage.completion_tokens
-        assert all(choice.logprobs is None for choice in found.choices)
+        assert abs(actual.created - time.time()) < 60
+        assert actual.usage.prompt_tokens == sum(map(len, ids[:count]))
+        assert (
+            actual.usage.total_tokens == actual.usage.prompt_tokens + actual.usage.completion_tokens
+        )
+        assert all(choice.logprobs is None for choice in actual.choices)
 
 
 def test_why_an_answer_ended_and_how_many_tokens_it_has(client, decoder):
     reasons = set()
     for text in ("ab cd", "g", "a", "é", "cd b"):
         tokens = new_tokens(decoder, text, max_new_tokens=12)
-        found = greedy(client, text, max_tokens=12)
-        assert found.usage.completion_tokens == len(tokens)
-        assert found.choices[0].finish_reason == ("stop" if tokens[-1] == EOS else "length")
-        reasons.add(found.choices[0].finish_reason)
+        result = greedy(client, text, max_tokens=12)
+        assert result.usage.completion_tokens == len(tokens)
+        assert result.choices[0].finish_reason == ("stop" if tokens[-1] == EOS else "length")
+        reasons.add(result.choices[0].finish_reason)
     assert reasons == {"stop", "length"}
 
 
@@ -56,10 +58,10 @@ def test_why_an_answer_ended_and_how_many_tokens_it_has(client, decoder):
 )
 def test_sampling_with_a_seed_is_that_of_the_runtime(client, decoder, asked, meant):
     options = dict(do_sample=True, seed=7, max_new_tokens=10) | meant
-    found = client.completions.create(
+    result = client.completions.create(
         model="decoder", prompt="ab cd", max_tokens=10, seed=7, **asked
     )
-    assert found.choices[0].text == decoder.generate(["ab cd"], **options)[0]
+    assert result.choices[0].text == decoder.generate(["ab cd"], **options)[0]
 
 
 def test_without_a_seed_answers_differ(client):
@@ -71,11 +73,11 @@ def test_without_a_seed_answers_differ(client):
 
 
 def test_several_answers_are_samples_of_their_own_or_beams(client, decoder):
-    found = client.completions.create(
+    actual = client.completions.create(
         model="decoder", prompt=["ab", "g"], n=3, seed=5, max_tokens=12
     )
-    assert [choice.index for choice in found.choices] == list(range(6))
-    texts = [choice.text for choice in found.choices]
+    assert [choice.index for choice in actual.choices] == list(range(6))
+    texts = [choice.text for choice in actual.choices]
     assert len(set(texts)) > 3
     for place, prompt in ((0, "ab"), (3, "g")):
         assert (
@@ -122,26 +124,29 @@ def test_every_option_of_generate_is_a_field(url, decoder):
     )  # fmt: skip
     assert set(values) == set(openai_api.OPTIONS)
     for name, value in values.items():
-        found = post(url, prompt="ab", seed=1, max_tokens=8, **{name: value}).json()["choices"][0][
+        result = post(url, prompt="ab", seed=1, max_tokens=8, **{name: value}).json()["choices"][0][
             "text"
         ]
         options = dict(do_sample=True, seed=1, top_k=0, max_new_tokens=8) | {name: value}
-        assert found == decoder.generate(["ab"], **options)[0], name
+        assert result == decoder.generate(["ab"], **options)[0], name
 
 
 def test_the_prompt_may_be_echoed_and_may_be_all(client, decoder):
-    found = greedy(client, ["ab cd", "é日"], echo=True, max_tokens=5)
+    actual = greedy(client, ["ab cd", "é日"], echo=True, max_tokens=5)
     expected = decoder.generate(["ab cd", "é日"], max_new_tokens=5)
-    assert [choice.text for choice in found.choices] == ["ab cd" + expected[0], "é日" + expected[1]]
+    assert [choice.text for choice in actual.choices] == [
+        "ab cd" + expected[0],
+        "é日" + expected[1],
+    ]
     ids = [START, 4, 5, 3, 6]  # special tokens have no text
-    found = greedy(client, ids, echo=True, max_tokens=0)
-    assert (found.choices[0].text, found.choices[0].finish_reason) == ("abc", "length")
-    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (5, 0)
+    actual = greedy(client, ids, echo=True, max_tokens=0)
+    assert (actual.choices[0].text, actual.choices[0].finish_reason) == ("abc", "length")
+    assert (actual.usage.prompt_tokens, actual.usage.completion_tokens) == (5, 0)
 
 
 def test_without_a_prompt_the_model_begins(url, decoder):
     assert decoder.runtime.config["bos_token_id"] == START
     expected = decoder.decode([new_tokens(decoder, "", max_new_tokens=16)])[0]
     for body in (dict(), dict(prompt=None), dict(prompt=""), dict(prompt=[START])):
-        found = post(url, temperature=0, **body).json()
-        assert "choices" in found and found["choices"][0]["text"] == expected, (body, found)
+        actual = post(url, temperature=0, **body).json()
+        assert "choices" in actual and actual["choices"][0]["text"] == expected, (body, actual)

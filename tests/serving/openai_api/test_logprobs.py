@@ -26,7 +26,7 @@ def test_probabilities_are_those_of_the_model(client, decoder, exported, count):
     text = "ab é"
     read = decoder.encode([text], special_tokens=True)[0].ids
     new = new_tokens(decoder, text, max_new_tokens=6, suppress_tokens=[EOS])
-    found = greedy(
+    actual = greedy(
         client,
         text,
         max_tokens=6,
@@ -34,7 +34,7 @@ def test_probabilities_are_those_of_the_model(client, decoder, exported, count):
         logprobs=count,
         extra_body=dict(suppress_tokens=[EOS]),
     )
-    known = found.choices[0].logprobs
+    known = actual.choices[0].logprobs
     exact = torch_logprobs(exported, read + new)
     assert known.token_logprobs[0] is None and known.top_logprobs[0] is None
     names = [decoder.token_names(token) for token in range(VOCABULARY)]
@@ -50,7 +50,7 @@ def test_probabilities_are_those_of_the_model(client, decoder, exported, count):
         expected = {names[each]: row[each] for each in {*likeliest, token}}
         assert known.top_logprobs[place + 1] == pytest.approx(expected, abs=1e-5)
         assert list(known.top_logprobs[place + 1])[:count] == [names[each] for each in likeliest]
-    whole = found.choices[0].text
+    whole = actual.choices[0].text
     for name, offset in zip(known.tokens, known.text_offset):
         assert whole[offset:].startswith(name) or name not in ALPHABET[:8] + ["ab", "cd", "."]
     assert known.text_offset == sorted(known.text_offset)
@@ -66,8 +66,8 @@ def test_probabilities_are_those_of_the_model(client, decoder, exported, count):
 
 def test_the_prompt_alone_can_be_scored(client, decoder, exported):
     prompts = [[START, 4, 5, 6], [7, 8, 20, 21, 4]]
-    found = greedy(client, prompts, max_tokens=0, echo=True, logprobs=1)
-    for choice, ids in zip(found.choices, prompts):
+    actual = greedy(client, prompts, max_tokens=0, echo=True, logprobs=1)
+    for choice, ids in zip(actual.choices, prompts):
         exact = torch_logprobs(exported, ids)
         expected = [exact[place, token] for place, token in enumerate(ids[1:])]
         assert choice.logprobs.token_logprobs == [
@@ -75,15 +75,15 @@ def test_the_prompt_alone_can_be_scored(client, decoder, exported):
             *(pytest.approx(each, abs=1e-5) for each in expected),
         ]
         assert choice.finish_reason == "length"
-    assert found.usage.completion_tokens == 0
+    assert actual.usage.completion_tokens == 0
 
 
 def test_sampled_tokens_have_the_probabilities_of_the_model_whatever_the_sampling(
     client, decoder, exported
 ):
     options = dict(seed=3, max_tokens=6, logprobs=2, temperature=0.5, top_p=0.5)
-    found = client.completions.create(model="decoder", prompt=[4, 5], n=2, **options)
-    assert [choice.text for choice in found.choices] != [found.choices[0].text] * 2
+    actual = client.completions.create(model="decoder", prompt=[4, 5], n=2, **options)
+    assert [choice.text for choice in actual.choices] != [actual.choices[0].text] * 2
     new = decoder.runtime.generate(
         np.array([[4, 5]]),
         do_sample=True,
@@ -96,4 +96,4 @@ def test_sampled_tokens_have_the_probabilities_of_the_model_whatever_the_samplin
     tokens = ended(new[0, 2:].tolist())[0]
     exact = torch_logprobs(exported, [4, 5, *tokens])[1:]
     expected = [exact[place, token] for place, token in enumerate(tokens)]
-    assert found.choices[0].logprobs.token_logprobs == pytest.approx(expected, abs=1e-5)
+    assert actual.choices[0].logprobs.token_logprobs == pytest.approx(expected, abs=1e-5)

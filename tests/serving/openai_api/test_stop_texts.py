@@ -23,27 +23,27 @@ def test_a_text_ends_before_the_first_stop_text(pieces, stops):
     text = "".join(pieces)
     places = [text.find(stop) for stop in stops if stop in text]
     filter = StopTexts(stops)
-    found = ""
+    result = ""
     for number, piece in enumerate(pieces):
-        found += filter.add(piece)
+        result += filter.add(piece)
         so_far = "".join(pieces[: number + 1])
         assert filter.found == any(stop in so_far for stop in stops)
         if filter.found:
             break
-        rest = so_far[len(found) :]  # is held back while, and only while, it may begin one
-        assert rest == filter.held and so_far.startswith(found)
+        rest = so_far[len(result) :]  # is held back while, and only while, it may begin one
+        assert rest == filter.held and so_far.startswith(result)
         assert not rest or any(stop.startswith(rest) for stop in stops)
     if places:
         first = min(places)
         # of two that end in one piece the one that begins first; one that was complete before goes
         # first
         assert (
-            text.startswith(found)
-            and len(found) >= first
-            and not any(stop in found for stop in stops)
+            text.startswith(result)
+            and len(result) >= first
+            and not any(stop in result for stop in stops)
         )
     else:
-        assert found + filter.held == text
+        assert result + filter.held == text
 
 
 def stopped_at(text, stops):
@@ -61,16 +61,16 @@ def test_an_answer_ends_before_a_stop_text_and_the_engine_with_it(client, decode
         whole[:1],
         ["zzz", whole[10:11]],
     ):
-        found = greedy(client, "ab cd", stop=stop, **extra)
+        actual = greedy(client, "ab cd", stop=stop, **extra)
         expected = stopped_at(whole, [stop] if isinstance(stop, str) else stop)
-        assert (found.choices[0].text, found.choices[0].finish_reason) == (expected, "stop")
-        assert found.usage.completion_tokens < 30
+        assert (actual.choices[0].text, actual.choices[0].finish_reason) == (expected, "stop")
+        assert actual.usage.completion_tokens < 30
         # nothing is computed behind it
-        assert engine.steps == found.usage.completion_tokens and engine.closed == 1
+        assert engine.steps == actual.usage.completion_tokens and engine.closed == 1
         engine.reset()
     for stop in ("zzz", whole[-1:] + "z", [], None, whole + "z"):
-        found = greedy(client, "ab cd", stop=stop, **extra)
-        assert (found.choices[0].text, found.choices[0].finish_reason) == (whole, "length")
+        actual = greedy(client, "ab cd", stop=stop, **extra)
+        assert (actual.choices[0].text, actual.choices[0].finish_reason) == (whole, "length")
 
 
 def test_a_stop_text_of_bytes_that_come_one_by_one(client, decoder):
@@ -81,9 +81,9 @@ def test_a_stop_text_of_bytes_that_come_one_by_one(client, decoder):
     class Forced(OneByOne):
         def logits(self, prompt):
             self.steps += 1
-            found = np.zeros((1, VOCABULARY), np.float32)
-            found[0, forced[len(prompt) - 1]] = 9
-            return found
+            actual = np.zeros((1, VOCABULARY), np.float32)
+            actual[0, forced[len(prompt) - 1]] = 9
+            return actual
 
     engine = Forced(decoder.runtime)
     for stop, expected, tokens in (
@@ -104,8 +104,8 @@ def test_each_of_several_answers_has_its_own_stop(client, decoder):
     options = dict(model="decoder", prompt=["ab", "g"], n=3, seed=11, max_tokens=25)
     whole = client.completions.create(**options)
     stop = "b"
-    found = client.completions.create(**options, stop=stop)
-    for one, other in zip(whole.choices, found.choices):
+    result = client.completions.create(**options, stop=stop)
+    for one, other in zip(whole.choices, result.choices):
         if stop in one.text:
             assert (other.text, other.finish_reason) == (stopped_at(one.text, [stop]), "stop")
         else:
@@ -115,10 +115,10 @@ def test_each_of_several_answers_has_its_own_stop(client, decoder):
 
 def test_beams_are_cut_at_a_stop_text(client, decoder):
     [text] = decoder.generate(["ab cd"], num_beams=3, max_new_tokens=12)
-    found = client.completions.create(
+    result = client.completions.create(
         model="decoder", prompt="ab cd", max_tokens=12, stop=text[2:4], extra_body=dict(num_beams=3)
     )
-    assert (found.choices[0].text, found.choices[0].finish_reason) == (
+    assert (result.choices[0].text, result.choices[0].finish_reason) == (
         stopped_at(text, [text[2:4]]),
         "stop",
     )

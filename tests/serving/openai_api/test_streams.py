@@ -81,11 +81,11 @@ def choices_of(client, asked):
     Return the choices of the whole answers and of the streams.
     """
     with ThreadPoolExecutor(2 * len(asked)) as pool:
-        found = pool.map(lambda each: client.completions.create(**each), asked)
+        result = pool.map(lambda each: client.completions.create(**each), asked)
         streams = pool.map(
             lambda each: collected(client.completions.create(**each, stream=True))[0], asked
         )
-        return [[choice.to_dict() for choice in whole.choices] for whole in found], list(streams)
+        return [[choice.to_dict() for choice in whole.choices] for whole in result], list(streams)
 
 
 def check_same(choices, expected):
@@ -115,7 +115,7 @@ def test_the_engine_that_batches_gives_the_same(decoder, exported_for, tmp_path,
         dict(model="decoder", prompt="ab cd", seed=2, max_tokens=20) | each for each in STREAMED
     ]
     with contextlib.ExitStack() as stack:
-        found = []
+        actual = []
         for served in (
             ServedModel("decoder", runtime, engine),
             ServedModel("decoder", alone, OneByOne(alone.runtime)),
@@ -124,9 +124,9 @@ def test_the_engine_that_batches_gives_the_same(decoder, exported_for, tmp_path,
             client = stack.enter_context(
                 openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
             )
-            found.append(choices_of(client, asked))
+            actual.append(choices_of(client, asked))
     engine.close()
-    (whole, streams), (expected, _) = found
+    (whole, streams), (expected, _) = actual
     for choices, parts, others in zip(whole, streams, expected, strict=True):
         check_same(choices, others)
         check_same(parts, others)
@@ -134,10 +134,10 @@ def test_the_engine_that_batches_gives_the_same(decoder, exported_for, tmp_path,
 
 def test_the_events_of_a_stream(url, decoder):
     body = dict(prompt="ab cd", temperature=0, max_tokens=6, suppress_tokens=[EOS], stream=True)
-    found = post(url, **body)
-    assert found.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert found.headers["cache-control"] == "no-cache"
-    *events, done, end = found.text.split("\n\n")
+    result = post(url, **body)
+    assert result.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert result.headers["cache-control"] == "no-cache"
+    *events, done, end = result.text.split("\n\n")
     assert (done, end) == ("data: [DONE]", "")
     parts = [json.loads(event.removeprefix("data: ")) for event in events]
     assert len({part["id"] for part in parts}) == 1 and not any("usage" in part for part in parts)

@@ -14,19 +14,19 @@ from vanilla_transformer_export import TextRuntime, export
 def made(tmp_path_factory):
     """A name of `HEADS`, and settings of an export -> the checkpoint, and a runtime of the
     export."""
-    found = {}
+    result = {}
 
     def make(name, **settings):
         key = name, *settings.items()
-        if key not in found:
+        if key not in result:
             architecture, kind, fields = HEADS[name]
             folder = tmp_path_factory.mktemp("head")
             checkpoint = save_head(
                 architecture, tokenizer_for(kind, architecture), folder / "checkpoint", **fields
             )
             export(checkpoint, folder / "export", cases=1, **settings)
-            found[key] = checkpoint, TextRuntime(folder / "export", threads=1)
-        return found[key]
+            result[key] = checkpoint, TextRuntime(folder / "export", threads=1)
+        return result[key]
 
     return make
 

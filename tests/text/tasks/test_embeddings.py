@@ -84,9 +84,9 @@ def test_embeddings_are_those_of_sentence_transformers(embedded, pooling, includ
         {"prompt": "a man"},
         {"truncate_dim": 5},
     ):
-        found = runtime.embed(MANY, **options)
-        np.testing.assert_allclose(found, model.encode(MANY, **options), rtol=1e-5, atol=1e-5)
-        assert found.dtype == np.float32
+        result = runtime.embed(MANY, **options)
+        np.testing.assert_allclose(result, model.encode(MANY, **options), rtol=1e-5, atol=1e-5)
+        assert result.dtype == np.float32
 
 
 BLANK = ["a man", " ", "", "\n\t"]
@@ -127,10 +127,12 @@ def test_a_linear_map_and_the_similarity_of_the_folder(embedded, name):
     model, runtime = embedded(
         Pooling(width, pooling_mode="mean"), dense, similarity_fn_name=name, truncate_dim=5
     )
-    found, wanted = runtime.embed(MANY), model.encode(MANY)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
-    expected = model.similarity(wanted, wanted[:2]).numpy()
-    np.testing.assert_allclose(runtime.similarity(found, found[:2]), expected, rtol=1e-4, atol=1e-4)
+    actual, reference = runtime.embed(MANY), model.encode(MANY)
+    np.testing.assert_allclose(actual, reference, rtol=1e-5, atol=1e-5)
+    expected = model.similarity(reference, reference[:2]).numpy()
+    np.testing.assert_allclose(
+        runtime.similarity(actual, actual[:2]), expected, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_without_a_folder_embeddings_are_means_as_in_sentence_transformers(embedded):
@@ -160,8 +162,8 @@ def test_an_export_carries_the_weights_of_a_pickled_module(tmp_path):
         "2_Dense/model.safetensors" in manifest["files"]
         and "2_Dense/pytorch_model.bin" not in manifest["files"]
     )
-    found = TextRuntime(tmp_path / "export", threads=1).embed(TEXTS)
-    np.testing.assert_allclose(found, model.encode(TEXTS), rtol=1e-5, atol=1e-5)
+    result = TextRuntime(tmp_path / "export", threads=1).embed(TEXTS)
+    np.testing.assert_allclose(result, model.encode(TEXTS), rtol=1e-5, atol=1e-5)
     export(tmp_path / "model", tmp_path / "export", cases=1, force=True)
 
 
@@ -179,11 +181,7 @@ def test_prompts_and_modules_that_are_not_there_are_an_error(embedded, monkeypat
         ([{"type": "Normalize"}], "Normalize", ("Pooling", "Dense", "Normalize")),
         ([{"type": "Pooling", "pooling_mode": "median"}], "median", "cls"),
         ([pooling, {"type": "Dense", "use_residual": True}], ("use_residual", True), ()),
-        (
-            [pooling, {"type": "Dense", "activation_function": "torch.nn.Mish"}],
-            "torch.nn.Mish",
-            (),
-        ),
+        ([pooling, {"type": "Dense", "activation_function": "torch.nn.Mish"}], "torch.nn.Mish", ()),
         ([pooling, {"type": "Dense"}], "Dense", ()),
         (
             [pooling, {"type": "Dense", "folder": "2_Dense"}],

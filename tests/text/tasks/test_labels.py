@@ -24,10 +24,10 @@ def test_labels_are_those_of_the_pipeline(made, options):
     pipe, runtime = both(made, "classify", "text-classification")
     same(runtime.classify(MANY, **options), pipe(MANY, **{"top_k": 1, **options}))
     dicts = [{"text": text, "text_pair": pair} for text, pair in PAIRS]
-    wanted = pipe(dicts, **{"top_k": 1, **options})
-    same(runtime.classify(PAIRS, **options), wanted)
-    same(runtime.classify(dicts, **options), wanted)
-    same(runtime.classify([MANY[0], *dicts], **options)[1:], wanted)
+    expected = pipe(dicts, **{"top_k": 1, **options})
+    same(runtime.classify(PAIRS, **options), expected)
+    same(runtime.classify(dicts, **options), expected)
+    same(runtime.classify([MANY[0], *dicts], **options)[1:], expected)
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,10 @@ def test_other_classifiers_give_what_the_pipeline_gives(made, name):
 )
 def test_labels_of_other_exports(made, settings):
     pipe, runtime = both(made, "classify", "text-classification", **settings)
-    found, wanted = runtime.classify(MANY), pipe(MANY, top_k=1)
-    assert [each[0]["label"] for each in found] == [each[0]["label"] for each in wanted]
+    actual, expected = runtime.classify(MANY), pipe(MANY, top_k=1)
+    assert [each[0]["label"] for each in actual] == [each[0]["label"] for each in expected]
     if "dtype" not in settings:
-        same(found, wanted)
+        same(actual, expected)
 
 
 @pytest.mark.slow
@@ -101,8 +101,8 @@ def test_a_cross_encoder_has_its_own_activation(made, tmp_path, place, name):
     else:
         edit_json(directory / "config.json", sbert_ce_default_activation_function=recorded)
     seal(directory)
-    found = TextRuntime(directory, threads=1).classify(PAIRS)
-    np.testing.assert_allclose([each[0]["score"] for each in found], scores, rtol=1e-4, atol=1e-5)
+    result = TextRuntime(directory, threads=1).classify(PAIRS)
+    np.testing.assert_allclose([each[0]["score"] for each in result], scores, rtol=1e-4, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------- tokens
@@ -123,9 +123,9 @@ def test_a_cross_encoder_has_its_own_activation(made, tmp_path, place, name):
 def test_entities_are_those_of_the_pipeline(made, cut_at, name, strategy):
     pipe, runtime = both(made, name, "token-classification")
     for options in ({}, {"ignore_labels": []}, {"ignore_labels": ["PER", "I-PER"]}):
-        wanted = pipe(MANY, aggregation_strategy=strategy, **options)
-        assert any(wanted)
-        same(runtime.tag(MANY, aggregation_strategy=strategy, **options), wanted)
+        expected = pipe(MANY, aggregation_strategy=strategy, **options)
+        assert any(expected)
+        same(runtime.tag(MANY, aggregation_strategy=strategy, **options), expected)
     cut_at(pipe, runtime, 24)
     same(
         runtime.tag(MANY, aggregation_strategy=strategy), pipe(MANY, aggregation_strategy=strategy)
@@ -141,9 +141,9 @@ def test_texts_are_cut_for_one_call_only(made, cut_at):
     pipe, runtime = both(made, "tag", "token-classification")
     cut_at(pipe, runtime, 24)
     whole = [encoding.ids for encoding in runtime.encode(MANY, special_tokens=True)]
-    wanted = runtime.tag(MANY)
+    expected = runtime.tag(MANY)
     with ThreadPoolExecutor(4) as pool:
         cut = [pool.submit(runtime.tag, MANY) for _ in range(20)]
         read = [pool.submit(runtime.encode, MANY, special_tokens=True) for _ in range(200)]
         assert all([encoding.ids for encoding in each.result()] == whole for each in read)
-        assert all(each.result() == wanted for each in cut)
+        assert all(each.result() == expected for each in cut)

@@ -31,10 +31,10 @@ def test_answers_are_those_of_our_pipeline(made, name):
         {"top_k": 5, "handle_impossible_answer": True, **WINDOWS},
         {"max_seq_len": 50, "doc_stride": 0, "max_question_len": 2},
     ):
-        wanted = pipe(question=QUESTIONS, context=CONTEXTS, **options)
+        expected = pipe(question=QUESTIONS, context=CONTEXTS, **options)
         same(
             runtime.answer(QUESTIONS, CONTEXTS, **options),
-            [each if isinstance(each, list) else [each] for each in wanted],
+            [each if isinstance(each, list) else [each] for each in expected],
         )
 
 
@@ -52,8 +52,8 @@ def test_a_question_stands_on_the_side_of_the_padding(made, monkeypatch):
     monkeypatch.setattr(pipe.tokenizer, "padding_side", "left")
     settings = dataclasses.replace(runtime.tokenizer_settings, padding_side="left")
     monkeypatch.setitem(runtime.__dict__, "tokenizer_settings", settings)
-    wanted = pipe(question=QUESTIONS, context=CONTEXTS, top_k=2, **WINDOWS)
-    same(runtime.answer(QUESTIONS, CONTEXTS, top_k=2, **WINDOWS), wanted)
+    expected = pipe(question=QUESTIONS, context=CONTEXTS, top_k=2, **WINDOWS)
+    same(runtime.answer(QUESTIONS, CONTEXTS, top_k=2, **WINDOWS), expected)
 
 
 # -------------------------------------------------------------------------------------------- masks
@@ -89,10 +89,10 @@ def logits(checkpoint, model_class, *texts):
 def test_choices_have_the_scores_of_the_model(made):
     checkpoint, runtime = made("choose")
     choices = [["the red house", "a book and the river"], ["a", "b c", "the man"], ["one"]]
-    found = runtime.choose(TEXTS, choices)
-    for text, own, scores in zip(TEXTS, choices, found, strict=True):
-        wanted = logits(checkpoint, "AutoModelForMultipleChoice", [text] * len(own), own)
-        np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-5)
+    actual = runtime.choose(TEXTS, choices)
+    for text, own, scores in zip(TEXTS, choices, actual, strict=True):
+        expected = logits(checkpoint, "AutoModelForMultipleChoice", [text] * len(own), own)
+        np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -109,8 +109,8 @@ def test_next_sentences_have_the_scores_of_the_model(made, name):
     for pair, scores in zip(PAIRS, runtime.next_sentence(PAIRS), strict=True):
         with torch.no_grad():
             outputs = model(**tokenizer(*pair, return_tensors="pt"))
-        wanted = outputs.logits if name == "next_sentence" else outputs.seq_relationship_logits
-        np.testing.assert_allclose(scores, wanted[0], rtol=1e-4, atol=1e-5)
+        expected = outputs.logits if name == "next_sentence" else outputs.seq_relationship_logits
+        np.testing.assert_allclose(scores, expected[0], rtol=1e-4, atol=1e-5)
     if name == "pretraining":
         [[first, *_]] = runtime.fill_mask(["the [MASK] man"])
         ids = tokenizer("the [MASK] man", return_tensors="pt")

@@ -86,10 +86,10 @@ def test_an_export_of_a_source_checkpoint_gives_what_its_own_pipeline_gives(tmp_
         for strategy in ("none", "simple", "average"):
             same(runtime.tag(texts, strategy), pipe(texts, aggregation_strategy=strategy))
     elif head == "ForQuestionAnswering":
-        wanted = pipeline("question-answering", model=source)(
+        expected = pipeline("question-answering", model=source)(
             question=QUESTIONS, context=CONTEXTS, top_k=2, **WINDOWS
         )
-        same(runtime.answer(QUESTIONS, CONTEXTS, top_k=2, **WINDOWS), wanted)
+        same(runtime.answer(QUESTIONS, CONTEXTS, top_k=2, **WINDOWS), expected)
     else:
         masked = ["the [MASK] man sees", "[MASK] river [MASK]"]
         same(runtime.fill_mask(masked), pipeline("fill-mask", model=source)(masked))

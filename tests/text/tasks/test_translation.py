@@ -57,8 +57,8 @@ def test_white_space_of_any_kind_stands_between_sentences(space):
 @pytest.mark.parametrize("unit, count", [(".", 1), (". A", 1), (".)", 1), (" .", 1), ("。", 2)])
 def test_time_to_find_sentences_does_not_grow_with_the_square_of_the_text(unit, count):
     start = time.process_time()
-    found = list(sentences_and_spaces("a" + unit * 2**16 + "a"))
-    assert sum(is_sentence for _, is_sentence in found) == count
+    result = list(sentences_and_spaces("a" + unit * 2**16 + "a"))
+    assert sum(is_sentence for _, is_sentence in result) == count
     assert time.process_time() - start < 2  # what does takes minutes
 
 
@@ -175,9 +175,9 @@ def test_each_text_has_its_languages(translator, monkeypatch):
     monkeypatch.setattr(translator, "languages", languages)
     texts = ["w5. W6.", "w7", "w8. W9."]
     chosen = {"src_lang": ["a", "b", "a"], "tgt_lang": ["b", "a", "a"], "max_new_tokens": 6}
-    found = translator.translate(texts, **chosen)
+    actual = translator.translate(texts, **chosen)
     for text, result, src_lang, tgt_lang in zip(
-        texts, found, chosen["src_lang"], chosen["tgt_lang"], strict=True
+        texts, actual, chosen["src_lang"], chosen["tgt_lang"], strict=True
     ):
         single = [
             translator.generate([part], None, src_lang, tgt_lang, max_new_tokens=6)[0]

@@ -14,11 +14,7 @@ from vanilla_transformer_export.errors import UsageError
         ([5], (0, 1, 5), ()),
         ([("a", "b", "c")], (0, 1, "a", "b", "c"), ()),
         ([("a", 5)], (0, 1, 5), ()),
-        (
-            [{"text": "a", "pair": "b"}],
-            (0, 1, "text", "pair"),
-            ("text", "text_pair"),
-        ),
+        ([{"text": "a", "pair": "b"}], (0, 1, "text", "pair"), ("text", "text_pair")),
         (["\ud83d"], (0, 1), ()),
     ],
     ids=ascii,
@@ -53,61 +49,21 @@ def test_a_task_of_another_head_is_refused_and_names_this_one(made):
 @pytest.mark.parametrize(
     "name, call, seen, expected",
     [
-        (
-            "classify",
-            lambda r: r.classify(["a"], top_k=0),
-            ("top_k", 0),
-            1,
-        ),
+        ("classify", lambda r: r.classify(["a"], top_k=0), ("top_k", 0), 1),
         (
             "classify",
             lambda r: r.classify(["a"], function_to_apply="soft"),
             ("function_to_apply", "soft"),
             (),
         ),
-        (
-            "classify",
-            lambda r: r.zero_shot(["a"], []),
-            ("candidate_labels", "[]"),
-            (),
-        ),
-        (
-            "classify",
-            lambda r: r.zero_shot(["a"], "b", "no place"),
-            "hypothesis_template",
-            "{}",
-        ),
-        (
-            "tag",
-            lambda r: r.tag(["a"], "simpel"),
-            ("aggregation_strategy", "simpel"),
-            "simple",
-        ),
+        ("classify", lambda r: r.zero_shot(["a"], []), ("candidate_labels", "[]"), ()),
+        ("classify", lambda r: r.zero_shot(["a"], "b", "no place"), "hypothesis_template", "{}"),
+        ("tag", lambda r: r.tag(["a"], "simpel"), ("aggregation_strategy", "simpel"), "simple"),
         ("tag", lambda r: r.tag(["a"], stride=3), "stride", ()),
-        (
-            "tag",
-            lambda r: r.tag(["a"], "first", stride=-1),
-            (),
-            ("stride", 0),
-        ),
-        (
-            "fill_mask",
-            lambda r: r.fill_mask(["<mask>"], top_k=9999),
-            "top_k",
-            (1, 100),
-        ),
-        (
-            "fill_mask",
-            lambda r: r.fill_mask(["<mask>"], targets=[]),
-            "targets",
-            (),
-        ),
-        (
-            "answer",
-            lambda r: r.answer(["a"], ["b"], max_answer_len=0),
-            "max_answer_len",
-            (),
-        ),
+        ("tag", lambda r: r.tag(["a"], "first", stride=-1), (), ("stride", 0)),
+        ("fill_mask", lambda r: r.fill_mask(["<mask>"], top_k=9999), "top_k", (1, 100)),
+        ("fill_mask", lambda r: r.fill_mask(["<mask>"], targets=[]), "targets", ()),
+        ("answer", lambda r: r.answer(["a"], ["b"], max_answer_len=0), "max_answer_len", ()),
         (
             "answer",
             lambda r: r.answer(["a"], ["b"], max_seq_len=5, doc_stride=6),
@@ -124,31 +80,11 @@ def test_wrong_options_are_named(made, name, call, seen, expected):
 @pytest.mark.parametrize(
     "name, call, seen, expected",
     [
-        (
-            "fill_mask",
-            lambda r: r.fill_mask(["a man"]),
-            (0, 1),
-            "<mask>",
-        ),
-        (
-            "fill_mask",
-            lambda r: r.fill_mask([f"<mask> {'a ' * 200}"]),
-            (0, 1, 160),
-            (),
-        ),
-        (
-            "answer",
-            lambda r: r.answer(["a"], ["b", "c"]),
-            (1, 2),
-            (),
-        ),
+        ("fill_mask", lambda r: r.fill_mask(["a man"]), (0, 1), "<mask>"),
+        ("fill_mask", lambda r: r.fill_mask([f"<mask> {'a ' * 200}"]), (0, 1, 160), ()),
+        ("answer", lambda r: r.answer(["a"], ["b", "c"]), (1, 2), ()),
         ("answer", lambda r: r.answer(["a"], [""]), (0, 1), ()),
-        (
-            "answer",
-            lambda r: r.answer(["a b"], ["b " * 50], max_seq_len=12, doc_stride=9),
-            (),
-            (),
-        ),
+        ("answer", lambda r: r.answer(["a b"], ["b " * 50], max_seq_len=12, doc_stride=9), (), ()),
     ],
 )
 def test_texts_that_do_not_fit_are_named(made, name, call, seen, expected):
