@@ -1,4 +1,4 @@
-"""How many rows a graph may run together so that no row's bits depend on the others."""
+"""Batch invariance: the numbers of rows for which no row's bits depend on the others."""
 
 from typing import Protocol
 

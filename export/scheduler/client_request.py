@@ -9,7 +9,7 @@ from .request import Event
 
 
 class Part(Protocol):
-    """What joins a batch as a whole: the rows of one input, or of one sample."""
+    """Rows that join a batch together: those of one input, or of one sample."""
 
     request: "ClientRequest"
     slots: list[int]  # rows of the batch
