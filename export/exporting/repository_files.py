@@ -252,10 +252,10 @@ def write_card(
         *front_matter(metadata),
         f"# {name} in ONNX",
         "",
-        f"Graphs of {name} ({architecture}),",
-        f"written by `vanilla-transformer export` for the target {target.name} in "
-        f"{' and '.join(dtypes)}. manifest.json says",
-        "with which versions, and how far they are from the checkpoint.",
+        f"ONNX graphs of {name} ({architecture}) for the target {target.name}, in "
+        f"{' and '.join(dtypes)}.",
+        "`vanilla-transformer export` wrote them. manifest.json has the versions, and the",
+        "differences from the checkpoint.",
     ]
     # what makes them of texts and images
     inputs = (directory / name for name in ("tokenizer.json", IMAGE_PROCESSOR))
@@ -297,10 +297,9 @@ def write_generator_card(
         *front_matter(metadata),
         f"# {base or 'a checkpoint'} in one ONNX graph",
         "",
-        f"It takes token ids and returns sequences, by {mode} search. `vanilla-transformer export "
-        f"--generate {mode}` wrote it",
-        f"for the target {target.name} in {' and '.join(dtypes)}. manifest.json says with which "
-        f"versions.",
+        f"This graph takes token ids and returns sequences, by {mode} search, for the target "
+        f"{target.name} in {' and '.join(dtypes)}.",
+        f"`vanilla-transformer export --generate {mode}` wrote it. manifest.json has the versions.",
     ]
     (directory / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
