@@ -35,7 +35,7 @@ NOT_RUN = {
     "serving-tasks.md": 1,
     "serving-translate.md": 2,
 }
-FAST = ("README.md", "models.md")  # in `make test`; the other pages run with `make test-all`
+FAST = ("README.md", "models.md", "convert.md")  # in `make test`; the other pages run with `make test-all`
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
