@@ -35,7 +35,8 @@ NOT_RUN = {
     "serving-tasks.md": 1,
     "serving-translate.md": 2,
 }
-FAST = ("README.md", "models.md", "convert.md")  # in `make test`; the other pages run with `make test-all`
+# Run in `make test`; the other pages run in `make test-all`.
+FAST = ("README.md", "models.md", "convert.md")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
