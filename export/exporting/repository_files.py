@@ -252,10 +252,10 @@ def write_card(
         *front_matter(metadata),
         f"# {name} in ONNX",
         "",
-        f"ONNX graphs of {name} ({architecture}) for the target {target.name}, in "
-        f"{' and '.join(dtypes)}.",
-        "`vanilla-transformer export` wrote them. manifest.json has the versions, and the",
-        "differences from the checkpoint.",
+        f"Graphs of {name} ({architecture}),",
+        f"written by `vanilla-transformer export` for the target {target.name} in "
+        f"{' and '.join(dtypes)}. manifest.json says",
+        "with which versions, and how far they are from the checkpoint.",
     ]
     # what makes them of texts and images
     inputs = (directory / name for name in ("tokenizer.json", IMAGE_PROCESSOR))

@@ -40,7 +40,7 @@ def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool
     parts = [
         f"# {name}",
         f"`{type(model).__name__}` with {record['parameters']:,} parameters: {shape}. "
-        f"{start(recipe)} with the recipe below. Load it with `{auto_class}.from_pretrained(..., "
+        f"{start(recipe)} by the recipe below. Load it with `{auto_class}.from_pretrained(..., "
         "trust_remote_code=True)`.",
         TRANSLATES if task.ABILITIES.carries_pipeline else "",
         "## Scores",
@@ -59,11 +59,11 @@ def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool
 def start(recipe: dict) -> str:
     path = recipe["model"].get("path")
     teachers = recipe["training"].get("teachers")
-    begun = f"Trained from `{path}`" if path else "Trained from scratch"
+    opening = f"Trained from `{path}`" if path else "Trained from scratch"
     return (
-        f"{begun} on the predictions of {len(teachers)} other models instead of the labels,"
+        f"{opening} on the predictions of {len(teachers)} other models instead of labels,"
         if teachers
-        else begun
+        else opening
     )
 
 
@@ -90,7 +90,7 @@ def eval_result(recipe: dict, split: str, metric: str, value: float) -> EvalResu
 
 def scores_table(named_scores: list[tuple[str, str, float]], metrics: dict) -> str:
     if not named_scores:
-        return "There are no scores, because the recipe has no validation or test text."
+        return "It was not evaluated: the recipe has neither validation nor test text."
     rows = [f"| {split} | {metric} | {value:.4g} |" for split, metric, value in named_scores]
     signatures = dict.fromkeys(
         value for name, value in metrics.items() if name.endswith("_signature")
