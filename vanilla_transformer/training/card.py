@@ -48,7 +48,7 @@ def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool
         "## Training",
         f"![Loss, learning rate and metrics over updates]({CURVES})" if has_curves else "",
         f"The seed is {recipe['training'].get('seed', 42)}. The updates took "
-        f"{record['seconds']:,.0f} seconds on {record['hardware']}. Versions: "
+        f"{record['seconds']:,.0f} seconds ({record['hardware']}). Versions: "
         f"{', '.join(f'{package} {version}' for package, version in record['versions'].items())}.",
         f"```\n{command}\n```" if command else "",
         f"```toml\n{toml(recipe)}\n```",
