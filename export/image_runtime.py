@@ -123,12 +123,12 @@ class ImageRuntime:
             raise ValueError(f"{name}: {error}") from None
         expected = self.info.specs["encoder"].inputs[0].shape[1:]
         if any(
-            isinstance(wanted, int) and wanted != size
-            for wanted, size in zip(expected, pixels.shape)
+            isinstance(expected_size, int) and expected_size != size
+            for expected_size, size in zip(expected, pixels.shape)
         ):
-            found = "x".join(map(str, pixels.shape))
+            got = "x".join(map(str, pixels.shape))
             raise ValueError(
-                f"{name} is {found} for the model, expected {'x'.join(map(str, expected))}"
+                f"{name} is {got} for the model, expected {'x'.join(map(str, expected))}"
             )
         return pixels
 
@@ -138,17 +138,17 @@ class ImageRuntime:
             raise ValueError(
                 f"a {self.info.architecture} returns {' and '.join(known)}, expected {output}"
             )
-        found = [
+        outputs = [
             self.runtime.outputs(pixel_values=batch)[output]
             for batch in self._batches(self.pixel_values(images))
         ]
-        if len({states.shape[1:] for states in found}) > 1:
-            shapes = " and ".join(sorted({str(states.shape[1:]) for states in found}))
+        if len({states.shape[1:] for states in outputs}) > 1:
+            shapes = " and ".join(sorted({str(states.shape[1:]) for states in outputs}))
             raise ValueError(
                 f"the states of the images have the shapes {shapes}, expected one: give images of "
                 "one size"
             )
-        return np.concatenate(found)
+        return np.concatenate(outputs)
 
     def _batches(self, pixels: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Yield batches of consecutive images of one size, no larger than is worth it."""

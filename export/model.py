@@ -49,12 +49,12 @@ def open_export(directory: str | os.PathLike, dtype: str | None = None) -> Expor
     """
     info = open_export_info(directory)
     if (mode := info.manifest.get("generate")) is not None:
-        found = f"{info.directory} has one graph that generates by itself, by {mode} search"
-        raise ValueError(f"{found}: run that in onnxruntime, or export without --generate")
+        problem = f"{info.directory} has one graph that generates by itself, by {mode} search"
+        raise ValueError(f"{problem}: run that in onnxruntime, or export without --generate")
     if info.architecture not in HEADS:
-        found = f"{info.directory} has the architecture {info.architecture!r}"
-        raise ValueError(f"{found}, expected one of {', '.join(HEADS)}")
-    target = target_of(info)
+        problem = f"{info.directory} has the architecture {info.architecture!r}"
+        raise ValueError(f"{problem}, expected one of {', '.join(HEADS)}")
+    target = find_target(info)
     if dtype is not None and dtype not in info.dtypes:
         raise UsageError(f"{directory} has no dtype {dtype!r}, expected one of {info.dtypes}")
     check_config(info.config, info.directory / "config.json")
@@ -68,7 +68,7 @@ def open_export(directory: str | os.PathLike, dtype: str | None = None) -> Expor
     return opened
 
 
-def target_of(info: ExportInfo) -> Target:
+def find_target(info: ExportInfo) -> Target:
     """Return the target of an export. Raise ValueError for one that is not registered, and for a
     dtype that the target does not have."""
     name = info.manifest["target"]
@@ -78,8 +78,8 @@ def target_of(info: ExportInfo) -> Target:
         raise ValueError(f"{info.directory} is for the target {name!r}: {error}") from None
     for dtype in info.dtypes:
         if dtype not in target.dtypes:
-            found = f"{info.directory} is for the target {name!r} with dtype {dtype!r}"
-            raise ValueError(f"{found}, expected one of: {known_targets()}")
+            problem = f"{info.directory} is for the target {name!r} with dtype {dtype!r}"
+            raise ValueError(f"{problem}, expected one of: {known_targets()}")
     return target
 
 
@@ -99,7 +99,7 @@ def open_for_workers(info: ExportInfo, threads: int) -> "OnnxModel":
     export has one. Raise as `OnnxModel.open`, and OSError for a device that does not run."""
     require_onnxruntime()
     check_threads(threads)
-    device = target_of(info).default_device
+    device = find_target(info).default_device
     if device != "cpu":
         require(device)
     roles = main_roles(info)
@@ -146,15 +146,15 @@ class OnnxModel:
         """
         self._check_listed()
         done = self.sessions.keys() | self._opener.contents.keys()
-        if not (wanted := sorted(set(roles) - done)):
+        if not (missing := sorted(set(roles) - done)):
             return self
-        on_demand = [role for role in wanted if self.info.specs[role].is_on_demand]
+        on_demand = [role for role in missing if self.info.specs[role].is_on_demand]
         try:
             self.info.check_listed()
             self.info.check_hashes(".onnx")
             contents = self._opener.contents | {role: self._content(role) for role in on_demand}
             self._opener = dataclasses.replace(self._opener, contents=contents)
-            self.sessions |= self._opener.open([role for role in wanted if role not in contents])
+            self.sessions |= self._opener.open([role for role in missing if role not in contents])
         finally:  # before an error that only follows from other weights
             self.info.check_unchanged()
         return self
@@ -190,7 +190,7 @@ class OnnxModel:
         graphs."""
         if threads == self.threads:
             return self
-        opened = {own: session for own, session in self.sessions.items() if own != role}
+        opened = {name: session for name, session in self.sessions.items() if name != role}
         arena = self._opener.arena
         return OnnxModel(self.info, threads, arena, self.device, self.engine_cache, opened)
 
@@ -214,7 +214,7 @@ class OnnxModel:
         loaded = LoadedExport(
             info.config, info.specs, sessions, self._make_session, self.device, self.encode
         )
-        return target_of(info).open(loaded)
+        return find_target(info).open(loaded)
 
     def check_lookup(self, request: GenerationRequest) -> None:
         """Raise UsageError for prompt lookup with several rows, or with a target whose graphs
@@ -267,7 +267,7 @@ class OnnxModel:
         if self.device != "cpu":
             # float32 is not rounded to 19 bits.
             options = {"enable_cuda_graph": "0", "use_tf32": "0"}
-            providers.insert(0, (CUDA, options | target_of(self.info).provider_options(role)))
+            providers.insert(0, (CUDA, options | find_target(self.info).provider_options(role)))
         if self.device == "tensorrt" and role == "encoder":
             providers.insert(0, (TENSORRT, self._engine_options()))
         return providers

@@ -44,18 +44,18 @@ def resolved(info: ExportInfo, options: dict[str, Any], prompt_length: int) -> O
 # ------------------------------------------------------------------------------- whole sequences
 
 
-def encoder_feeds(info: ExportInfo, given: dict[str, Any]) -> dict[str, np.ndarray]:
+def encoder_feeds(info: ExportInfo, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the inputs of the encoder graph by name, from the arguments of `Runtime.outputs`.
     Raise as `Runtime.outputs`."""
     if "encoder" not in info.specs:
         raise ValueError(f"{info.architecture} has no encoder: use generate")
     spec = info.specs["encoder"]
     if "token_type_ids" not in {tensor.name for tensor in spec.inputs} and not np.any(
-        given.get("token_type_ids")
+        inputs.get("token_type_ids")
     ):
         # zeros are what tokenizers give for models without types
-        given = {**given, "token_type_ids": None}
-    feeds = check_inputs(spec.inputs, given, info.architecture)
+        inputs = {**inputs, "token_type_ids": None}
+    feeds = check_inputs(spec.inputs, inputs, info.architecture)
     check_sequences(info, feeds)
     return feeds
 
@@ -154,9 +154,9 @@ def prompts(
     ends = as_list(special_token("eos_token_id", options, info.defaults, info.config))
     if attention_mask is None and pad is not None and pad not in ends:
         attention_mask = np.asarray(input_ids) != pad
-    given = {"input_ids": input_ids, "attention_mask": attention_mask}
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     tensors = token_inputs(info.config, ("batch_size", "source_length"))
-    feeds = check_inputs(tensors, given, info.architecture)
+    feeds = check_inputs(tensors, inputs, info.architecture)
     return feeds["input_ids"], feeds["attention_mask"]
 
 

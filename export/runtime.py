@@ -15,7 +15,7 @@ from .inference.devices import processors, require, require_onnxruntime
 from .inference.export_info import ExportInfo
 from .inference.options import Options, is_int64
 from .inference.search import start_search
-from .model import OnnxModel, check_threads, main_roles, open_export, target_of
+from .model import OnnxModel, check_threads, find_target, main_roles, open_export
 from .scheduler import many_rows
 from .scheduler.capacity import arrangement, workers_of_many_rows
 from .targets.registry import default_target
@@ -89,15 +89,15 @@ class Runtime:
         return {"threads": self.threads, "device": self.device, "dtype": self.dtype, **workers}
 
     def _checked_device(self, device: str | None) -> str:
-        target = target_of(self.info)
+        target = find_target(self.info)
         devices = target.devices(main_roles(self.info), self.dtype)
-        chosen = device or target.default_device
-        if chosen not in devices:
-            found = f"{self.architecture}, target {self.target!r}, dtype {self.dtype!r}"
+        selected = device or target.default_device
+        if selected not in devices:
+            export = f"{self.architecture}, target {self.target!r}, dtype {self.dtype!r}"
             raise UsageError(
-                f"device {device!r} does not go with {found}, expected one of {list(devices)}"
+                f"device {device!r} does not go with {export}, expected one of {list(devices)}"
             )
-        return chosen
+        return selected
 
     def _checked_engine_cache(self, engine_cache: str | os.PathLike | None) -> Path | None:
         if engine_cache is None:
@@ -122,9 +122,9 @@ class Runtime:
                 f"got {workers!r}"
             )
         if not self.info.step:
-            found = f"{self.architecture}, target {self.target!r}"
+            export = f"{self.architecture}, target {self.target!r}"
             raise UsageError(
-                f"workers is {workers}, expected None: rows of this export, {found}, cannot join "
+                f"workers is {workers}, expected None: rows of this export, {export}, cannot join "
                 "and leave a batch"
             )
         return workers
@@ -184,7 +184,7 @@ class Runtime:
                 learned position table, a row without the end token that a seq2seq classifier reads,
                 or a model without an encoder.
         """
-        given = {
+        arguments = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
@@ -192,7 +192,7 @@ class Runtime:
             "decoder_attention_mask": decoder_attention_mask,
             **inputs,
         }
-        return self.model.outputs(requests.encoder_feeds(self.info, given))
+        return self.model.outputs(requests.encoder_feeds(self.info, arguments))
 
     def generate(
         self,

@@ -56,9 +56,9 @@ class TextRuntime:
     def around(cls, runtime: Any) -> "TextRuntime":
         """Return the text side of `runtime`: a `Runtime`, or what has the `info` of an export and
         those of its methods that are called."""
-        made = cls.__new__(cls)
-        made._read_tokenizer(runtime)
-        return made
+        text_runtime = cls.__new__(cls)
+        text_runtime._read_tokenizer(runtime)
+        return text_runtime
 
     def _read_tokenizer(self, runtime: Any) -> None:
         self.runtime = runtime
@@ -193,27 +193,29 @@ class TextRuntime:
             for prefix, target in zip(prefixes, targets or [{}] * len(rows))
         ]
         for kind in dict.fromkeys(kinds):
-            chosen = np.array([row for row, other in enumerate(kinds) if other == kind])
-            ids, mask = self.batch([rows[row] for row in chosen])
+            indices = np.array([row for row, other in enumerate(kinds) if other == kind])
+            ids, mask = self.batch([rows[row] for row in indices])
             length, target = kind
-            given = {**options, **dict(target)}
+            batch_options = {**options, **dict(target)}
             if seeds is not None:
-                given["seeds"] = [seeds[row] for row in chosen]
+                batch_options["seeds"] = [seeds[row] for row in indices]
             if length:
-                given["decoder_input_ids"] = np.array(
-                    [self.first_tokens(given) + prefixes[row] for row in chosen]
+                batch_options["decoder_input_ids"] = np.array(
+                    [self.first_tokens(batch_options) + prefixes[row] for row in indices]
                 )
             if is_scored:
-                outputs, found = self.runtime.generate_with_scores(ids, mask, **given)
-                scores[chosen] = found.reshape(-1, copies)
+                outputs, batch_scores = self.runtime.generate_with_scores(
+                    ids, mask, **batch_options
+                )
+                scores[indices] = batch_scores.reshape(-1, copies)
             else:
-                outputs = self.runtime.generate(ids, mask, **given)
+                outputs = self.runtime.generate(ids, mask, **batch_options)
             start = ids.shape[1] if "encoder" not in self.info.specs else 1
-            for row, own in zip(
-                chosen, outputs[:, start:].reshape(len(chosen), copies, -1).tolist()
+            for row, results in zip(
+                indices, outputs[:, start:].reshape(len(indices), copies, -1).tolist()
             ):
-                tokens[row] = own
-        return [each for own in tokens for each in own], scores.ravel()
+                tokens[row] = results
+        return [row_ids for results in tokens for row_ids in results], scores.ravel()
 
     def stream(
         self, text: str, /, src_lang: str | None = None, tgt_lang: str | None = None, **options: Any
@@ -232,7 +234,7 @@ class TextRuntime:
             )
         inputs = self.batch(self.rows([text], src_lang))
         [target] = self.target_options(tgt_lang, 1, options)
-        return self.text_of(
+        return self.decode_stream(
             self.runtime.stream(*inputs, **{**options, **target, "num_return_sequences": 1})
         )
 
@@ -272,7 +274,7 @@ class TextRuntime:
         pieces = Pieces(self.tokenizer, self.special_ids, self.path)
         return CleanPieces(pieces) if self.tokenizer_settings.cleans_up else pieces
 
-    def text_of(self, steps: Iterator[np.ndarray]) -> Iterator[str]:
+    def decode_stream(self, steps: Iterator[np.ndarray]) -> Iterator[str]:
         """Yield the pieces of the text of one row, whose tokens come in arrays of one."""
         pieces = self.pieces()
         for [token] in steps:
@@ -339,11 +341,11 @@ class TextRuntime:
         ValueError if the tokenizer fails on a text."""
         for text, name in named(texts):
             check_unicode(text, name)
-        chosen = tokenizer or self.tokenizer
+        selected = tokenizer or self.tokenizer
         with self.lock if self.may_cut else contextlib.nullcontext(), errors_of(self.path):
             if len(texts) == 1:  # without the threads of a batch
-                return [chosen.encode(texts[0], add_special_tokens=special_tokens)]
-            return chosen.encode_batch(texts, add_special_tokens=special_tokens)
+                return [selected.encode(texts[0], add_special_tokens=special_tokens)]
+            return selected.encode_batch(texts, add_special_tokens=special_tokens)
 
 
 def open_runtime(directory: str | os.PathLike, threads: int | None = None, **options: Any) -> Any:

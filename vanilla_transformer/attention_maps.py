@@ -92,11 +92,11 @@ def save_attention_maps(
         )
     with new_file(out, force, [checkpoint]) as file:
         model = load_checkpoint(checkpoint, variant)
-        figure = plot(maps_of(model, checkpoint, texts, kind), layer, head)
+        figure = plot(compute_maps(model, checkpoint, texts, kind), layer, head)
         figure.savefig(file, dpi=DPI)
 
 
-def maps_of(
+def compute_maps(
     model: PreTrainedModel, checkpoint: str | os.PathLike, texts: tuple[str, ...], kind: str | None
 ):
     if model.main_input_name != "pixel_values":
@@ -200,8 +200,8 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tex
     # a damaged tokenizer may panic here for the first time
     with readers_errors(tokenizer.name_or_path or "the tokenizer"):
         ids = tokenizer(text)["input_ids"]
-        own = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if not own:
+        text_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not text_ids:
         raise ValueError(f"the text {text!r} has no tokens, expected at least one")
     largest = max(ids)
     size = model.config.vocab_size
@@ -214,11 +214,11 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tex
         max(getattr(model.config, name) for name in depth_fields(model.config))
         * model.config.num_attention_heads
     )
-    most = math.isqrt(MAX_MAP_VALUES // maps)
-    if len(ids) > most:
+    max_tokens = math.isqrt(MAX_MAP_VALUES // maps)
+    if len(ids) > max_tokens:
         raise ValueError(
-            f"a text has {len(ids)} tokens, expected at most {most} for maps of {maps} layers "
-            f"and heads"
+            f"a text has {len(ids)} tokens, expected at most {max_tokens} for the maps of {maps} "
+            f"attention heads"
         )
 
 
@@ -248,8 +248,8 @@ def plot(
     Raises:
         UsageError: for a layer or a head that does not exist.
     """
-    layers = chosen("layer", layer, maps.weights.shape[0])
-    heads = chosen("head", head, maps.weights.shape[1])
+    layers = selected_indices("layer", layer, maps.weights.shape[0])
+    heads = selected_indices("head", head, maps.weights.shape[1])
     is_alone = len(layers) == len(heads) == 1
     # no pyplot, which would keep the figure alive
     figure = Figure(figsize=figure_size(maps, layers, heads), layout="constrained")
@@ -295,7 +295,7 @@ def draw(axes: Axes, maps: AttentionMaps | ImageAttentionMaps, weights: np.ndarr
     return axes.imshow(weights, cmap="inferno", alpha=0.6, extent=places, **scale)
 
 
-def chosen(name: str, index: int | None, count: int) -> Sequence[int]:
+def selected_indices(name: str, index: int | None, count: int) -> Sequence[int]:
     if index is not None and not 0 <= index < count:
         raise UsageError(f"{name} is {index}, expected one of 0 to {count - 1}")
     return range(count) if index is None else [index]

@@ -37,7 +37,7 @@ from .checkpoint_files import (
     has_tokenizer,
     read_json,
     readers_errors,
-    shown,
+    shorten,
     stored_tensors,
     weight_files,
 )
@@ -117,12 +117,12 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
     """
     directory = checkpoint_directory(source)
     check_tokenizer(directory)
-    found = [directory / name for name in TOKENIZER_FILES if (directory / name).is_file()]
+    files = [directory / name for name in TOKENIZER_FILES if (directory / name).is_file()]
     if not has_tokenizer(directory):
         raise FileNotFoundError(
             f"{directory} has no tokenizer, expected one of {', '.join(VOCABULARIES)}"
         )
-    contents = {file.name: read_json(file) for file in found if file.suffix == ".json"}
+    contents = {file.name: read_json(file) for file in files if file.suffix == ".json"}
     code = contents.get("tokenizer_config.json", {}).get("auto_map")
     try:
         with readers_errors(directory):
@@ -130,7 +130,7 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
             # transformers would notice only while it encodes
             longest = tokenizer.model_max_length
             if not isinstance(longest, int | float):
-                raise ValueError(f"model_max_length is {shown(longest)}, expected a number")
+                raise ValueError(f"model_max_length is {shorten(longest)}, expected a number")
             target = directory / TARGET_TOKENIZER
             if target.is_file():
                 give_target(tokenizer, Tokenizer.from_file(str(target)))

@@ -20,7 +20,7 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 
 from .files import CONFIG, TOKENIZER_FILES, VOCABULARIES, WEIGHTS, check_no_pointer
-from .variants import index_of, variant_hint
+from .variants import index_name, variant_hint
 
 GENERATION_CONFIG = "generation_config.json"
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -169,7 +169,7 @@ def check_generation(path: Path, vocab_size: int) -> None:
     content = read_json(path) if path.is_file() else {}
     for name, value in content.items():
         if value is not None and (fault := generation_fault(name, value, vocab_size)):
-            raise ValueError(f"{path} has {name} {shown(value)}, {fault}")
+            raise ValueError(f"{path} has {name} {shorten(value)}, {fault}")
 
 
 def generation_fault(name: str, value: object, vocab_size: int = 2**31) -> str | None:
@@ -208,13 +208,13 @@ def weight_files(directory: Path, names: tuple[str, ...] = (WEIGHTS,)) -> list[P
         if (directory / name).is_file():
             check_no_pointer(directory / name)
             return [directory / name]
-        index = directory / index_of(name)
+        index = directory / index_name(name)
         if index.is_file():
             return shards(index, Path(name).suffix)
-    found = ", ".join(sorted(os.listdir(directory))[:10]) or "nothing"
+    files = ", ".join(sorted(os.listdir(directory))[:10]) or "nothing"
     raise FileNotFoundError(
         f"{directory} has no weights: expected {' or '.join(names)}, found "
-        f"{found}{variant_hint(directory, names)}"
+        f"{files}{variant_hint(directory, names)}"
     )
 
 
@@ -227,16 +227,16 @@ def shards(index: Path, suffix: str) -> list[Path]:
         or not all(isinstance(file, str) for file in places.values())
     ):
         raise ValueError(
-            f"{index} has the weight_map {shown(places)}, expected the file of each tensor"
+            f"{index} has the weight_map {shorten(places)}, expected the file of each tensor"
         )
     if not isinstance(content.get("metadata", {}), dict):
         raise ValueError(
-            f"{index} has the metadata {shown(content['metadata'])}, expected a JSON object"
+            f"{index} has the metadata {shorten(content['metadata'])}, expected a JSON object"
         )
     names = sorted(set(places.values()))
     wrong = [name for name in names if Path(name).name != name or Path(name).suffix != suffix]
     if wrong:
-        raise ValueError(f"{index} names {shown(wrong)}, expected {suffix} files beside it")
+        raise ValueError(f"{index} names {shorten(wrong)}, expected {suffix} files beside it")
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise FileNotFoundError(
@@ -256,7 +256,7 @@ def stored_tensors(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
     Raises:
         ValueError: for a file that is not whole, and a type of tensors that has no place here.
     """
-    found = {}
+    facts = {}
     try:
         # reads the header and compares it with the size of the file
         with safe_open(file, "np") as tensors:
@@ -266,12 +266,12 @@ def stored_tensors(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
                     raise ValueError(
                         f"{file}: {name} is of type {part.get_dtype()}, expected one of {[*DTYPES]}"
                     )
-                found[name] = tuple(part.get_shape()), part.get_dtype()
+                facts[name] = tuple(part.get_shape()), part.get_dtype()
     except SafetensorError as error:
         raise ValueError(
             f"{file} is not a whole safetensors file ({file.stat().st_size} bytes): {error}"
         ) from None
-    return found
+    return facts
 
 
 def check_tensors(
@@ -283,13 +283,15 @@ def check_tensors(
 ) -> None:
     """Raise ValueError unless the tensors in files are the `expected` ones; `tied` ones may be
     there or not."""
-    found = {bare(name): shape for name, (shape, _) in stored.items()}
-    other = {name: f"{found[name]} for {expected[name]}" for name in expected.keys() & found.keys()}
+    shapes = {bare(name): shape for name, (shape, _) in stored.items()}
+    other = {
+        name: f"{shapes[name]} for {expected[name]}" for name in expected.keys() & shapes.keys()
+    }
     problems = {
-        "missing": expected.keys() - tied - found.keys(),
-        "unexpected": found.keys() - expected.keys(),
+        "missing": expected.keys() - tied - shapes.keys(),
+        "unexpected": shapes.keys() - expected.keys(),
         "of another shape": {
-            f"{name} {other[name]}" for name in other if found[name] != expected[name]
+            f"{name} {other[name]}" for name in other if shapes[name] != expected[name]
         },
         "no floating point": {name for name, (_, dtype) in stored.items() if dtype not in FLOATS},
     }
@@ -326,7 +328,7 @@ def read_json(path: Path) -> dict:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {one_line(error)}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds {shown(content)}, expected a JSON object")
+        raise ValueError(f"{path} holds {shorten(content)}, expected a JSON object")
     return content
 
 
@@ -353,5 +355,5 @@ def one_line(error: BaseException) -> str:
     )
 
 
-def shown(value: object) -> str:
+def shorten(value: object) -> str:
     return f"{value!r:.100}"

@@ -202,12 +202,12 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
                 raise ValueError(f"{name} must be at most {LARGEST}, got {getattr(self, name)}")
         for name in ["head_dim", "value_head_dim"]:
             if self.num_attention_heads * (getattr(self, name) or 1) > LARGEST:
-                found = (
+                got = (
                     f"num_attention_heads={self.num_attention_heads} and "
                     f"{name}={getattr(self, name)}"
                 )
                 raise ValueError(
-                    f"num_attention_heads times {name} must be at most {LARGEST}, got {found}"
+                    f"num_attention_heads times {name} must be at most {LARGEST}, got {got}"
                 )
         for name in [field.name for field in fields(self) if field.name.endswith("_act")]:
             value = getattr(self, name)
@@ -477,16 +477,16 @@ class VanillaSeq2SeqConfig(VanillaTextConfig):
         depths = {name: kwargs.pop(name, None) for name in ("N", "num_hidden_layers")}
         both = {name: value for name, value in depths.items() if value is not None}
         stacks = {stack: getattr(self, stack) for stack in DEPTHS}
-        given = both | {stack: value for stack, value in stacks.items() if value is not None}
+        explicit = both | {stack: value for stack, value in stacks.items() if value is not None}
         depth = next(iter(both.values()), 6)
-        if both and any(value != depth for value in given.values()):
-            found = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        if both and any(value != depth for value in explicit.values()):
+            got = ", ".join(f"{name}={value!r}" for name, value in explicit.items())
             raise ValueError(
                 f"{' and '.join(both)} set the depth of both stacks, expected no other beside, "
-                f"got {found}"
+                f"got {got}"
             )
         for stack in DEPTHS:
-            setattr(self, stack, given.get(stack, depth))
+            setattr(self, stack, explicit.get(stack, depth))
         self._translates = kwargs.get("custom_pipelines") == TRANSLATION
         if self._translates and not __name__.startswith("transformers_modules."):
             # The package has this pipeline itself; a config that names code for it makes every task

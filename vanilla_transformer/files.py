@@ -81,7 +81,7 @@ COMPANION = re.compile(
 OF_MODULE = re.compile(r"([\w-]+)/(config\.json|model\.safetensors|pytorch_model\.bin)")
 IGNORED = {"__pycache__", ".DS_Store"}  # files that operating systems create
 IGNORED_ON_MOUNT = {"lost+found", ".partial"}
-NAMED = 5  # maximum number of foreign entries in an error
+MAX_NAMES = 5  # maximum number of foreign entries in an error
 PARTS = {"writing", "new", "ready", "old", "trash"}  # entries of a claim
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -127,7 +127,7 @@ def new_directory(
     out = output_path(path, inputs)
     with claimed(out) as claim:
         check_replaceable(out, force)
-        before, new = state_of(out), claim / "new"
+        before, new = file_states(out), claim / "new"
         new.mkdir()
         with full_disk_named(out):
             yield new
@@ -151,7 +151,7 @@ def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ())
             raise FileExistsError(
                 f"{out} exists already; expected a new path, or --force to replace it"
             )
-        before, folder = state_of(out), claim / "writing"
+        before, folder = file_states(out), claim / "writing"
         folder.mkdir()
         with full_disk_named(out):
             yield folder / out.name  # matplotlib reads the image format from the name
@@ -196,8 +196,8 @@ def output_path(path: StrPath, inputs: Iterable[StrPath] = ()) -> Path:
     for what, place in kept.items():
         place = Path(os.path.realpath(place))
         if any(
-            os.path.exists(found) and os.path.samefile(out, found)
-            for found in (place, *place.parents)
+            os.path.exists(parent) and os.path.samefile(out, parent)
+            for parent in (place, *place.parents)
         ):
             raise ValueError(
                 f"{path} is {what} or holds it: expected a path whose replacement leaves that alone"
@@ -205,9 +205,9 @@ def output_path(path: StrPath, inputs: Iterable[StrPath] = ()) -> Path:
     return out
 
 
-def named(names: list[str]) -> str:
-    rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + rest
+def join_names(names: list[str]) -> str:
+    rest = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + rest
 
 
 def check_replaceable(directory: Path, force: bool) -> None:
@@ -225,7 +225,7 @@ def check_replaceable(directory: Path, force: bool) -> None:
         return
     if os.path.ismount(directory):
         raise ValueError(
-            f"{directory} is a mount point that holds {named(entries)}: expected an empty one"
+            f"{directory} is a mount point that holds {join_names(entries)}: expected an empty one"
         )
     if not force:
         raise FileExistsError(
@@ -237,16 +237,16 @@ def check_replaceable(directory: Path, force: bool) -> None:
         or files_of_triton_model(directory)
     )
     if not ours:
-        found = f"{directory} holds {named(entries)}"
+        files = f"{directory} holds {join_names(entries)}"
         raise FileExistsError(
-            f"{found}: expected an export or a checkpoint that vanilla-transformer wrote, "
+            f"{files}: expected an export or a checkpoint that vanilla-transformer wrote, "
             f"nothing else"
         )
-    found = {path for path in relative_files(directory) if not IGNORED & {*Path(path).parts}}
-    if foreign := sorted(found - ours):
+    files = {path for path in relative_files(directory) if not IGNORED & {*Path(path).parts}}
+    if foreign := sorted(files - ours):
         raise FileExistsError(
-            f"{directory} also holds {named(foreign)}, which vanilla-transformer did not write: "
-            "move it away"
+            f"{directory} also holds {join_names(foreign)}, which vanilla-transformer did not "
+            "write: move it away"
         )
 
 
@@ -312,20 +312,20 @@ def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
     """Return the `files` of an image processor, of sentence-transformers, or of a module in
     modules.json."""
     modules = json_or_none(directory / MODULES)
-    named = (
+    module_paths = (
         {module.get("path") for module in modules if isinstance(module, dict)}
         if isinstance(modules, list)
         else set()
     )
     matches = [match for match in map(OF_MODULE.fullmatch, files) if match]
-    of_modules = {match[0] for match in matches if match[1] in named}
+    of_modules = {match[0] for match in matches if match[1] in module_paths}
     return of_modules | {name for name in files if COMPANION.fullmatch(name)}
 
 
 def read_object(path: Path) -> dict:
     """Return the JSON object in a file, or an empty one if the file holds anything else."""
-    found = json_or_none(path)
-    return found if isinstance(found, dict) else {}
+    content = json_or_none(path)
+    return content if isinstance(content, dict) else {}
 
 
 def json_or_none(path: Path) -> object:
@@ -336,19 +336,19 @@ def json_or_none(path: Path) -> object:
         return None
 
 
-def state_of(path: Path) -> dict[str, tuple] | None:
+def file_states(path: Path) -> dict[str, tuple] | None:
     """Return the identity and state of the files in or at `path`, which renaming does not
     change."""
     if not path.exists():
         return None
     names = relative_files(path) if path.is_dir() else [""]
-    found = {name: (path / name).lstat() for name in names if not IGNORED & {*Path(name).parts}}
+    states = {name: (path / name).lstat() for name in names if not IGNORED & {*Path(name).parts}}
     return {
         name: (
             state.st_ino,
             *((state.st_size, state.st_mtime_ns) if S_ISREG(state.st_mode) else ()),
         )
-        for name, state in found.items()
+        for name, state in states.items()
     }
 
 
@@ -401,7 +401,7 @@ def locked(claim: Path, out: Path) -> Iterator[None]:
             continue
         try:
             lock(handle, out)
-            if is_path_of(handle, claim):
+            if is_same_file(handle, claim):
                 yield
                 return
         finally:
@@ -427,7 +427,7 @@ def lock(handle: int, out: Path) -> None:
         ) from None
 
 
-def is_path_of(handle: int, path: Path) -> bool:
+def is_same_file(handle: int, path: Path) -> bool:
     """Return whether `path` still leads to what `handle` is of."""
     try:
         return os.path.samestat(os.fstat(handle), os.stat(path))
@@ -458,7 +458,7 @@ def publish(claim: Path, out: Path, before: dict | None) -> None:
             return
         if before is not None and out.exists():
             out.rename(old)
-            if state_of(old) != before:
+            if file_states(old) != before:
                 raise FileExistsError("it is another than when this began")
         place(new, out)
     except (OSError, ValueError) as error:
@@ -539,5 +539,5 @@ def set_modes(path: Path, claim: Path) -> None:
     Some libraries write files that only their owner may read.
     """
     mode = claim.stat().st_mode & 0o777
-    for found in (path, *path.rglob("*")):
-        found.chmod(mode if found.is_dir() else mode & 0o666)
+    for entry in (path, *path.rglob("*")):
+        entry.chmod(mode if entry.is_dir() else mode & 0o666)

@@ -201,10 +201,8 @@ class VanillaEmbeddings(nn.Module):
 
     def tokens(self, input_ids, inputs_embeds):
         if (input_ids is None) == (inputs_embeds is None):
-            given = "neither" if input_ids is None else "both"
-            raise ValueError(
-                f"exactly one of input_ids and inputs_embeds must be given, got {given}"
-            )
+            got = "neither" if input_ids is None else "both"
+            raise ValueError(f"exactly one of input_ids and inputs_embeds must be given, got {got}")
         return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
 
     def forward(self, inputs_embeds, position_ids, token_type_ids=None):
@@ -285,10 +283,10 @@ class VanillaPatchEmbeddings(nn.Module):
             )
         height, width = self.config.patch_shape
         rows, columns = size[0] // height, size[1] // width
-        whole = pixel_values[:, :, : rows * height, : columns * width].to(
+        cropped = pixel_values[:, :, : rows * height, : columns * width].to(
             self.embed_patches.weight.dtype
         )
-        patches = whole.reshape(batch, channels, rows, height, columns, width).permute(
+        patches = cropped.reshape(batch, channels, rows, height, columns, width).permute(
             0, 2, 4, 1, 3, 5
         )
         embedded = self.embed_patches(
@@ -626,7 +624,10 @@ def check_attention_implementation(config: VanillaTransformerConfig):
             f"value_head_dim "
             f"{config.value_head_dim}: use sdpa, flex_attention or eager"
         )
-    if any(each in name for each in ("flash", "flex", "vllm")) and config.has_relative_positions:
+    if (
+        any(kernel in name for kernel in ("flash", "flex", "vllm"))
+        and config.has_relative_positions
+    ):
         positions = config.position_embedding_type
         raise ValueError(
             f"{name} cannot add a bias to the scores, which position_embedding_type={positions!r} "

@@ -8,9 +8,9 @@ from ..arguments import (
     Parser,
     add_output,
     add_set,
+    choice_type,
+    get_output,
     natural,
-    one_of,
-    output_of,
     path,
     source,
     unicode,
@@ -30,7 +30,7 @@ def convert_arguments(parser: Parser) -> None:
     add_output(parser, "checkpoint to write; none is needed with --dry-run")
     back = [family.model_type for family in families if family.converts_back]
     to_help = f"convert one of our checkpoints to this family: {', '.join(back)}"
-    parser.add_argument("--to", type=one_of("family", back), metavar="FAMILY", help=to_help)
+    parser.add_argument("--to", type=choice_type("family", back), metavar="FAMILY", help=to_help)
     parser.add_argument(
         "--dry-run", action="store_true", help="print which tensor becomes which; write nothing"
     )
@@ -78,7 +78,7 @@ def convert(args: argparse.Namespace) -> None:
             )
         )
         return
-    output = output_of(args)
+    output = get_output(args)
     if is_file:
         fields = dict(args.set)
         conversion.check_fields(fields)
@@ -94,13 +94,13 @@ def check_convert_flags(args: argparse.Namespace, is_file: bool) -> None:
     """Raise UsageError for a flag that a checkpoint directory has no use for, or the file of a
     state dict."""
     names = ("to", "dry_run", "leave_out", "variant") if is_file else ("embeddings",)
-    expected, found = ("a checkpoint directory or Hub id", "the file of a state dict")
+    expected, state_dict = ("a checkpoint directory or Hub id", "the file of a state dict")
     for name in names:
         if getattr(args, name):
             flag = f"--{name.replace('_', '-')}"
             if is_file:
-                raise UsageError(f"{flag} is for {expected}, and {args.source} is {found}")
-            raise UsageError(f"{flag} is for {found}, and {args.source} is none")
+                raise UsageError(f"{flag} is for {expected}, and {args.source} is {state_dict}")
+            raise UsageError(f"{flag} is for {state_dict}, and {args.source} is none")
 
 
 def info_arguments(parser: Parser) -> None:
@@ -125,7 +125,9 @@ def attention_arguments(parser: Parser) -> None:
     target_help = "its translation; that of the model if not given"
     parser.add_argument("target", type=unicode, nargs="?", metavar="TARGET", help=target_help)
     kind_help = "of models that have all three: encoder, decoder or cross (if not given)"
-    parser.add_argument("--kind", type=one_of("kind of attention", ATTENTION_KINDS), help=kind_help)
+    parser.add_argument(
+        "--kind", type=choice_type("kind of attention", ATTENTION_KINDS), help=kind_help
+    )
     parser.add_argument("--layer", type=natural, metavar="N", help="from 0 on; all if not given")
     parser.add_argument(
         "--head",

@@ -7,8 +7,8 @@ import sys
 from ..arguments import (
     Parser,
     add_output,
+    get_output,
     natural,
-    output_of,
     path,
     positive,
     source,
@@ -36,16 +36,18 @@ def export_arguments(parser: Parser) -> None:
 
 @verb("write a checkpoint as ONNX graphs", export_arguments, extras="export,cpu")
 def export(args: argparse.Namespace) -> None:
-    output = output_of(args)
+    output = get_output(args)
 
     from vanilla_transformer.files import output_path
 
     from ..exporting.export import export
-    from ..exporting.options import options_of
+    from ..exporting.options import options_from_flags
 
-    for each in [output] if args.triton is None else [output, args.triton]:
-        output_path(each, [text for text in (args.shortlist, args.calibrate) if text is not None])
-    manifest = export(args.checkpoint, output, **options_of(args))
+    for directory in [output] if args.triton is None else [output, args.triton]:
+        output_path(
+            directory, [text for text in (args.shortlist, args.calibrate) if text is not None]
+        )
+    manifest = export(args.checkpoint, output, **options_from_flags(args))
     files = {
         name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")
     }

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from .. import UNINSTALLED
-from ..arguments import Parser, one_of
+from ..arguments import Parser, choice_type
 from ..terminal import (
     PROGRAM,
     OutputClosed,
@@ -97,7 +97,9 @@ def main_parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {package['Version']}")
-    parser.add_argument("verb", metavar="VERB", type=one_of("verb", VERBS), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "verb", metavar="VERB", type=choice_type("verb", VERBS), help=argparse.SUPPRESS
+    )
     return parser
 
 
@@ -107,10 +109,10 @@ def installed() -> Mapping[str, str]:
     from importlib.metadata import PackageNotFoundError, metadata
 
     try:
-        found = metadata(PROGRAM)
+        package = metadata(PROGRAM)
     except PackageNotFoundError:
         return {"Summary": "", "Version": UNINSTALLED}
-    return {"Summary": str(found.json.get("summary", "")), "Version": found["Version"]}
+    return {"Summary": str(package.json.get("summary", "")), "Version": package["Version"]}
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ..arguments import Parser, add_set, one_of, path, positive, unicode
+from ..arguments import Parser, add_set, choice_type, path, positive, unicode
 from ..errors import UsageError
 from ..terminal import say
 from .verbs import (
@@ -51,7 +51,7 @@ def add_files(parser: Parser) -> None:
     )
     group.add_argument(
         "--on-bad-line",
-        type=one_of("reaction", ("stop", "skip")),
+        type=choice_type("reaction", ("stop", "skip")),
         metavar="stop|skip",
         help=bad_help,
     )
@@ -156,21 +156,21 @@ def predict(args: argparse.Namespace) -> None:
 def check_sources(args: argparse.Namespace) -> None:
     """Raise UsageError for flags that do not go together. Texts, standard input and files exclude
     each other."""
-    given = {name for name, value in vars(args).items() if value}
-    has_output = bool(given & {"output", "output_dir"})
-    if "input" in given and given & {"text", "stream"}:
+    flags = {name for name, value in vars(args).items() if value}
+    has_output = bool(flags & {"output", "output_dir"})
+    if "input" in flags and flags & {"text", "stream"}:
         raise UsageError("--input goes without texts and --stream, expected one of them")
-    if has_output and "input" not in given:
+    if has_output and "input" not in flags:
         raise UsageError("--output and --output-dir need --input, and go without --stream")
-    if "output_dir" not in given and len(args.input or ()) > 1:
+    if "output_dir" not in flags and len(args.input or ()) > 1:
         raise UsageError(f"--input has {len(args.input)} files, expected one, or --output-dir DIR")
     needs = {"force": "output", "ray": "output_dir"}
     needs |= dict.fromkeys(("target_prefix", "field", "output_field"), "input")
     for name, other in needs.items():
-        if name in given and other not in given:
+        if name in flags and other not in flags:
             raise UsageError(f"{flag(name)} needs {flag(other)}")
     for name in ("n_best", "scores"):
-        if name in given and given & {"text", "stream"}:
+        if name in flags and flags & {"text", "stream"}:
             raise UsageError(f"{flag(name)} is for lines, expected no texts and no --stream")
 
 
@@ -180,12 +180,12 @@ def flag(name: str) -> str:
 
 def stream(args: argparse.Namespace) -> None:
     """Print each text as it is generated."""
-    from ..files.text_lines import lines_of
+    from ..files.text_lines import decode_lines
     from ..text_runtime import TextRuntime
 
     options = generation_options(args) | dict(args.set) | language_settings(args)
     runtime = TextRuntime(args.export, args.threads, **runtime_settings(args), workers=args.workers)
-    for text in args.text or lines_of(standard_input(), "standard input"):
+    for text in args.text or decode_lines(standard_input(), "standard input"):
         for piece in runtime.stream(text, **options) if text.strip() or args.text else ():
             say(piece, end="")
         say("")

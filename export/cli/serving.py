@@ -27,13 +27,13 @@ def serve(args: argparse.Namespace) -> None:
 
     settings = settings_of(args, os.environ)
     token = token_of(settings, os.environ)
-    found = sources(args.exports, settings.languages)
+    exports = sources(args.exports, settings.languages)
 
     def tell(line: str) -> None:
         with contextlib.suppress(OSError):  # a full disk does not stop a server
             say(line)
 
-    with scheduler_process(any(source.generates for source in found)) as process:
+    with scheduler_process(any(source.generates for source in exports)) as process:
         from ..serving.server import serve  # late, or the process would copy it
 
-        serve(found, settings, token, tell, process)
+        serve(exports, settings, token, tell, process)

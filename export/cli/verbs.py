@@ -10,7 +10,7 @@ from ..arguments import (
     VARIANT_HELP,
     Parser,
     add_field,
-    one_of,
+    choice_type,
     path,
     positive,
     source,
@@ -63,7 +63,7 @@ def add_runtime(parser: Parser) -> None:
         help="processor threads; all this process may use if not given",
     )
     device_help = f"{', '.join(DEVICES)}; that of the target if not given"
-    parser.add_argument("--device", type=one_of("device", DEVICES), help=device_help)
+    parser.add_argument("--device", type=choice_type("device", DEVICES), help=device_help)
     parser.add_argument(
         "--dtype", help="which of the export's, if it has several; the first if not given"
     )
@@ -91,8 +91,8 @@ def add_language_arguments(parser: Parser) -> None:
 
 def language_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the languages that were given."""
-    given = {"src_lang": args.src_lang, "tgt_lang": args.tgt_lang}
-    return {name: language for name, language in given.items() if language is not None}
+    languages = {"src_lang": args.src_lang, "tgt_lang": args.tgt_lang}
+    return {name: language for name, language in languages.items() if language is not None}
 
 
 def add_generation_options(parser: Parser, excluded: Collection[str] = ()) -> None:
@@ -111,5 +111,5 @@ def generation_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options that were given."""
     from ..inference.options import Options
 
-    given = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(Options)}
-    return {name: value for name, value in given.items() if value is not None}
+    options = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(Options)}
+    return {name: value for name, value in options.items() if value is not None}

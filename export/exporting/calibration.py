@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.training.data import lines_of
+from vanilla_transformer.training.data import read_all_lines
 
 from ..graphs.input_scales import Calibration, InputStatistics
 from ..graphs.weights import bare
@@ -48,8 +48,8 @@ def calibrate(
         else:
             inputs = [{"input_ids": ids} for ids in batches]
         with observed(model) as calibration:
-            for each in inputs:
-                model(**each)
+            for feeds in inputs:
+                model(**feeds)
     return calibration
 
 
@@ -87,20 +87,20 @@ def read(
 ) -> Iterator[torch.Tensor]:
     """Yield batches of rows of equal length (B, S). They have no padding, because its states would
     count though no one reads them."""
-    lines = [line for line in lines_of([os.fspath(text)], fault=None) if line.strip()][:LINES]
+    lines = [line for line in read_all_lines([os.fspath(text)], fault=None) if line.strip()][:LINES]
     longest = min(TOKENS, model.config.max_position_embeddings)
     rows = tokenizer(lines, truncation=True, max_length=longest)["input_ids"] if lines else []
     if not any(set(row) - set(tokenizer.all_special_ids) for row in rows):
-        found = f"{text} has {len(lines)} lines and no token that the tokenizer knows"
+        problem = f"{text} has {len(lines)} lines and no token that the tokenizer knows"
         raise ValueError(
-            f"{found}, expected text as the model reads it; without calibration each row has a "
+            f"{problem}, expected text as the model reads it; without calibration each row has a "
             "scale of its own"
         )
-    most = max(map(max, filter(None, rows)))
+    largest = max(map(max, filter(None, rows)))
     size = model.config.vocab_size
-    if most >= size:
+    if largest >= size:
         raise ValueError(
-            f"the tokenizer gives the token {most}, expected one of [0, {size - 1}], the vocabulary"
+            f"the tokenizer gives token {largest}, expected less than vocab_size, {size}"
         )
     for _, group in groupby(sorted(filter(None, rows), key=len), len):
         alike = torch.tensor(list(group))

@@ -68,9 +68,9 @@ class Checkpoint:
             FileNotFoundError, ImportError, OSError, UsageError, ValueError: as `export`.
         """
         tokenizer = tokenizer_to_write(directory)
-        found, architecture = read_config(directory)
-        check_exportable(name, found, architecture)
-        config = Config(found, architecture)
+        content, architecture = read_config(directory)
+        check_exportable(name, content, architecture)
+        config = Config(content, architecture)
         if image_size is not None:
             set_image_size(name, config, image_size)
         model = load_model(directory) if HAS_TORCH else None

@@ -93,19 +93,19 @@ def evaluate(
         ValueError: for files that do not fit each other, for a model without a metric, and for a
             label that the model does not have.
     """
-    engine = engine_of(directory, dtype, workers, variant)
+    engine = load_engine(directory, dtype, workers, variant)
     name = HEADS[engine.architecture].metric
     if name is None:
         scored = ", ".join(name for name, head in HEADS.items() if head.metric)
         raise ValueError(f"no metric for a {engine.architecture}, expected one of {scored}")
     metric, takes = METRICS[name]
-    given = {"source": source, "references": references, "text": text, "labels": labels}
-    files = {name: Path(file) for name, file in given.items() if file is not None}
+    inputs = {"source": source, "references": references, "text": text, "labels": labels}
+    files = {name: Path(file) for name, file in inputs.items() if file is not None}
     if set(files) != set(takes):
-        wanted, found = (
+        expected, got = (
             " and ".join(f"--{name}" for name in names) or "none" for names in (takes, files)
         )
-        raise UsageError(f"a {engine.architecture} is evaluated on {wanted}, got {found}")
+        raise UsageError(f"a {engine.architecture} is evaluated on {expected}, got {got}")
     if options and metric is not bleu:
         raise UsageError(
             f"options {sorted(options)} have no effect on the {metric.__name__} of a model"
@@ -116,7 +116,7 @@ def evaluate(
     }
 
 
-def engine_of(
+def load_engine(
     directory: str | os.PathLike,
     dtype: str | None,
     workers: int | None = None,
@@ -144,13 +144,13 @@ def compare(
     """Return `evaluate` of both with the same `settings`: the metric by engine, and the
     `difference` (export - checkpoint). `dtype` is that of the export, `variant` that of the
     checkpoint."""
-    found = evaluate(export, dtype=dtype, **settings)
+    result = evaluate(export, dtype=dtype, **settings)
     expected = evaluate(checkpoint, variant=variant, **settings)
-    metric = next(iter(found))
-    difference = found[metric] - expected[metric]
+    metric = next(iter(result))
+    difference = result[metric] - expected[metric]
     return {
         "metric": metric,
-        "onnxruntime": found[metric],
+        "onnxruntime": result[metric],
         "torch": expected[metric],
         "difference": round(difference, 6),
     }
@@ -174,9 +174,9 @@ def bleu(
         raise UsageError(str(error)) from None
     sources, targets = zip(*read_parallel(source, references))
     outputs = [""] * len(sources)
-    for chosen in batches(sources, engine.rows_together(len(sources), batch_size, options)):
+    for batch in batches(sources, engine.rows_together(len(sources), batch_size, options)):
         for index, output in zip(
-            chosen, engine.generate([sources[index] for index in chosen], **options), strict=True
+            batch, engine.generate([sources[index] for index in batch], **options), strict=True
         ):
             outputs[index] = output
     score, signature = corpus_bleu(outputs, targets, bleu_tokenize)
@@ -196,9 +196,9 @@ def perplexity(engine: Backend, text: Path, batch_size: int) -> dict[str, Any]:
         raise ValueError(
             f"the tokenizer gives token id {ids.max()}, expected less than vocab_size, {vocabulary}"
         )
-    for chosen in batches(windows, max(1, min(batch_size, MAX_LOGITS // (window * vocabulary)))):
-        for length in {len(windows[index]) for index in chosen}:  # the last window may be shorter
-            rows = np.stack([windows[index] for index in chosen if len(windows[index]) == length])
+    for batch in batches(windows, max(1, min(batch_size, MAX_LOGITS // (window * vocabulary)))):
+        for length in {len(windows[index]) for index in batch}:  # the last window may be shorter
+            rows = np.stack([windows[index] for index in batch if len(windows[index]) == length])
             if length > 1:
                 total += sum(
                     sum_nll(logits, rows[:, start + 1 :])
@@ -219,13 +219,15 @@ def pseudo_perplexity(engine: Backend, text: Path, batch_size: int) -> dict[str,
         for place, special in enumerate(e.special_tokens_mask)
         if not special
     ]
-    most = max(1, MAX_LOGITS // (max(len(ids) for ids, _ in rows) * engine.config["vocab_size"]))
+    max_rows = max(
+        1, MAX_LOGITS // (max(len(ids) for ids, _ in rows) * engine.config["vocab_size"])
+    )
     total = 0.0
-    for chosen in batches([ids for ids, _ in rows], min(batch_size, most)):
+    for batch in batches([ids for ids, _ in rows], min(batch_size, max_rows)):
         ids, mask = pad_sequences(
-            [rows[index][0] for index in chosen], engine.config["pad_token_id"]
+            [rows[index][0] for index in batch], engine.config["pad_token_id"]
         )
-        at = np.arange(len(chosen)), np.array([rows[index][1] for index in chosen])
+        at = np.arange(len(batch)), np.array([rows[index][1] for index in batch])
         tokens = ids[at]
         ids[at] = mask_token
         total += sum_nll(engine.logits(ids, mask)[at][:, None], tokens[:, None])
@@ -233,22 +235,20 @@ def pseudo_perplexity(engine: Backend, text: Path, batch_size: int) -> dict[str,
 
 
 def accuracy(engine: Backend, text: Path, labels: Path, batch_size: int) -> dict[str, Any]:
-    texts, wanted = zip(*read_parallel(text, labels))
+    texts, expected = zip(*read_parallel(text, labels))
     names = {str(name): int(index) for index, name in engine.config["id2label"].items()}
     names |= {str(index): index for index in names.values() if str(index) not in names}
-    if unknown := set(wanted) - names.keys():
+    if unknown := set(expected) - names.keys():
         raise ValueError(
             f"{labels} has labels {sorted(unknown)[:5]}, expected some of {sorted(names)}"
         )
     encodings = engine.encode(list(texts), special_tokens=True)
     right = 0
-    for chosen in batches([encoding.ids for encoding in encodings], batch_size):
+    for batch in batches([encoding.ids for encoding in encodings], batch_size):
         logits = engine.logits(
-            *pad_sequences(
-                [encodings[index].ids for index in chosen], engine.config["pad_token_id"]
-            )
+            *pad_sequences([encodings[index].ids for index in batch], engine.config["pad_token_id"])
         )
-        right += int((logits.argmax(axis=-1) == [names[wanted[index]] for index in chosen]).sum())
+        right += int((logits.argmax(axis=-1) == [names[expected[index]] for index in batch]).sum())
     return {"accuracy": round(right / len(texts), 4), "sentences": len(texts)}
 
 

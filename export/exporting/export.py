@@ -84,9 +84,9 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
     check_apart(out, asked.triton)
     with contextlib.ExitStack() as outputs:
         directories = [
-            outputs.enter_context(new_directory(each, asked.force, [checkpoint, *asked.texts]))
-            for each in (out, asked.triton)
-            if each is not None
+            outputs.enter_context(new_directory(directory, asked.force, [checkpoint, *asked.texts]))
+            for directory in (out, asked.triton)
+            if directory is not None
         ]
         ours = outputs.enter_context(
             converted(checkpoint, asked.keep, asked.config, asked.leave_out, asked.variant)
@@ -148,9 +148,9 @@ def check_whole_sequences(checkpoint: Checkpoint) -> None:
     """Raise ValueError for a model whose graphs continue sequences in steps, which Triton does not
     run by itself."""
     if checkpoint.generates:
-        found = f"{checkpoint.name} is a {checkpoint.architecture}"
+        problem = f"{checkpoint.name} is a {checkpoint.architecture}"
         raise ValueError(
-            f"{found}, expected for Triton a model that does not generate, or the option generate"
+            f"{problem}, expected for Triton a model that does not generate, or the option generate"
         )
 
 
@@ -166,7 +166,7 @@ def describe(checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int
     Raises:
         ValueError: if the graphs do not give what torch gives.
     """
-    facts = facts_of(checkpoint, graphs) | write_companions(checkpoint, graphs, directory)
+    facts = manifest_facts(checkpoint, graphs) | write_companions(checkpoint, graphs, directory)
     facts |= {"versions": versions()}
     if checkpoint.model is None:
         warnings.warn(f"parity is not checked, {NO_TORCH}", stacklevel=2)
@@ -208,7 +208,7 @@ def without_parity(
     )
 
 
-def facts_of(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
+def manifest_facts(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
     """Return what the manifest says of the checkpoint and of all graphs."""
     config, architecture = checkpoint.config_json, checkpoint.architecture
     facts = {
@@ -228,8 +228,8 @@ def facts_of(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return the version of each of `PACKAGES` that is installed."""
-    found = {}
+    installed = {}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            installed[name] = version(name)
+    return installed

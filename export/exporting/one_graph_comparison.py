@@ -46,13 +46,13 @@ def compare(export: Path, graph: Path, mode: str, dtype: str, cases: int) -> dic
     for _ in range(cases):
         feeds = random_feeds(rng, runtime.config, mode)
         expected = expected_sequences(runtime, feeds, mode)
-        found = session.run(["sequences"], feeds)[0]
+        sequences = session.run(["sequences"], feeds)[0]
         rows += len(expected)
-        width = max(found.shape[1], expected.shape[1])
+        width = max(sequences.shape[1], expected.shape[1])
         fill = runtime.check_options(host_options(mode)).fill_token_id
         both = [
-            np.pad(each, ((0, 0), (0, width - each.shape[1])), constant_values=fill)
-            for each in (found, expected)
+            np.pad(ids, ((0, 0), (0, width - ids.shape[1])), constant_values=fill)
+            for ids in (sequences, expected)
         ]
         equal += int((both[0] == both[1]).all(axis=1).sum())
     if dtype == "fp32" and rows - equal > NEAR_TIES * rows + 1:

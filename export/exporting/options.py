@@ -14,8 +14,8 @@ from ..arguments import (
     LEAVE_OUT_HELP,
     VARIANT_HELP,
     Parser,
+    choice_type,
     key_value,
-    one_of,
     path,
     positive,
     source,
@@ -57,12 +57,12 @@ def opset_help() -> str:
 
 
 def target_name(text: str) -> str:
-    return one_of("target", [target.name for target in targets()])(text)
+    return choice_type("target", [target.name for target in targets()])(text)
 
 
 def dtype_names(text: str) -> str | list[str]:
     known = dict.fromkeys(dtype for target in targets() for dtype in target.dtypes)
-    dtype = one_of("dtype", known)
+    dtype = choice_type("dtype", known)
     return [dtype(name) for name in text.split(",")] if "," in text else dtype(text)
 
 
@@ -78,10 +78,11 @@ def check_target(options: "ExportOptions") -> None:
 
 def check_dtypes(options: "ExportOptions") -> None:
     target, dtypes = get_target(options.target), options.dtypes
-    for each in dtypes or [""]:
-        if ("fp32" if each is None else each) not in target.dtypes:
+    for dtype in dtypes or [""]:
+        if ("fp32" if dtype is None else dtype) not in target.dtypes:
             raise UsageError(
-                f"no target {target.name!r} with dtype {each!r}, expected one of: {known_targets()}"
+                f"the target {target.name!r} does not support dtype {dtype!r}, expected one of: "
+                f"{known_targets()}"
             )
     if len(dtypes) > 1 and not target.is_standard:
         raise UsageError(
@@ -121,12 +122,16 @@ def check_calibrate(options: "ExportOptions") -> None:
         if not HAS_TORCH:
             raise torch_missing("calibrate runs the model, which")
         return
-    found = (
+    problem = (
         f"calibrate is {os.fspath(options.calibrate)!r} for the target {options.target!r} with "
         f"dtype {dtype!r}"
     )
-    fits = [f"{known.name!r} with {each!r}" for known in targets() for each in known.integer_dtypes]
-    raise UsageError(f"{found}, expected {', '.join(fits)}")
+    fits = [
+        f"{known.name!r} with {supported!r}"
+        for known in targets()
+        for supported in known.integer_dtypes
+    ]
+    raise UsageError(f"{problem}, expected {', '.join(fits)}")
 
 
 def check_generate(options: "ExportOptions") -> None:
@@ -191,7 +196,7 @@ class ExportOptions:
     image_size: str | None = option(
         None,
         "of images: the model's own (trained) or any (free); by the model's config if not given",
-        one_of("image size", IMAGE_SIZES),
+        choice_type("image size", IMAGE_SIZES),
         check_image_size,
     )
     shortlist: Iterable[int] | str | os.PathLike | None = option(
@@ -212,7 +217,7 @@ class ExportOptions:
         None,
         "one graph that takes ids and returns sequences, of a model that generates: greedy, sample "
         "or beam search",
-        one_of("mode", MODES),
+        choice_type("mode", MODES),
         check_generate,
         metavar="MODE",
     )
@@ -272,19 +277,19 @@ class ExportOptions:
     @property
     def texts(self) -> list[str | os.PathLike]:
         """The files that are read beside the checkpoint."""
-        given = (self.shortlist, self.calibrate)
-        return [text for text in given if isinstance(text, str | os.PathLike)]
+        texts = (self.shortlist, self.calibrate)
+        return [text for text in texts if isinstance(text, str | os.PathLike)]
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(ExportOptions)}
 WITHOUT_FLAG = ("cases",)
 
 
-def flag_of(field: dataclasses.Field) -> str:
+def flag_name(field: dataclasses.Field) -> str:
     return field.metadata["flag"] or f"--{field.name.replace('_', '-')}"
 
 
-def help_of(field: dataclasses.Field) -> str:
+def flag_help(field: dataclasses.Field) -> str:
     help = field.metadata["help"]
     return help if isinstance(help, str) else help()
 
@@ -294,7 +299,7 @@ def add_options(parser: Parser) -> None:
     for name, field in FIELDS.items():
         if name in WITHOUT_FLAG:
             continue
-        settings: dict[str, Any] = {"dest": name, "help": help_of(field).replace("%", "%%")}
+        settings: dict[str, Any] = {"dest": name, "help": flag_help(field).replace("%", "%%")}
         if field.default is False:
             settings |= {"action": "store_true"}
         else:
@@ -304,20 +309,20 @@ def add_options(parser: Parser) -> None:
             settings |= {"action": "append", "default": []}
         elif field.default:
             settings["help"] += "; default: %(default)s"
-        parser.add_argument(flag_of(field), **settings)
+        parser.add_argument(flag_name(field), **settings)
 
 
-def options_of(args: argparse.Namespace) -> dict[str, Any]:
+def options_from_flags(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `export` that the flags give."""
-    given = {name: getattr(args, name) for name in FIELDS if name not in WITHOUT_FLAG}
-    return given | {"config": dict(given["config"])}
+    options = {name: getattr(args, name) for name in FIELDS if name not in WITHOUT_FLAG}
+    return options | {"config": dict(options["config"])}
 
 
 def options_text(indent: str = "") -> str:
     """Return the fields for a docstring, in lines of at most 100 columns."""
     hanging = textwrap.TextWrapper(100, initial_indent=indent, subsequent_indent=f"{indent}    ")
     return "\n".join(
-        hanging.fill(f"{name}: {help_of(field)} ({field.default!r})")
+        hanging.fill(f"{name}: {flag_help(field)} ({field.default!r})")
         for name, field in FIELDS.items()
     )
 
@@ -328,7 +333,7 @@ def options_table() -> str:
     for name, field in FIELDS.items():
         metavar = field.metadata["metavar"] or name.upper()
         value = "" if field.default is False else f" {metavar}"
-        flag = "" if name in WITHOUT_FLAG else f"`{flag_of(field)}{value}`"
+        flag = "" if name in WITHOUT_FLAG else f"`{flag_name(field)}{value}`"
         default = "" if field.default in (None, (), False) else f"`{field.default}`"
-        lines.append(f"| `{name}` | {flag} | {default} | {help_of(field)} |")
+        lines.append(f"| `{name}` | {flag} | {default} | {flag_help(field)} |")
     return "\n".join(lines)

@@ -87,8 +87,8 @@ def uses_target(config: Config) -> bool:
 
 def check_fields(config: Config, target: Target) -> None:
     for name, expected in target.unsupported_fields(config).items():
-        found = f"{name}={getattr(config, name)!r} does not fit the {target.name} target"
-        raise ValueError(f"{found}, expected {expected}: use --target {default_target()}")
+        problem = f"{name}={getattr(config, name)!r} does not fit the {target.name} target"
+        raise ValueError(f"{problem}, expected {expected}: use --target {default_target()}")
 
 
 def graph_source(checkpoint: Checkpoint, options: ExportOptions) -> GraphSource:

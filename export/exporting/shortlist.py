@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from vanilla_transformer.checkpoint_files import checkpoint_directory, read_json, readers_errors
 from vanilla_transformer.files import TARGET_TOKENIZER
-from vanilla_transformer.training.data import lines_of
+from vanilla_transformer.training.data import read_all_lines
 
 from ..graphs.config import Config
 from ..heads import HEADS
@@ -38,9 +38,9 @@ def with_special_tokens(
     known = {int(token) for token in tokens}
     size = config.vocab_size
     if not known or min(known) < 0 or max(known) >= size:
-        found = f"{min(known)} to {max(known)}" if known else "none"
+        got = f"{min(known)} to {max(known)}" if known else "none"
         raise ValueError(
-            f"the tokens of a shortlist must be in [0, {size - 1}], the vocabulary, got {found}"
+            f"the tokens of a shortlist must be in [0, {size - 1}], the vocabulary, got {got}"
         )
     for name in SPECIAL_TOKENS:
         value = generation.get(name)
@@ -70,5 +70,5 @@ def shortlist_from_text(text: str | os.PathLike, checkpoint: str | os.PathLike) 
     special = {
         token for token, facts in tokenizer.get_added_tokens_decoder().items() if facts.special
     }
-    lines = lines_of([os.fspath(text)], fault=None)
+    lines = read_all_lines([os.fspath(text)], fault=None)
     return sorted(special.union(*(encoding.ids for encoding in tokenizer.encode_batch(lines))))

@@ -60,15 +60,15 @@ def config_text(spec: GraphSpec) -> str:
         ValueError: for a tensor whose first axis is not the batch, or of a type that Triton has
             not.
     """
-    tensors = "\n".join([listed("input", spec.inputs), listed("output", spec.outputs)])
+    tensors = "\n".join([tensor_list("input", spec.inputs), tensor_list("output", spec.outputs)])
     return TEMPLATE.format(max_batch=MAX_BATCH, tensors=tensors, delay=QUEUE_DELAY)
 
 
-def listed(name: str, tensors: Collection[TensorSpec]) -> str:
-    return "\n".join([f"{name} [", ",\n".join(map(described, tensors)), "]"])
+def tensor_list(name: str, tensors: Collection[TensorSpec]) -> str:
+    return "\n".join([f"{name} [", ",\n".join(map(tensor_config, tensors)), "]"])
 
 
-def described(tensor: TensorSpec) -> str:
+def tensor_config(tensor: TensorSpec) -> str:
     """Return the tensor without the batch axis, which Triton puts in front. -1 is any size."""
     if tensor.shape[:1] != (BATCH_AXIS,) or len(tensor.shape) < 2:
         raise ValueError(

@@ -43,7 +43,7 @@ class FileFormat(Protocol):
         """Write a file of the files that `write` has written, one after the other."""
 
 
-def kind_of(path: Path) -> str:
+def format_name(path: Path) -> str:
     """Return the format that the name tells, with or without .gz, .bz2 or .xz.
 
     Raises:
@@ -59,11 +59,11 @@ def kind_of(path: Path) -> str:
 def output_kind(path: Path, predictions: Predictions) -> str:
     """Return the format in which the results of a file are written: predictions of text are JSON
     lines."""
-    kind = kind_of(path)
+    kind = format_name(path)
     return JSON if kind == TEXT and not predictions.generates else kind
 
 
-def format_of(
+def select_format(
     path: Path, predictions: Predictions, field: str | None = None, output_field: str | None = None
 ) -> FileFormat:
     """Return how the file `path` is read, and how the results are written. In JSON objects and
@@ -79,7 +79,7 @@ def format_of(
     check_lines(path)
     fields = RecordFields(predictions.kind.forms, field)
     name = output_field or predictions.field
-    match kind_of(path):
+    match format_name(path):
         case "Parquet":
             from .parquet import Parquet
 
@@ -88,9 +88,9 @@ def format_of(
             # a pipe is read only once
             number = first_line_with(path, name) if path.is_file() else None
             if number is not None:
-                found = f"line {number} of {path} has a field {name} already"
+                problem = f"line {number} of {path} has a field {name} already"
                 raise UsageError(
-                    f"{found}: expected another name for the results, --output-field NAME"
+                    f"{problem}: expected another name for the results, --output-field NAME"
                 )
             read = lambda line: without_field(fields.of_json(line), name)  # noqa: E731
             return Lines(
@@ -185,10 +185,10 @@ class Lines:
             file.writelines(self.lines(shard, rows, results))
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
-        with open(path, "wb") as whole:
+        with open(path, "wb") as output:
             for part in parts:
                 with open(part, "rb") as file:
-                    shutil.copyfileobj(file, whole)
+                    shutil.copyfileobj(file, output)
 
 
 def to_json(value: Any) -> str:

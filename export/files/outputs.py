@@ -57,10 +57,10 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> dict | None:
     """Return the object in a file; `None` if there is no file, or a damaged one."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Parts:
         facts = read_json(self.place_of_facts(number))
         if facts is None or facts.get("input") != digest:
             return None
-        if facts.get("output") != digest_of(self.place(number)):
+        if facts.get("output") != sha256_or_none(self.place(number)):
             warnings.warn(
                 f"{self.place(number)} is damaged, expected what was written there: it is "
                 f"made again",
@@ -216,7 +216,7 @@ class Parts:
         self.place_of_facts(number).unlink(missing_ok=True)
         with written(self.place(number)) as place:
             yield place
-            facts["output"] = digest_of(place)
+            facts["output"] = sha256_or_none(place)
         write_json(self.place_of_facts(number), facts)
 
     def write_bad(self, count: int) -> None:
@@ -241,7 +241,7 @@ class Parts:
             self.folder.rmdir()
 
 
-def digest_of(path: Path) -> str | None:
+def sha256_or_none(path: Path) -> str | None:
     """Return the SHA-256 of a file, `None` if there is no file."""
     try:
         with open(path, "rb") as file:

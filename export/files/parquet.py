@@ -45,8 +45,10 @@ class Parquet:
                 f"each name"
             )
         if self.output_field in schema.names:
-            found = f"{path} has a column {self.output_field} already"
-            raise UsageError(f"{found}: expected another name for the results, --output-field NAME")
+            problem = f"{path} has a column {self.output_field} already"
+            raise UsageError(
+                f"{problem}: expected another name for the results, --output-field NAME"
+            )
         if fault := self.fields.of_record(sample_record(schema)).fault:
             raise UsageError(f"{path}: {fault}")
         return self

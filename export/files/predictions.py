@@ -77,12 +77,12 @@ class Predictions:
         """Raise UsageError for an unknown or a missing option of the task's function."""
         parameters = inspect.signature(self.function).parameters.values()
         known = {
-            each.name: each.default
-            for each in parameters
-            if each.kind is each.POSITIONAL_OR_KEYWORD
+            parameter.name: parameter.default
+            for parameter in parameters
+            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         }
         # a function with **options checks their names itself
-        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             for name in self.options.keys() - known.keys():
                 expected = f"expected some of {', '.join(known)}" if known else "it has none"
                 raise UsageError(
@@ -111,8 +111,8 @@ class Predictions:
         """Return the result of each example, ready for JSON. `numbers` are those of their lines."""
         if self.generates:
             return self.generate(examples, numbers)
-        found = self.function(self.runtime, *self.arguments(examples), **self.options)
-        return [result.tolist() if isinstance(result, np.ndarray) else result for result in found]
+        results = self.function(self.runtime, *self.arguments(examples), **self.options)
+        return [result.tolist() if isinstance(result, np.ndarray) else result for result in results]
 
     def arguments(self, examples: list[dict[str, Any]]) -> list[list[Any]]:
         """Return the arguments of the task's method for examples of its forms."""
@@ -136,8 +136,8 @@ class Predictions:
         options["num_return_sequences"] = count
         if not self.is_scored:
             return self.runtime.generate(texts, **options)
-        found, scores = self.runtime.generate_with_scores(texts, **options)
-        pairs = [{"text": text, "score": score} for text, score in zip(found, scores.tolist())]
+        outputs, scores = self.runtime.generate_with_scores(texts, **options)
+        pairs = [{"text": text, "score": score} for text, score in zip(outputs, scores.tolist())]
         if self.n_best is None:
             return pairs
         rows = [pairs[start : start + count] for start in range(0, len(pairs), count)]

@@ -31,7 +31,7 @@ try:
 except ImportError:
     ray = None
 
-SAID = {  # by Ray Data, on standard error: no errors, which are raised as well
+LOG_LEVELS = {  # by Ray Data, on standard error: no errors, which are raised as well
     "ray.data": logging.WARNING,
     "ray.data.exceptions": logging.CRITICAL,
     "ray.data._internal.execution.streaming_executor_state": logging.CRITICAL,
@@ -111,15 +111,15 @@ class PredictionWorker:
 
     def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
         place, first, rows = unpacked(table)
-        found: Results | Exception
+        result: Results | Exception
         try:
             # not before, as Ray tries again what fails while a worker starts
             if self.predictions is None:
                 self.predictions = self.recipe.make()
-            found = compute(self.predictions, rows, first, lambda count: None)
+            result = compute(self.predictions, rows, first, lambda count: None)
         except (OSError, ValueError, MemoryError, ImportError) as error:
-            found = error
-        return packed((place, found))
+            result = error
+        return packed((place, result))
 
 
 @dataclass
@@ -130,18 +130,18 @@ class Cluster:
     source: ShardSource
     recipe: Recipe
     after: int = 0  # the number of the shard that comes next in the file
-    found: Generator[tuple[Place, Results | Exception], None, None] | None = None
+    pairs: Generator[tuple[Place, Results | Exception], None, None] | None = None
 
     def __call__(self, file: int, shard: Shard, rows: list[Row], bar: Bar | ProgressLog) -> Results:
         """Return the results of a shard. Raises the worker's error, OSError for errors of Ray, and
         ValueError if the reader read different lines."""
         place = Place(file, shard.number, shard.digest)
-        if self.found is None or place.number not in (0, self.after):
+        if self.pairs is None or place.number not in (0, self.after):
             self.close()
-            self.found = self.results(place[:2])
+            self.pairs = self.results(place[:2])
         self.after = place.number + 1
         try:
-            pair = next((pair for pair in self.found if pair[0][:2] >= place[:2]), None)
+            pair = next((pair for pair in self.pairs if pair[0][:2] >= place[:2]), None)
         except (ray.exceptions.RayError, ray.data.exceptions.SystemException) as error:
             raise OSError(f"the Ray cluster could not compute a shard: {error}") from error
         if pair is None or pair[0] != place:
@@ -149,15 +149,15 @@ class Cluster:
                 f"{self.source.inputs[file].path} changed while it was read: expected it to stay "
                 f"as it is"
             )
-        found = pair[1]
-        if isinstance(found, Exception):
-            raise found
+        result = pair[1]
+        if isinstance(result, Exception):
+            raise result
         bar.update(len(rows))
-        return found
+        return result
 
     def close(self) -> None:
-        if self.found is not None:
-            self.found.close()
+        if self.pairs is not None:
+            self.pairs.close()
 
     def results(
         self, start: tuple[int, int]
@@ -173,7 +173,7 @@ class Cluster:
                 num_cpus=0,
                 label_selector={"ray.io/node-id": ray.get_runtime_context().get_node_id()},
             )
-            found = shards.map_batches(
+            results = shards.map_batches(
                 PredictionWorker,
                 batch_size=1,
                 batch_format="pyarrow",
@@ -182,7 +182,7 @@ class Cluster:
                 max_task_retries=TRIES,
                 **resources(self.recipe.arguments),
             )
-        for table in found.iter_batches(batch_size=None, batch_format="pyarrow"):
+        for table in results.iter_batches(batch_size=None, batch_format="pyarrow"):
             yield unpacked(table)
 
 
@@ -197,11 +197,11 @@ def read(
 def settings() -> Any:
     """Return Ray Data's settings: each shard is a block, blocks stay in order, and progress is
     ours."""
-    found = ray.data.DataContext.get_current().copy()
-    found.target_max_block_size = 1
-    found.execution_options.preserve_order = True
-    found.enable_progress_bars = False
-    return found
+    context = ray.data.DataContext.get_current().copy()
+    context.target_max_block_size = 1
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    return context
 
 
 def resources(arguments: dict[str, Any]) -> dict[str, int]:
@@ -237,7 +237,7 @@ def cluster(
             f"ray is {address!r}, expected auto, local or HOST:PORT: a node of the cluster makes "
             f"this call"
         )
-    for name, level in SAID.items():
+    for name, level in LOG_LEVELS.items():
         logging.getLogger(name).setLevel(level)
     try:
         if address not in ("auto", "local"):  # as Ray asks for minutes
@@ -263,9 +263,9 @@ def cluster(
 
 def check_room(threads: int) -> None:
     """Raise UsageError if a worker would wait forever."""
-    most = max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"])
-    if threads > most:
+    max_threads = max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"])
+    if threads > max_threads:
         raise UsageError(
-            f"threads is {threads}, expected at most {most}: the processors of the largest node "
-            "of the cluster"
+            f"threads is {threads}, expected at most {max_threads}, the CPUs of the cluster's "
+            "largest node"
         )

@@ -33,7 +33,7 @@ def compute(
     faults = [row.fault for row in rows]
     places = [place for place, row in enumerate(rows) if row.example is not None]
     update(len(rows) - len(places))
-    places.sort(key=lambda place: length_of(rows[place]))
+    places.sort(key=lambda place: length_key(rows[place]))
     size = predictions.rows_together(len(places)) if places else 1
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -46,7 +46,7 @@ def compute(
     return Results(values, bad, [str(warning.message) for warning in caught])
 
 
-def length_of(row: Row) -> tuple[int, int]:
+def length_key(row: Row) -> tuple[int, int]:
     """Return the sort key by which similar rows run together. Target prefixes of one length do."""
     example = row.example or {}
     return len(example.get("target_prefix", "")), len(str(example))

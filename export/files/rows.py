@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from ..errors import UsageError
-from .text_lines import text_of
+from .text_lines import decode_line
 
 
 class Row(NamedTuple):
@@ -48,7 +48,7 @@ class RecordFields:
     def of_text(self, line: bytes) -> Row:
         """Read a line of text, for a task that reads one."""
         try:
-            return self.row(None, {self.forms[0][0]: text_of(line, "it")})
+            return self.row(None, {self.forms[0][0]: decode_line(line, "it")})
         except ValueError as error:
             return Row(fault=str(error))
 
@@ -66,13 +66,13 @@ class RecordFields:
     def of_json(self, line: bytes) -> Row:
         """Read a line that is a JSON object."""
         try:
-            text = text_of(line, "it")
+            text = decode_line(line, "it")
         except ValueError as error:
             return Row(fault=str(error))
         if not text.strip():
             return Row()
         try:
-            found = json.loads(
+            record = json.loads(
                 text,
                 parse_float=finite_number,
                 parse_constant=reject_constant,
@@ -80,24 +80,24 @@ class RecordFields:
             )
         except (ValueError, RecursionError) as error:
             return Row(fault=f"it is no JSON that can be read: {error}")
-        if not isinstance(found, dict):
-            return Row(fault=f"it is {reprlib.repr(found)}, expected a JSON object")
-        return self.of_record(found)
+        if not isinstance(record, dict):
+            return Row(fault=f"it is {reprlib.repr(record)}, expected a JSON object")
+        return self.of_record(record)
 
     def of_record(self, record: Mapping[str, Any]) -> Row:
         """Read a JSON object, or the row of a table."""
-        named = [(self.field,)] if self.field is not None else self.forms
+        forms = [(self.field,)] if self.field is not None else self.forms
         present = (
-            form for form in named if all(find_value(record, name) is not MISSING for name in form)
+            form for form in forms if all(find_value(record, name) is not MISSING for name in form)
         )
-        found = max(present, key=len, default=None)
-        if found is None:
-            expected = ", or ".join(" and ".join(form) for form in named)
+        fields = max(present, key=len, default=None)
+        if fields is None:
+            expected = ", or ".join(" and ".join(form) for form in forms)
             return Row(
                 record, fault=f"it has the fields {reprlib.repr(list(record))}, expected {expected}"
             )
-        keys = found if self.field is None else self.forms[0]
-        return self.row(record, {key: find_value(record, name) for key, name in zip(keys, found)})
+        keys = fields if self.field is None else self.forms[0]
+        return self.row(record, {key: find_value(record, name) for key, name in zip(keys, fields)})
 
     def row(self, record: Mapping[str, Any] | None, example: dict[str, Any]) -> Row:
         for key, value in example.items():

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from ..inference.export_info import stamp_of
+from ..inference.export_info import file_stamp
 from .compression import without_compression
 from .formats import (
     JSON,
     PARQUET,
     TEXT,
     Lines,
-    format_of,
-    kind_of,
+    format_name,
     line_format,
     output_kind,
+    select_format,
 )
 from .outputs import (
     Directory,
@@ -127,7 +127,7 @@ class Runner:
         Raises:
             FileNotFoundError, IsADirectoryError: for an input that is no file.
             UsageError: for target prefixes and several inputs.
-            ValueError: as `format_of`, and for another number of prefixes than of lines.
+            ValueError: as `select_format`, and for another number of prefixes than of lines.
         """
         for path in paths:
             if path.is_dir():
@@ -141,7 +141,7 @@ class Runner:
             )
         inputs = []
         for path in paths:
-            form = format_of(path, self.predictions, self.field, self.output_field)
+            form = select_format(path, self.predictions, self.field, self.output_field)
             inputs.append(Input(path, form, self.target_prefix))
             inputs[-1].check_prefixes()
         return inputs
@@ -270,7 +270,7 @@ class File:
 
     def stamps(self) -> list:
         paths = (self.source.path, self.source.target_prefix)
-        return [stamp_of(path.stat()) for path in paths if path is not None]
+        return [file_stamp(path.stat()) for path in paths if path is not None]
 
     def check_input(self, before: dict, digest: str) -> None:
         if before["input"] != digest:
@@ -327,10 +327,10 @@ def bad_messages(bad: Iterable[tuple[int, str]], unit: str) -> Iterator[str]:
 def report(facts: dict[Path, dict]) -> dict:
     """Return the numbers of lines and of bad lines, and those of each file."""
     files = {
-        str(path): {key: own[key] for key in ("lines", "bad", "warnings")}
-        for path, own in facts.items()
+        str(path): {key: counts[key] for key in ("lines", "bad", "warnings")}
+        for path, counts in facts.items()
     }
-    totals = {key: sum(own[key] for own in files.values()) for key in ("lines", "bad")}
+    totals = {key: sum(counts[key] for counts in files.values()) for key in ("lines", "bad")}
     return totals | {"files": files}
 
 
@@ -339,7 +339,7 @@ def unique_names(paths: Sequence[Path], output: Path, predictions: Predictions) 
     names: dict[str, Path] = {}
     for path in paths:
         name = without_compression(path.name)
-        if output_kind(path, predictions) != kind_of(path):
+        if output_kind(path, predictions) != format_name(path):
             name = f"{name}.jsonl"
         if name in names:
             raise UsageError(
@@ -351,7 +351,7 @@ def unique_names(paths: Sequence[Path], output: Path, predictions: Predictions) 
 
 def check_suffix(output: Path, path: Path, predictions: Predictions) -> None:
     """Raise UsageError if the name of `output` tells another format than it will have."""
-    kind, suffix_kind = output_kind(path, predictions), kind_of(output)
+    kind, suffix_kind = output_kind(path, predictions), format_name(output)
     if suffix_kind != kind and (kind, suffix_kind) != (JSON, TEXT):
         expected = {PARQUET: "a name with .parquet", JSON: "a name with .jsonl"}.get(
             kind, f"a name without {output.suffix}"

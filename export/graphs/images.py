@@ -43,10 +43,10 @@ def split_patches(g: GraphContext, pixels: Value, rows: Value, columns: Value) -
     op = g.op
     height, width = pair(g.config.patch_size)
     ends = op.shape(op("Mul", rows, height), op("Mul", columns, width))
-    whole = op("Slice", pixels, [0, 0], ends, [2, 3])
+    cropped = op("Slice", pixels, [0, 0], ends, [2, 3])
     return op(
         "Transpose",
-        op("Reshape", whole, op.shape(0, 0, rows, height, columns, width)),
+        op("Reshape", cropped, op.shape(0, 0, rows, height, columns, width)),
         perm=[0, 2, 4, 1, 3, 5],
     )
 

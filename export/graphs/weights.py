@@ -36,9 +36,9 @@ class CheckpointWeights:
 
     def with_rows(self, rows: dict[str, list[int]]) -> "CheckpointWeights":
         """Return the same weights with only some rows of the tensors `rows`."""
-        found = copy.copy(self)
-        found.rows = rows
-        return found
+        weights = copy.copy(self)
+        weights.rows = rows
+        return weights
 
     def __contains__(self, name: str) -> bool:
         return self.owner(name) in self.entries

@@ -144,16 +144,16 @@ def check_memory(request: GenerationRequest, vocab_size: int, cache_bytes: int) 
     options = request.options
     rows = len(request.input_ids) * options.rows_per_input
     needed = 2 * 4 * rows * vocab_size + cache_bytes
-    most = memory()
-    if needed > most:
+    available = memory()
+    if needed > available:
         of_each = (
             f"{options.rows_per_input} sequences or beams of each and "
             f"max_new_tokens={options.max_new_tokens}"
         )
-        found = f"{len(request.input_ids)} inputs, {of_each}"
+        request_size = f"{len(request.input_ids)} inputs, {of_each}"
         raise UsageError(
-            f"{found} take {needed / 1e9:.0f} GB or more, expected at most the {most / 1e9:.0f} "
-            f"GB here"
+            f"{request_size} need at least {needed / 1e9:.0f} GB, expected at most "
+            f"{available / 1e9:.0f} GB, the memory of this machine"
         )
 
 

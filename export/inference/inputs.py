@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..specs.graph_spec import LONG, GraphSpec, TensorSpec, shape_of
+from ..specs.graph_spec import LONG, GraphSpec, TensorSpec, concrete_shape
 from ..specs.sequences import pair
 from .config import LEARNED_POSITIONS
 from .session import Session
@@ -18,7 +18,7 @@ MIN_TOKENS = 128
 
 
 def check_inputs(
-    tensors: Sequence[TensorSpec], given: dict[str, np.ndarray | None], reader: str
+    tensors: Sequence[TensorSpec], inputs: dict[str, np.ndarray | None], reader: str
 ) -> dict[str, np.ndarray]:
     """Return the inputs `tensors` by name, converted to their dtypes. Inputs that are `None` get
     their defaults.
@@ -27,7 +27,7 @@ def check_inputs(
 
     Args:
         tensors: specs of the inputs.
-        given: inputs of the caller by name.
+        inputs: inputs of the caller by name.
         reader: the model or graph, for errors.
 
     Raises:
@@ -35,17 +35,19 @@ def check_inputs(
             empty input, and for a number that is not finite.
     """
     names = [tensor.name for tensor in tensors]
-    for name, values in given.items():
+    for name, values in inputs.items():
         if values is not None and name not in names:
             raise ValueError(f"{reader} takes no {name}, expected {' and '.join(names)}")
     sizes: dict[str, int] = {}
     checked = {}
     for tensor in tensors:
-        values = given.get(tensor.name)
+        values = inputs.get(tensor.name)
         if values is None and tensor.default is None:
             raise ValueError(f"{reader} takes {tensor.name}, which was not given")
         if values is None:
-            checked[tensor.name] = np.full(shape_of(tensor, sizes), tensor.default, tensor.dtype)
+            checked[tensor.name] = np.full(
+                concrete_shape(tensor, sizes), tensor.default, tensor.dtype
+            )
         else:
             checked[tensor.name] = check_input(tensor, np.asarray(values), sizes)
     return checked
@@ -64,13 +66,17 @@ def check_input(tensor: TensorSpec, values: np.ndarray, sizes: dict[str, int]) -
         )
     expected = [sizes.get(size, size) if isinstance(size, str) else size for size in tensor.shape]
     fits = len(expected) == values.ndim and all(
-        isinstance(size, str) or size == own for size, own in zip(expected, values.shape)
+        isinstance(size, str) or size == actual for size, actual in zip(expected, values.shape)
     )
     if not fits or values.size == 0:
-        least = "" if values.size else ", all at least 1"
+        minimum = "" if values.size else ", all at least 1"
         axes = ", ".join(map(str, expected))
-        raise ValueError(f"{tensor.name} must have shape ({axes}){least}, got shape {values.shape}")
-    sizes |= {axis: own for axis, own in zip(tensor.shape, values.shape) if isinstance(axis, str)}
+        raise ValueError(
+            f"{tensor.name} must have shape ({axes}){minimum}, got shape {values.shape}"
+        )
+    sizes |= {
+        axis: actual for axis, actual in zip(tensor.shape, values.shape) if isinstance(axis, str)
+    }
     if is_flag and not ((values == 0) | (values == 1)).all():
         raise ValueError(f"{tensor.name} must be 0s and 1s, got {np.unique(values).tolist()}")
     if tensor.range is not None and (
@@ -132,10 +138,10 @@ def check_positions(length: int, config: dict) -> None:
 def check_patches(pixel_values: np.ndarray, config: dict) -> None:
     """Raise ValueError for images (B, C, H, W) that are smaller than a patch."""
     patch = pair(config["patch_size"])
-    if any(side < least for side, least in zip(pixel_values.shape[2:], patch)):
-        found = "x".join(map(str, pixel_values.shape[2:]))
+    if any(side < minimum for side, minimum in zip(pixel_values.shape[2:], patch)):
+        got = "x".join(map(str, pixel_values.shape[2:]))
         raise ValueError(
-            f"the images are {found}, expected at least {'x'.join(map(str, patch))}, a patch"
+            f"the images are {got}, expected at least {'x'.join(map(str, patch))}, a patch"
         )
 
 
@@ -192,15 +198,15 @@ def run_by_length(
     trimmed = [tensor.name for tensor in spec.inputs if tensor.shape[-1] == "source_length"]
     results: dict[str, np.ndarray] = {}
     for rows, longest in groups:
-        own = {name: array[rows] for name, array in feeds.items()}
-        own |= {name: own[name][..., :longest] for name in trimmed}
-        for tensor, values in zip(spec.outputs, session.run(names, own), strict=True):
+        batch = {name: array[rows] for name, array in feeds.items()}
+        batch |= {name: batch[name][..., :longest] for name in trimmed}
+        for tensor, values in zip(spec.outputs, session.run(names, batch), strict=True):
             rest = zip(tensor.shape[1:], values.shape[1:])
             sizes = [source_length if axis == "source_length" else size for axis, size in rest]
             shape = (len(feeds["attention_mask"]), *sizes)
-            whole = results.setdefault(tensor.name, np.zeros(shape, values.dtype))
+            result = results.setdefault(tensor.name, np.zeros(shape, values.dtype))
             covered: tuple[Any, ...] = (rows, *map(slice, values.shape[1:]))
-            whole[covered] = values
+            result[covered] = values
     return results
 
 

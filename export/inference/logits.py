@@ -63,8 +63,8 @@ def no_repeat_ngrams(options: "Options", prompt: Prompt) -> Processor | None:
     def process(ids: np.ndarray, scores: np.ndarray) -> None:
         if ids.shape[1] >= size:
             ngrams = sliding_window_view(ids, size, axis=1)
-            begun = ids[:, None, ids.shape[1] + 1 - size :]
-            rows, places = np.nonzero((ngrams[..., :-1] == begun).all(axis=-1))
+            last_tokens = ids[:, None, ids.shape[1] + 1 - size :]
+            rows, places = np.nonzero((ngrams[..., :-1] == last_tokens).all(axis=-1))
             scores[rows, ngrams[rows, places, -1]] = -np.inf
 
     return process if size else None
@@ -82,12 +82,14 @@ def bad_words(options: "Options", prompt: Prompt) -> Processor | None:
 
     def process(ids: np.ndarray, scores: np.ndarray) -> None:
         for same_length in by_length:
-            begun = same_length.shape[1] - 1
-            if begun <= ids.shape[1]:
-                rows, chosen = np.nonzero(
-                    (ids[:, None, ids.shape[1] - begun :] == same_length[:, :-1]).all(axis=-1)
+            prefix_length = same_length.shape[1] - 1
+            if prefix_length <= ids.shape[1]:
+                rows, matches = np.nonzero(
+                    (ids[:, None, ids.shape[1] - prefix_length :] == same_length[:, :-1]).all(
+                        axis=-1
+                    )
                 )
-                scores[rows, same_length[chosen, -1]] = -np.inf
+                scores[rows, same_length[matches, -1]] = -np.inf
 
     return process if words else None
 
@@ -194,15 +196,19 @@ def top(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     blocks = width // BLOCK
     if 2 * count > blocks:
         return largest(scores, count)
-    whole = scores[:, : blocks * BLOCK]
-    maxima = np.maximum.reduceat(whole, np.arange(0, blocks * BLOCK, BLOCK), axis=1)
-    chosen = np.sort(largest(maxima, count)[1], axis=1)
-    picked = whole.reshape(rows, blocks, BLOCK)[np.arange(rows)[:, None], chosen].reshape(rows, -1)
+    full_blocks = scores[:, : blocks * BLOCK]
+    maxima = np.maximum.reduceat(full_blocks, np.arange(0, blocks * BLOCK, BLOCK), axis=1)
+    block_indices = np.sort(largest(maxima, count)[1], axis=1)
+    picked = full_blocks.reshape(rows, blocks, BLOCK)[
+        np.arange(rows)[:, None], block_indices
+    ].reshape(rows, -1)
     if width % BLOCK:  # always search the remainder of the row
         picked = np.concatenate([picked, scores[:, blocks * BLOCK :]], axis=1)
-        chosen = np.concatenate([chosen, np.full((rows, 1), blocks)], axis=1)
+        block_indices = np.concatenate([block_indices, np.full((rows, 1), blocks)], axis=1)
     values, indices = largest(picked, count)
-    return values, np.take_along_axis(chosen, indices // BLOCK, axis=1) * BLOCK + indices % BLOCK
+    return values, np.take_along_axis(
+        block_indices, indices // BLOCK, axis=1
+    ) * BLOCK + indices % BLOCK
 
 
 def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -211,19 +217,19 @@ def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     if count == width:
         indices = np.broadcast_to(np.arange(width), scores.shape)
     else:
-        least = np.partition(scores, width - count, axis=1)[:, width - count, None]
-        chosen = scores >= least
-        found = np.count_nonzero(chosen)
-        if found < rows * count:
+        threshold = np.partition(scores, width - count, axis=1)[:, width - count, None]
+        is_top = scores >= threshold
+        count_top = np.count_nonzero(is_top)
+        if count_top < rows * count:
             raise ValueError("some logits are NaN, expected numbers")
-        if found > rows * count:  # ties at the smallest value
-            above = scores > least
-            equal = scores == least
-            chosen = above | equal & (
+        if count_top > rows * count:  # ties at the smallest value
+            above = scores > threshold
+            equal = scores == threshold
+            is_top = above | equal & (
                 equal.cumsum(axis=1) <= count - above.sum(axis=1, keepdims=True)
             )
         indices = (
-            np.flatnonzero(chosen).reshape(rows, count) - np.arange(0, scores.size, width)[:, None]
+            np.flatnonzero(is_top).reshape(rows, count) - np.arange(0, scores.size, width)[:, None]
         )
     values = np.take_along_axis(scores, indices, axis=1)
     order = np.argsort(-values, axis=1, kind="stable")
@@ -284,8 +290,8 @@ class Sampler:
                 "no token may follow: all are suppressed, or the logits are not finite"
             )
         # rows per generator: all of them without seeds per input
-        each = len(weights) // len(self.generators)
-        drawn = np.concatenate([generator.random((each, 1)) for generator in self.generators])
+        rows = len(weights) // len(self.generators)
+        drawn = np.concatenate([generator.random((rows, 1)) for generator in self.generators])
         return (cumulative <= drawn * cumulative[:, -1:]).sum(axis=1)
 
     def weights(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:

@@ -41,7 +41,7 @@ def is_float32(value: object) -> bool:
     return bool(-LARGEST_FLOAT32 <= number <= LARGEST_FLOAT32)
 
 
-def is_list_of(value: object, holds: Callable[[object], bool]) -> bool:
+def is_list(value: object, holds: Callable[[object], bool]) -> bool:
     return isinstance(value, list | tuple) and all(map(holds, value))
 
 
@@ -74,14 +74,14 @@ FLAG_OR_NEVER = Kind(
     "True, False or 'never'", lambda value: isinstance(value, bool) or value == "never"
 )
 TOKEN = Kind("a token id", is_int64)
-TOKENS = Kind("a list of token ids", lambda value: is_list_of(value, is_int64))
+TOKENS = Kind("a list of token ids", lambda value: is_list(value, is_int64))
 ONE_OR_MORE_TOKENS = Kind(
-    "a token id or a list of them", lambda value: is_int64(value) or is_list_of(value, is_int64)
+    "a token id or a list of them", lambda value: is_int64(value) or is_list(value, is_int64)
 )
 WORDS = Kind(
     "a list of lists of token ids, none empty",
     lambda value: (
-        bool(value) and is_list_of(value, lambda word: bool(word) and is_list_of(word, is_int64))
+        bool(value) and is_list(value, lambda word: bool(word) and is_list(word, is_int64))
     ),
 )
 
@@ -206,29 +206,31 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        given = {
+        options = {
             name: value for name, value in vars(self).items() if value is not FIELDS[name].default
         }
-        for name, value in check(given).items():
+        for name, value in check(options).items():
             value = FIELDS[name].default if value is None else value
-            if value is not given[name]:
+            if value is not options[name]:
                 object.__setattr__(self, name, value)
         if self.do_sample and self.num_beams > 1:
             raise UsageError(
                 f"do_sample=True does not go with num_beams={self.num_beams}, expected num_beams=1"
             )
         if self.prompt_lookup_num_tokens is not None and (self.do_sample or self.num_beams > 1):
-            found = f"prompt_lookup_num_tokens={self.prompt_lookup_num_tokens} does not go with"
+            problem = f"prompt_lookup_num_tokens={self.prompt_lookup_num_tokens} does not go with"
             other = (
                 "do_sample=True, expected False"
                 if self.do_sample
                 else f"num_beams={self.num_beams}, expected 1"
             )
-            raise UsageError(f"{found} {other}: it is for greedy search")
+            raise UsageError(f"{problem} {other}: it is for greedy search")
         if self.num_return_sequences > self.num_beams and not self.do_sample:
-            most = f"num_beams, {self.num_beams}," if self.num_beams > 1 else "1"
+            maximum = f"num_beams, {self.num_beams}," if self.num_beams > 1 else "1"
             name, count = "num_return_sequences", self.num_return_sequences
-            raise UsageError(f"{name} must be at most {most} without do_sample, got {count}", name)
+            raise UsageError(
+                f"{name} must be at most {maximum} without do_sample, got {count}", name
+            )
         for name in ("forced_bos_token_id", "forced_eos_token_id"):
             forced = as_list(getattr(self, name))
             if forced and set(forced) <= set(as_list(self.suppress_tokens)):
@@ -363,7 +365,7 @@ def to_python(value: Any) -> Any:
         return value
     if hasattr(value, "tolist"):
         return value.tolist()
-    return [to_python(each) for each in value] if isinstance(value, list | tuple) else value
+    return [to_python(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def resolve(
@@ -389,7 +391,7 @@ def resolve(
             vocabulary.
         ValueError: for a field of `generation_config` that this runtime does not support.
     """
-    given = {
+    merged = {
         **{
             name: value
             for name, value in generation_config.items()
@@ -397,18 +399,18 @@ def resolve(
         },
         **options,
     }
-    check_applied(generation_config, bool(given.get("do_sample")))
+    check_applied(generation_config, bool(merged.get("do_sample")))
     for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id"):
-        given[name] = special_token(name, options, generation_config, config)
-    if given["pad_token_id"] is None:
-        given["pad_token_id"] = next(iter(as_list(given["eos_token_id"])), 0)
-    if given.get("top_k", ...) is None:
-        given["top_k"] = 0  # only this option is turned off by `None`
-    if given.get("max_new_tokens") is None:
-        given["max_new_tokens"] = new_tokens(given.get("max_length"), prompt_length, config)
-    if given.get("min_new_tokens") is None:
-        given["min_new_tokens"] = max(0, (given.get("min_length") or 0) - prompt_length)
-    resolved = Options(**{name: value for name, value in given.items() if value is not None})
+        merged[name] = special_token(name, options, generation_config, config)
+    if merged["pad_token_id"] is None:
+        merged["pad_token_id"] = next(iter(as_list(merged["eos_token_id"])), 0)
+    if merged.get("top_k", ...) is None:
+        merged["top_k"] = 0  # only this option is turned off by `None`
+    if merged.get("max_new_tokens") is None:
+        merged["max_new_tokens"] = new_tokens(merged.get("max_length"), prompt_length, config)
+    if merged.get("min_new_tokens") is None:
+        merged["min_new_tokens"] = max(0, (merged.get("min_length") or 0) - prompt_length)
+    resolved = Options(**{name: value for name, value in merged.items() if value is not None})
     resolved.check_vocabulary(config["vocab_size"])
     return resolved
 

@@ -57,7 +57,9 @@ def tokens_by_lookup(
     index = NgramIndex(options.max_matching_ngram_size)
     for token in read_tokens(request):
         index.add(token)
-    most = min(options.prompt_lookup_num_tokens or 0, (decoder.max_step_tokens or MOST_TOKENS) - 1)
+    max_candidates = min(
+        options.prompt_lookup_num_tokens or 0, (decoder.max_step_tokens or MOST_TOKENS) - 1
+    )
     left = options.max_new_tokens
     candidates: list[int] = []
     is_copying = False
@@ -75,8 +77,8 @@ def tokens_by_lookup(
         if candidates:
             decoder.crop(len(candidates) - place)
             is_copying = place > 0
-        found = index.followers_of_last(1 if is_copying else min(2, index.max_size))
-        candidates = until_end(found[: min(most, left - 1)], options.eos_token_ids)
+        followers = index.followers_of_last(1 if is_copying else min(2, index.max_size))
+        candidates = until_end(followers[: min(max_candidates, left - 1)], options.eos_token_ids)
         all_logits = decoder.step(np.array([[index.tokens[-1], *candidates]]))
 
 

@@ -40,8 +40,8 @@ class Processors:
 
     def __init__(self, options: Options, prompt: Prompt):
         self.prompt = prompt
-        made = [function(options, prompt) for function in LOGITS_FUNCTIONS]
-        self.active = [process for process in made if process is not None]
+        processors = [function(options, prompt) for function in LOGITS_FUNCTIONS]
+        self.active = [process for process in processors if process is not None]
 
     def __bool__(self) -> bool:
         return bool(self.active)
@@ -241,13 +241,13 @@ class BeamSearch:
         if is_first:
             log_p = np.repeat(log_p, beams, axis=0)
             tokens = np.repeat(tokens, beams, axis=0)
-        each = log_p.shape[1]
-        candidates, chosen = top(
+        per_row = log_p.shape[1]
+        candidates, indices = top(
             (log_p + self.scores.reshape(-1, 1)).reshape(len(self.inputs), -1),
             self.options.candidates,
         )
-        tokens = np.take_along_axis(tokens.reshape(len(self.inputs), -1), chosen, axis=1)
-        return candidates, tokens, self.inputs * beams + chosen // each
+        tokens = np.take_along_axis(tokens.reshape(len(self.inputs), -1), indices, axis=1)
+        return candidates, tokens, self.inputs * beams + indices // per_row
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the best finished hypotheses of each input and their scores."""

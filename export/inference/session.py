@@ -73,12 +73,12 @@ class Session:
     def io_binding(self) -> "onnxruntime.IOBinding":
         return self.inner.io_binding()
 
-    def explained(self, error: Exception, what: str, given: str = "") -> SessionError:
+    def explained(self, error: Exception, what: str, feeds: str = "") -> SessionError:
         import onnxruntime
 
         reason = " ".join(str(error).split())
         return SessionError(
-            f"onnxruntime {onnxruntime.__version__} cannot {what} {self.path}{given}: {reason}"
+            f"onnxruntime {onnxruntime.__version__} cannot {what} {self.path}{feeds}: {reason}"
         )
 
 
@@ -154,15 +154,15 @@ def check_graph(session: "onnxruntime.InferenceSession", spec: GraphSpec, path: 
             value = by_name[tensor.name]
             kind = f"tensor({tensor.dtype.replace('float32', 'float')})"
             sizes = [
-                size if isinstance(size, str) else own
-                for own, size in zip(value.shape, tensor.shape)
+                size if isinstance(size, str) else actual
+                for actual, size in zip(value.shape, tensor.shape)
             ]
             if (value.type, sizes, len(value.shape)) != (
                 kind,
                 list(tensor.shape),
                 len(tensor.shape),
             ):
-                wanted = f"as config.json says {kind} {list(tensor.shape)}: export again"
+                demand = f"as config.json says {kind} {list(tensor.shape)}: export again"
                 raise ValueError(
-                    f"{path} has {tensor.name} of {value.type} {value.shape}, expected {wanted}"
+                    f"{path} has {tensor.name} of {value.type} {value.shape}, expected {demand}"
                 )

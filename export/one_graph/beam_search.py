@@ -16,7 +16,7 @@ from ..graphs.ops import Ops
 from ..inference.options import EXCLUDED_SCORE
 from ..specs.graph_spec import TensorSpec
 from .generation_config import Rules
-from .searches import EACH, SEQUENCES
+from .searches import PER_ROW, SEQUENCES
 from .step import LoopInputs
 
 LOWEST = np.array(-np.inf, np.float32)
@@ -29,11 +29,11 @@ class Beams:
     """The best hypothesis of `num_beams`, by sum(log p) / length^length_penalty, and that score."""
 
     inputs = (
-        TensorSpec("num_beams", "int64", EACH),
-        TensorSpec("length_penalty", "float32", EACH),
-        TensorSpec("early_stopping", "int64", EACH),
+        TensorSpec("num_beams", "int64", PER_ROW),
+        TensorSpec("length_penalty", "float32", PER_ROW),
+        TensorSpec("early_stopping", "int64", PER_ROW),
     )
-    outputs = (SEQUENCES, TensorSpec("scores", "float32", EACH))
+    outputs = (SEQUENCES, TensorSpec("scores", "float32", PER_ROW))
     dtypes = ("int64", "float32", "int64", "float32", "int64", "bool")
 
     def __init__(self, rules: Rules):

@@ -36,13 +36,13 @@ class Rules:
             ValueError: for a field with a value that the graph does not support.
         """
         check_fields(mode, generation, config)
-        chosen = {
+        options = {
             "do_sample": mode == "sample",
             "num_beams": 2 if mode == "beam" else 1,
             "max_new_tokens": 1,
         }
         return cls(
-            resolve(chosen | {"length_penalty": 1.0}, generation, config, prompt_length=1),
+            resolve(options | {"length_penalty": 1.0}, generation, config, prompt_length=1),
             config["vocab_size"],
         )
 
@@ -104,7 +104,7 @@ def check_fields(mode: str, generation: dict[str, Any], config: dict[str, Any]) 
             )
     longer = [word for word in generation.get("bad_words_ids") or () if len(word) > 1]
     if longer:
-        found = (
+        problem = (
             f"generation_config.json has bad_words_ids with {longer[0]!r:.100}, of several tokens"
         )
-        raise ValueError(f"{found}, which no graph holds: expected words of one token")
+        raise ValueError(f"{problem}, which no graph holds: expected words of one token")

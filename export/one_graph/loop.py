@@ -74,7 +74,7 @@ def one_graph(
     final = ops.outputs(len(initial), "Loop", trips, ops("Greater", trips, 0), *initial, body=body)
     set_types(final, types)
     results = search.end(ops, final[1 : 1 + len(search.dtypes)])
-    return model_of(ops, list(settings.values()), results, spec, opsets)
+    return build_model(ops, list(settings.values()), results, spec, opsets)
 
 
 def max_steps(ops: Ops, settings: Values) -> Value:
@@ -157,7 +157,7 @@ def loop_body(
     return ir.Graph([place, before, *current], [goes_on, *results], nodes=ops.nodes, name="step")
 
 
-def model_of(
+def build_model(
     ops: Ops, inputs: list[Value], results: list[Value], spec: GraphSpec, opsets: dict[str, int]
 ) -> ir.Model:
     for value, tensor in zip(results, spec.outputs, strict=True):
@@ -171,7 +171,9 @@ def model_of(
     for node in ir.traversal.RecursiveGraphIterator(graph):
         node.name = f"{node.op_type}.{next(numbers)}"
         bodies = [
-            each.value for each in node.attributes.values() if each.type == ir.AttributeType.GRAPH
+            attribute.value
+            for attribute in node.attributes.values()
+            if attribute.type == ir.AttributeType.GRAPH
         ]
         for value in (*node.outputs, *(value for body in bodies for value in body.inputs)):
             if value not in kept:

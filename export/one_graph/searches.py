@@ -14,12 +14,12 @@ from ..specs.graph_spec import TensorSpec
 from .generation_config import Rules
 from .step import LoopInputs
 
-EACH = ("batch_size", 1)
-STEPS = TensorSpec("max_new_tokens", "int64", EACH)
+PER_ROW = ("batch_size", 1)
+STEPS = TensorSpec("max_new_tokens", "int64", PER_ROW)
 SAMPLING = (
-    TensorSpec("temperature", "float32", EACH),
-    TensorSpec("top_k", "int64", EACH),
-    TensorSpec("top_p", "float32", EACH),
+    TensorSpec("temperature", "float32", PER_ROW),
+    TensorSpec("top_k", "int64", PER_ROW),
+    TensorSpec("top_p", "float32", PER_ROW),
     TensorSpec("uniforms", "float32", ("batch_size", "steps")),
 )
 SEQUENCES = TensorSpec("sequences", "int64", ("batch_size", "sequence_length"))

@@ -17,7 +17,7 @@ from ..inference.decoder import next_input_name, position_bytes
 from ..inference.export_info import ExportInfo
 from ..inference.inputs import bucket_by_length, pad_sequences
 from ..model import OnnxModel
-from ..specs.graph_spec import TensorSpec, shape_of
+from ..specs.graph_spec import TensorSpec, concrete_shape
 from .capacity import chunk_length, sources_length
 from .runs import Run
 
@@ -368,7 +368,7 @@ def slot_shape(tensor: TensorSpec, room: Room) -> list[int]:
         "source_length": room.source,
         "past_source_length": room.source,
     }
-    return shape_of(tensor, sizes | whole)
+    return concrete_shape(tensor, sizes | whole)
 
 
 def slot_bytes(info: ExportInfo, room: Room) -> int:

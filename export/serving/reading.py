@@ -29,7 +29,7 @@ from ..runtime import Runtime
 from ..scheduler.capacity import Arrangement
 from ..scheduler.refusals import draining, overloaded
 from ..scheduler.worker import NoEvents, SchedulerEvents
-from ..specs.graph_spec import TensorSpec, shape_of
+from ..specs.graph_spec import TensorSpec, concrete_shape
 from ..specs.sequences import pair
 
 QUEUE = 256  # rows that may wait
@@ -371,7 +371,7 @@ class Reader:
         sizes = {**sizes, "batch_size": len(repeated)}
         feeds = {}
         for tensor in self.spec.inputs:
-            whole = np.full(shape_of(tensor, sizes), self.filler(tensor), tensor.dtype)
+            whole = np.full(concrete_shape(tensor, sizes), self.filler(tensor), tensor.dtype)
             for place, (call, row) in enumerate(repeated):
                 values = call.feeds[tensor.name][row]
                 axis = tensor.shape[-1]
@@ -492,7 +492,7 @@ def probe(reader: Reader, length: int, rows: int) -> dict[str, np.ndarray]:
     }
     feeds: dict[str, np.ndarray | None] = {}
     for tensor in spec.inputs:
-        shape = shape_of(tensor, sizes)
+        shape = concrete_shape(tensor, sizes)
         if tensor.name.endswith("mask"):
             feeds[tensor.name] = np.ones(shape, np.int64)
         elif "float" in tensor.dtype:

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from ..errors import UsageError
 from ..inference.devices import processors
 from ..inference.export_info import ExportInfo, json_object
-from ..model import open_export, open_for_workers, target_of
+from ..model import find_target, open_export, open_for_workers
 from ..scheduler.admission import Admission
 from ..scheduler.capacity import Arrangement, arrangement
 from ..scheduler.client import Client, LocalScheduler
@@ -107,7 +107,7 @@ async def generator(
 def limited(arranged: Arrangement, info: ExportInfo, settings: Settings) -> Arrangement:
     """Return `arranged` with as many workers as the target has at most. Raise UsageError if the
     settings ask for more."""
-    most = target_of(info).max_workers
+    most = find_target(info).max_workers
     if most is None or arranged.workers <= most:
         return arranged
     if settings.workers is not None:

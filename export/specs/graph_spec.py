@@ -45,6 +45,6 @@ class GraphSpec:
     is_on_demand: bool = False
 
 
-def shape_of(tensor: TensorSpec, sizes: dict[str, int]) -> list[int]:
+def concrete_shape(tensor: TensorSpec, sizes: dict[str, int]) -> list[int]:
     """Return the shape of `tensor` with its axes replaced by `sizes`."""
     return [sizes[size] if isinstance(size, str) else size for size in tensor.shape]

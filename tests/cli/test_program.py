@@ -20,9 +20,9 @@ from vanilla_transformer.training import averaging
 from vanilla_transformer_export import terminal as program
 from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.terminal import (
+    error_message,
     open_standard_streams,
     warnings_in_one_line,
-    words_of,
 )
 
 
@@ -80,7 +80,7 @@ def test_what_is_wrong_with_a_path_is_one_line_with_what_was_expected(
 
 
 def test_a_file_that_has_a_number_in_place_of_a_name_is_one_line_too():
-    found = words_of(FileNotFoundError(errno.ENOENT, "No such file or directory", 7))
+    found = error_message(FileNotFoundError(errno.ENOENT, "No such file or directory", 7))
     assert found == "'7': No such file or directory, expected it to exist"
 
 

@@ -27,7 +27,7 @@ from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.files import progress, run
 from vanilla_transformer_export.files import ray as on_ray
-from vanilla_transformer_export.files.formats import format_of
+from vanilla_transformer_export.files.formats import select_format
 from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.rows import RecordFields
 from vanilla_transformer_export.files.run import Runner
@@ -676,7 +676,7 @@ def test_wrong_usage_is_refused_before_anything_is_written(bulk, runtime_of, tmp
     with pytest.raises(
         UsageError, match="the task reads question and context: expected JSON lines"
     ):
-        format_of(text, Predictions(runtime_of("answers")))
+        select_format(text, Predictions(runtime_of("answers")))
     with pytest.raises(
         UsageError, match="field is 'a', expected None: the task reads question and context"
     ):

@@ -401,10 +401,10 @@ def test_a_run_refuses_outputs_and_states_that_would_harm_what_it_reads(recipe, 
 def test_what_a_run_reads(recipe, tmp_path):
     recipe = changed(changed(recipe, "model", path="start"), "tokenizer", path="words")
     text = [str(tmp_path / "text" / name) for name in recipe.data["train"]]
-    assert list(map(str, runs.inputs_of(recipe))) == [*text, "words", "start"]
+    assert list(map(str, runs.input_paths(recipe))) == [*text, "words", "start"]
     recipe = Recipe("translation", {"dataset": "set"}, {}, {}, {})
-    assert runs.inputs_of(recipe) == ["set"]
+    assert runs.input_paths(recipe) == ["set"]
     recipe = Recipe(
         "sequence-classification", {"train": "a.txt"}, {}, {}, {"teachers": ["one", "two"]}
     )
-    assert runs.inputs_of(recipe) == [Path("a.txt"), "one", "two"]
+    assert runs.input_paths(recipe) == [Path("a.txt"), "one", "two"]

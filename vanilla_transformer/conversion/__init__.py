@@ -86,7 +86,7 @@ def convert(
     return plan.facts(out)
 
 
-def warn_of(facts: dict[str, Any]) -> None:
+def log_notes(facts: dict[str, Any]) -> None:
     """Log the notes of a conversion whose result nobody prints."""
     for note in facts["notes"]:
         logger.warning(note)

@@ -94,11 +94,11 @@ class ConversionPlan:
             outputs = ()
         if len(outputs) == len(step.writes):
             return outputs
-        found = ", ".join(
+        shapes = ", ".join(
             f"{name} {list(tensor.shape)}" for name, tensor in zip(step.reads, inputs)
         )
         raise ValueError(
-            f"{self.files.path} has {found}, which gives no {' and '.join(step.writes)} "
+            f"{self.files.path} has {shapes}, which gives no {' and '.join(step.writes)} "
             f"({step.note})"
         )
 
@@ -119,10 +119,10 @@ class ConversionPlan:
             )
         for step in self.steps:
             for name in step.writes:
-                found = self.shapes[name][0]
-                if found != expected[name]:
+                shape = self.shapes[name][0]
+                if shape != expected[name]:
                     raise ValueError(
-                        f"{', '.join(step.reads)} gives {name} the shape {found}, expected "
+                        f"{', '.join(step.reads)} gives {name} the shape {shape}, expected "
                         f"{expected[name]} by the config"
                     )
 

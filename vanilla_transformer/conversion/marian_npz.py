@@ -20,7 +20,7 @@ import torch
 import yaml
 from transformers import GenerationConfig, MarianConfig
 
-from ..checkpoint_files import readers_errors, shown
+from ..checkpoint_files import readers_errors, shorten
 from ..files import WEIGHTS, check_no_pointer
 from .tensors import write_safetensors
 
@@ -116,12 +116,12 @@ def write_checkpoint(source: Path, out: Path) -> None:
 
 
 def only(source: Path, pattern: str) -> Path:
-    found = sorted(source.glob(pattern))
-    if len(found) != 1:
+    matches = sorted(source.glob(pattern))
+    if len(matches) != 1:
         raise FileNotFoundError(
-            f"{source} has {[file.name for file in found]} of {pattern}, expected one file"
+            f"{source} has {[file.name for file in matches]} of {pattern}, expected one file"
         )
-    return found[0]
+    return matches[0]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     with readers_errors(path):
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=YAML_LOADER)
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds {shown(content)}, expected names and values")
+        raise ValueError(f"{path} holds {shorten(content)}, expected names and values")
     return content
 
 
@@ -161,17 +161,17 @@ def read_model_config(arrays: Any) -> dict[str, Any]:
     text = arrays[MODEL_CONFIG].astype(np.uint8).tobytes().decode("utf-8").rstrip("\0")
     fields = yaml.load(text, Loader=YAML_LOADER)
     if not isinstance(fields, dict):
-        raise ValueError(f"{MODEL_CONFIG} holds {shown(fields)}, expected names and values")
+        raise ValueError(f"{MODEL_CONFIG} holds {shorten(fields)}, expected names and values")
     return fields
 
 
 def marian_config(fields: dict[str, Any], vocabulary: dict[str, int]) -> MarianConfig:
     for name, expected in (REQUIRED | EXPECTED).items():
         values = expected if isinstance(expected, tuple) else (expected,)
-        found = fields.get(name, None if name in REQUIRED else values[0])
-        if found not in values:
-            wanted = " or ".join(repr(value) for value in values)
-            raise ValueError(f"{name}={found!r} cannot be converted, expected {wanted}")
+        actual = fields.get(name, None if name in REQUIRED else values[0])
+        if actual not in values:
+            expected_values = " or ".join(repr(value) for value in values)
+            raise ValueError(f"{name}={actual!r} cannot be converted, expected {expected_values}")
 
     def size(name: str) -> int:
         value = fields.get(name)

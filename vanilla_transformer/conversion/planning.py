@@ -38,7 +38,7 @@ from .architectures import (
     settle_architecture,
 )
 from .conversion_plan import ConversionPlan, TensorStep
-from .converter import Converter, converter_of
+from .converter import Converter, get_converter
 from .fields import Fields, require
 from .marian_npz import write_checkpoint
 from .overrides import Overrides
@@ -162,7 +162,7 @@ def plan_directory(source: str | PathLike, path: Path, overrides: Overrides) -> 
             f"{source} has model_type {theirs.model_type} already, expected a family to "
             f"convert it to"
         )
-    converter = converter_of(theirs.model_type)
+    converter = get_converter(theirs.model_type)
     files = open_tensors(path, converter, overrides)
     architecture, remarks = settle_architecture(
         theirs, converter, files, planner(theirs, converter, files)
@@ -223,9 +223,9 @@ def find_family(directory: Path, content: dict, overrides: Overrides) -> str:
     ]
     families = [name for name in families if has_vocabulary(directory, name)] or families
     if len(families) != 1:
-        found = f"{directory / CONFIG} has the model_type None, expected a name"
+        problem = f"{directory / CONFIG} has the model_type None, expected a name"
         raise ValueError(
-            f"{found}: its tensors fit {' and '.join(families) or 'no family'}, --set "
+            f"{problem}: its tensors fit {' and '.join(families) or 'no family'}, --set "
             f"model_type=NAME"
         )
     return families[0]
@@ -245,7 +245,7 @@ def has_vocabulary(directory: Path, model_type: str) -> bool:
 def fits_family(directory: Path, content: dict, overrides: Overrides) -> bool:
     """Return whether a class of the family that `content` names has all tensors of the
     checkpoint."""
-    converter = converter_of(content["model_type"])
+    converter = get_converter(content["model_type"])
     try:
         theirs = made_config(CONFIG_MAPPING[content["model_type"]], content, directory)
         files = open_tensors(directory, converter, overrides)
@@ -262,11 +262,11 @@ def plan_marian(source: Path, overrides: Overrides) -> ConversionPlan:
     It goes through a temporary checkpoint of transformers that lives as long as the plan.
     """
     if overrides.variant is not None:
-        found = (
+        problem = (
             f"variant is {overrides.variant!r}, and {source} has the .npz file of a model of "
             "Marian's"
         )
-        raise UsageError(f"{found}, expected none")
+        raise UsageError(f"{problem}, expected none")
     directory = TemporaryDirectory()
     write_checkpoint(source, Path(directory.name))
     plan = plan_to_vanilla(directory.name, overrides)
@@ -311,12 +311,12 @@ def steps_to_vanilla(
     """Return the steps, the names of tensors left out, and those of them unknown to the whole
     family."""
     is_base = not hasattr(model, "model")
-    wanted = model.state_dict().keys()
+    parameters = model.state_dict().keys()
     steps = []
     missing = []
     for entry in converter.tensor_maps(model.config, theirs, architecture):
         ours = tuple(name.removeprefix("model.") if is_base else name for name in entry.ours)
-        if not wanted >= set(ours) or not ours:
+        if not parameters >= set(ours) or not ours:
             continue
         lacking = [name for name in entry.beside if name not in files.shapes]
         stored = [name for name in entry.names if name in files.shapes]  # several are equal
@@ -372,9 +372,9 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
         raise ValueError(
             f"{source} has model_type {ours.model_type}, expected one of {', '.join(CONFIGS)}"
         )
-    converter = converter_of(to)
+    converter = get_converter(to)
     names = {our_name: name for name, our_name in converter.ARCHITECTURES.items()}
-    architecture = names[architecture_of(ours, names)]
+    architecture = names[check_architecture(ours, names)]
     config_class = getattr(transformers, converter.CONFIG)
     if "head_dim" not in config_class.attribute_map:  # as it is T5's d_kv
         require(
@@ -418,7 +418,7 @@ def steps_to_source(
     files: TensorFiles,
 ) -> tuple[list[TensorStep], list[str]]:
     """Return the steps, and the names of tensors that the family has but the architecture lacks."""
-    wanted = model.state_dict().keys()
+    parameters = model.state_dict().keys()
     maps = converter.tensor_maps(ours, model.config, architecture)
     steps = []
     missing = []
@@ -429,8 +429,8 @@ def steps_to_source(
             check_table(files, name, lambda rows, table=table: table, COMPUTED_TOLERANCE)
             used.add(name)
             continue
-        theirs = entry.theirs if entry.theirs in wanted else converter.PREFIX + entry.theirs
-        if theirs not in wanted:
+        theirs = entry.theirs if entry.theirs in parameters else converter.PREFIX + entry.theirs
+        if theirs not in parameters:
             continue
         missing += [name for name in entry.ours if name not in files.shapes]
         to_theirs = entry.op.to_theirs
@@ -490,7 +490,7 @@ def read_known_config(source: str | PathLike, path: Path) -> PreTrainedConfig:
     return made_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
 
 
-def architecture_of(config: PreTrainedConfig, known: Collection[str]) -> str:
+def check_architecture(config: PreTrainedConfig, known: Collection[str]) -> str:
     name = (config.architectures or ["none"])[0]
     if name not in known:
         raise ValueError(

@@ -286,10 +286,12 @@ def write_safetensors(
     encoded += b" " * (-len(encoded) % 8)
     with open(path, "wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for (name, (shape, dtype)), (found, tensor) in zip(shapes.items(), tensors, strict=True):
-            if (found, tuple(tensor.shape), tensor.dtype) != (name, shape, dtype):
+        for (name, (shape, dtype)), (tensor_name, tensor) in zip(
+            shapes.items(), tensors, strict=True
+        ):
+            if (tensor_name, tuple(tensor.shape), tensor.dtype) != (name, shape, dtype):
                 raise RuntimeError(
-                    f"{found} {tuple(tensor.shape)} {tensor.dtype} where {name} {shape} {dtype} "
-                    "was announced"
+                    f"the next tensor is {tensor_name} {tuple(tensor.shape)} {tensor.dtype}, "
+                    f"expected {name} {shape} {dtype}"
                 )
             file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)

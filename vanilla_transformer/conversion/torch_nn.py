@@ -70,10 +70,10 @@ def from_torch(
     for side, tensors in stacks.items():
         weights |= {f"{side}{name}": tensor for name, tensor in stack_weights(tensors).items()}
         weights |= embedding_weights(embeddings, side)
-    found = shape_fields(state_dict, stacks) | embedding_fields(embeddings, fields)
+    inferred = shape_fields(state_dict, stacks) | embedding_fields(embeddings, fields)
     if "encoder." in stacks:
-        found["tie_word_embeddings"] = "decoder_embed_tokens" not in embeddings
-    return build(found | {"num_attention_heads": num_attention_heads} | fields, weights)
+        inferred["tie_word_embeddings"] = "decoder_embed_tokens" not in embeddings
+    return build(inferred | {"num_attention_heads": num_attention_heads} | fields, weights)
 
 
 def check_state_dict(file: Path) -> None:
@@ -153,11 +153,11 @@ def shape_fields(state_dict: Tensors, stacks: dict[str, Tensors]) -> Fields:
     }
 
 
-def embedding_fields(embeddings: Tensors, given: Fields) -> Fields:
+def embedding_fields(embeddings: Tensors, config_fields: Fields) -> Fields:
     vocab_size, hidden_size = embeddings["embed_tokens"].shape
     fields = {"vocab_size": vocab_size, "hidden_size": hidden_size}
     if "embed_positions" in embeddings:
-        padding_rows = given.get("position_ids_from", "place") != "place"
+        padding_rows = config_fields.get("position_ids_from", "place") != "place"
         fields["position_embedding_type"] = "learned"
         fields["max_position_embeddings"] = len(embeddings["embed_positions"]) - padding_rows
     return fields
@@ -168,8 +168,8 @@ def embedding_weights(embeddings: Tensors, side: str) -> Tensors:
     encoder's."""
     weights = {}
     for name in ("embed_tokens", "embed_positions"):
-        own = embeddings.get(f"decoder_{name}") if side == "decoder." else None
-        table = embeddings.get(name) if own is None else own
+        decoder_table = embeddings.get(f"decoder_{name}") if side == "decoder." else None
+        table = embeddings.get(name) if decoder_table is None else decoder_table
         if table is not None:
             weights[f"{side}embeddings.{name}.weight"] = table
     return weights

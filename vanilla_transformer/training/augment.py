@@ -59,7 +59,7 @@ def augment(rows: list[Row], augmentation: Augmentation, seeds: list[str]) -> li
     return [row for view in zip(*views, strict=True) for row in view]
 
 
-def augmentation_of(
+def build_augmentation(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, rows: Dataset
 ) -> Augmentation | None:
     """Return the augmentation of the training rows `rows`, or `None` if the model sees them

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ..checkpoint import TOKENIZER_FILES, stored_shapes
 from ..checkpoint import load_checkpoint as load
-from ..checkpoint_files import checkpoint_directory, for_every_version, read_json, shown
+from ..checkpoint_files import checkpoint_directory, for_every_version, read_json, shorten
 from ..companions import companions
 from ..files import MODULES, new_directory
 
@@ -70,7 +70,8 @@ def averaged(checkpoints: list[str | os.PathLike], variant: str | None = None) -
         other = load(checkpoint, variant)
         weights = dict(other.named_parameters())
         shapes, expected = (
-            {name: tuple(weight.shape) for name, weight in each.items()} for each in (weights, sums)
+            {name: tuple(weight.shape) for name, weight in state.items()}
+            for state in (weights, sums)
         )
         if type(other) is not type(model) or shapes != expected:
             raise ValueError(
@@ -103,17 +104,17 @@ def average_modules(checkpoints: list[str | os.PathLike], directory: Path) -> No
 
     Raises ValueError if their configs differ.
     """
-    of_each = [companions(checkpoint) for checkpoint in checkpoints]
-    first, *others = of_each
+    checkpoint_modules = [companions(checkpoint) for checkpoint in checkpoints]
+    first, *others = checkpoint_modules
     for checkpoint, other in zip(checkpoints[1:], others):
         if other.modules != first.modules:
-            one, same = ([module.kind for module in each.modules] for each in (other, first))
+            one, same = ([module.kind for module in entry.modules] for entry in (other, first))
             raise ValueError(
                 f"{checkpoint} has the modules {one}, expected {same} as {checkpoints[0]} has"
             )
         for name in {*first.files, *other.files} - {MODULES}:
-            places = [Path(each, name) for each in (checkpoint, checkpoints[0])]
-            one, same = (each.files.get(name) for each in (other, first))
+            places = [Path(source, name) for source in (checkpoint, checkpoints[0])]
+            one, same = (entry.files.get(name) for entry in (other, first))
             if name.endswith(".json"):
                 check_equal(
                     *(read_json(file) if file else {} for file in (one, same)),
@@ -127,7 +128,7 @@ def average_modules(checkpoints: list[str | os.PathLike], directory: Path) -> No
     first.copy(directory)
     for name in first.files:
         if name.endswith(".safetensors"):
-            save_file(mean([each.files[name] for each in of_each]), directory / name)
+            save_file(mean([entry.files[name] for entry in checkpoint_modules]), directory / name)
 
 
 def mean(files: list[Path]) -> dict[str, torch.Tensor]:
@@ -145,13 +146,14 @@ def mean(files: list[Path]) -> dict[str, torch.Tensor]:
     }
 
 
-def check_equal(found: dict, expected: dict, places: tuple, neutral: set[str]) -> None:
+def check_equal(actual: dict, expected: dict, places: tuple, neutral: set[str]) -> None:
     """Raise ValueError naming the first difference in keys that are not `neutral`."""
-    for key in sorted((found.keys() | expected.keys()) - neutral):
-        if found.get(key) != expected.get(key):
-            name, one, other = difference(key, found.get(key), expected.get(key))
+    for key in sorted((actual.keys() | expected.keys()) - neutral):
+        if actual.get(key) != expected.get(key):
+            name, one, other = difference(key, actual.get(key), expected.get(key))
             raise ValueError(
-                f"{places[0]} has {name} {shown(one)}, expected {shown(other)} as {places[1]} has"
+                f"{places[0]} has {name} {shorten(one)}, expected {shorten(other)} as in "
+                f"{places[1]}"
             )
 
 

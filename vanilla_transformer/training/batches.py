@@ -36,11 +36,11 @@ class TokenBatches:
         rows: Dataset | AugmentedDataset,
         lengths: list[tuple[int, ...]],
         limit: int,
-        each: int = 1,
+        divisor: int = 1,
     ):
         self.rows = rows
         self.batches = cut(lengths, limit)
-        for _ in range(min(-len(self.batches) % each, len(rows) - len(self.batches))):
+        for _ in range(min(-len(self.batches) % divisor, len(rows) - len(self.batches))):
             largest = max(self.batches, key=len)
             half = len(largest) // 2
             self.batches.append(largest[:half])

@@ -27,7 +27,7 @@ TOKEN_INPUTS = {
     "target token": "decoder_input_ids",
     "patch": "pixel_values",
 }
-SHOWN = 60  # characters of each row shown in an error
+MAX_SHOWN = 60  # characters of each row shown in an error
 
 
 def callbacks(recipe: Recipe) -> list[TrainerCallback]:
@@ -111,11 +111,11 @@ class Watch(TrainerCallback):
         if model.training:
             for side in self.counts:
                 if side in inputs:
-                    self.counts[side] = self.counts[side] + self.tokens_of(side, inputs[side])
+                    self.counts[side] = self.counts[side] + self.count_tokens(side, inputs[side])
         if outputs.get("loss") is not None:
             self.check(outputs["loss"])
 
-    def tokens_of(self, side: str, values: torch.Tensor) -> torch.Tensor | int:
+    def count_tokens(self, side: str, values: torch.Tensor) -> torch.Tensor | int:
         if side != "pixel_values":
             return (values != self.config.pad_token_id).sum()
         rows, columns = (
@@ -131,7 +131,7 @@ class Watch(TrainerCallback):
             rows = self.tokenizer.batch_decode(self.input_ids, skip_special_tokens=True)
             raise FloatingPointError(
                 f"the loss is {loss.item()} for the batch of {len(rows)} rows "
-                f"{[row[:SHOWN] for row in rows]}"
+                f"{[row[:MAX_SHOWN] for row in rows]}"
             )
 
     def on_train_begin(
@@ -161,8 +161,12 @@ class Watch(TrainerCallback):
     ) -> None:
         if "loss" in logs:
             seconds = time.monotonic() - self.since
-            own = torch.tensor([int(count) for count in self.counts.values()], device=args.device)
-            sums = reduce(own, "sum").tolist()  # over the processes, which all have to call this
+            local_counts = torch.tensor(
+                [int(count) for count in self.counts.values()], device=args.device
+            )
+            sums = reduce(
+                local_counts, "sum"
+            ).tolist()  # over the processes, which all have to call this
             counts = dict(zip(self.counts, sums, strict=True))
             measured = {
                 "tokens": sum(counts.values()),

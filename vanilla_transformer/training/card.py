@@ -59,19 +59,22 @@ def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool
 def start(recipe: dict) -> str:
     path = recipe["model"].get("path")
     teachers = recipe["training"].get("teachers")
-    begun = f"Trained from `{path}`" if path else "Trained from scratch"
+    opening = f"Trained from `{path}`" if path else "Trained from scratch"
     return (
-        f"{begun} on what {len(teachers)} other models predict for the text, instead of its labels,"
+        f"{opening} on what {len(teachers)} other models predict for the text, instead of its "
+        "labels,"
         if teachers
-        else begun
+        else opening
     )
 
 
 def scores(metrics: dict) -> list[tuple[str, str, float]]:
     """Return (split, metric, value) for all numeric metrics except times."""
     # "epoch" belongs to no split
-    named = ((*name.split("_", 1), value) for name, value in metrics.items() if "_" in name)
-    return [score for score in named if isinstance(score[2], int | float) and score[1] not in TIMES]
+    splits = ((*name.split("_", 1), value) for name, value in metrics.items() if "_" in name)
+    return [
+        score for score in splits if isinstance(score[2], int | float) and score[1] not in TIMES
+    ]
 
 
 def eval_result(recipe: dict, split: str, metric: str, value: float) -> EvalResult:

@@ -19,7 +19,7 @@ from transformers.utils import logging
 from ..checkpoint_files import for_every_version
 from ..errors import UsageError
 from ..files import keep
-from .data import paths_of
+from .data import split_files
 from .names import flat
 from .recipe import Recipe
 from .values import SPLITS
@@ -124,10 +124,10 @@ def marked_checkpoints(state: Path) -> list[Path]:
 
     Averages and other directories of the user are not among them.
     """
-    named = [
+    numbered = [
         path for path in state.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)
     ]
-    marked = (path for path in named if (path / FILES).is_file())
+    marked = (path for path in numbered if (path / FILES).is_file())
     return sorted(marked, key=lambda path: int(path.name.removeprefix("checkpoint-")))
 
 
@@ -267,7 +267,9 @@ def run_facts(recipe: Recipe) -> dict:
     if "dataset" in recipe.data:
         files["dataset"] = files_in(recipe.data["dataset"])
     else:
-        files |= {split: paths_of(recipe.data, split) for split in SPLITS if split in recipe.data}
+        files |= {
+            split: split_files(recipe.data, split) for split in SPLITS if split in recipe.data
+        }
     return json.loads(
         json.dumps(
             asdict(recipe)

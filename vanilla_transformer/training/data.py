@@ -136,7 +136,7 @@ def checked(line: str, encoding: str, fault: Check | None) -> str | Fault:
     return Fault(what) if what else line
 
 
-def shown(line: str) -> str:
+def shorten(line: str) -> str:
     """Return `line`, shortened to 80 characters, as part of an error message."""
     return f"is {line!r}" if len(line) <= 80 else f"begins with {line[:80]!r}"
 
@@ -184,10 +184,10 @@ def read_lines(path: str | Path, encoding: str = "UTF-8") -> list[str]:
     Raises FileNotFoundError and ValueError as `lines`; ValueError also for a `Fault` and an empty
     line or file.
     """
-    return lines_of([path], encoding)
+    return read_all_lines([path], encoding)
 
 
-def lines_of(
+def read_all_lines(
     paths: Iterable[str | Path],
     encoding: str = "UTF-8",
     bad: BadRows | None = None,
@@ -268,27 +268,31 @@ def read_columns(
                 "data.skip_bad_rows is true, expected false with data.streaming: rows of a stream "
                 "are not counted"
             )
-        rows = columns_of(data_set(data, streams), split, data.get("columns", names), names)
-        return rows.select(places_of(rows, lacking, bad)) if rows and bad.are_skipped else rows
+        rows = select_columns(data_set(data, streams), split, data.get("columns", names), names)
+        return (
+            rows.select(valid_positions(rows, lacking, bad)) if rows and bad.are_skipped else rows
+        )
     if data.get("streaming"):
         raise ValueError("data.streaming goes with a data set, expected data.dataset")
     if split not in data:
         return None
     check_files(data, split, names)
-    columns = read_files(paths_of(data, split), bad=bad)
+    columns = read_files(split_files(data, split), bad=bad)
     bad.report(len(columns[0]))
     return Dataset.from_dict(dict(zip(names, columns, strict=True)))
 
 
 def check_files(data: dict, split: str, names: tuple[str, ...]) -> None:
     """Raise UsageError unless there is one file for each of the columns `names`."""
-    if len(paths_of(data, split)) != len(names):
+    if len(split_files(data, split)) != len(names):
         raise UsageError(
             f"data.{split} is {data[split]!r}, expected a file for each of {', '.join(names)}"
         )
 
 
-def places_of(rows: Iterable[dict], fault: Callable[[dict], str | None], bad: BadRows) -> list[int]:
+def valid_positions(
+    rows: Iterable[dict], fault: Callable[[dict], str | None], bad: BadRows
+) -> list[int]:
     """Return the positions of the rows without a `fault`; count the others in `bad`."""
     kept = []
     for place, row in enumerate(rows):
@@ -324,7 +328,7 @@ def data_set(data: dict, streams: bool = False) -> dict:
     )
 
 
-def columns_of(
+def select_columns(
     splits: dict, split: str, columns: Sequence[str], names: tuple[str, ...]
 ) -> "Dataset | IterableDataset | None":
     from datasets import Features, IterableDataset, Value
@@ -351,7 +355,7 @@ def values(rows: dict, column: str) -> list:
     return [value[key] for value in rows[name]] if dot else rows[name]
 
 
-def paths_of(data: dict, split: str) -> list[Path]:
+def split_files(data: dict, split: str) -> list[Path]:
     """Return the files of a recipe's `data[split]`, which is one file or a list."""
     files = [data[split]] if isinstance(data[split], str) else data[split]
     if not files or not isinstance(files, list) or not all(isinstance(file, str) for file in files):

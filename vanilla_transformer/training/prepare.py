@@ -63,9 +63,9 @@ def check_complete(recipe: Recipe) -> None:
             "tokenizer.path"
         )
     check_evaluated(recipe)
-    given = [name for name in TEXT_AUGMENTATION if recipe.training.get(name)]
-    if given and "teachers" not in recipe.training:
-        seen = f"training.{given[0]} is {recipe.training[given[0]]}"
+    augmentations = [name for name in TEXT_AUGMENTATION if recipe.training.get(name)]
+    if augmentations and "teachers" not in recipe.training:
+        seen = f"training.{augmentations[0]} is {recipe.training[augmentations[0]]}"
         raise UsageError(
             f"{seen}, expected training.teachers too: the labels are not those of other text"
         )

@@ -32,12 +32,12 @@ from .checkpoints import (
     whole_checkpoints,
 )
 from .curves import CURVES, draw_curves
-from .data import paths_of
+from .data import split_files
 from .prepare import check_complete, prepare, set_generation
 from .recipe import Recipe
-from .record import RECORD, record_of
+from .record import RECORD, run_record
 from .tasks import TASKS
-from .trainer import make_trainer, metrics_of, training_arguments
+from .trainer import build_metrics, make_trainer, training_arguments
 from .values import SPLITS
 
 
@@ -66,7 +66,7 @@ def train(
     """
     state = Path(f"{os.path.abspath(output)}-run")
     arguments = training_arguments(recipe, state)
-    inputs = inputs_of(recipe)
+    inputs = input_paths(recipe)
     for path in (output, state):
         output_path(path, inputs)
     check_complete(recipe)
@@ -80,18 +80,18 @@ def train(
         trainer, tokenizer, rows = run_to_its_end(recipe, facts, arguments, restart)
         metrics = evaluate(recipe, trainer, tokenizer, rows)
         if arguments.should_save:
-            record = record_of(recipe, trainer, metrics)
+            record = run_record(recipe, trainer, metrics)
             write_result(recipe, trainer.model, tokenizer, record, directory, Path(output).name)
     return metrics
 
 
-def inputs_of(recipe: Recipe) -> list[str | Path]:
+def input_paths(recipe: Recipe) -> list[str | Path]:
     """Return the inputs of a run that may be paths."""
     files = [
-        path for split in SPLITS if split in recipe.data for path in paths_of(recipe.data, split)
+        path for split in SPLITS if split in recipe.data for path in split_files(recipe.data, split)
     ]
-    named = [recipe.data.get("dataset"), recipe.tokenizer.get("path"), recipe.model.get("path")]
-    return [*files, *(name for name in named if name), *recipe.training.get("teachers", [])]
+    sources = [recipe.data.get("dataset"), recipe.tokenizer.get("path"), recipe.model.get("path")]
+    return [*files, *(name for name in sources if name), *recipe.training.get("teachers", [])]
 
 
 def run_to_its_end(
@@ -152,7 +152,7 @@ def evaluate(
     for split in SPLITS[1:]:
         if split in rows:
             set_generation(model, recipe)
-            trainer.compute_metrics = metrics_of(recipe, tokenizer, model, rows[split])
+            trainer.compute_metrics = build_metrics(recipe, tokenizer, model, rows[split])
             metrics |= trainer.evaluate(rows[split], metric_key_prefix=split, **recipe.generation)
     return metrics
 

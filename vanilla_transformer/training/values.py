@@ -152,9 +152,9 @@ TRAINER_RANGES = {
 LARGEST = 2**63 - 1
 
 
-def data_keys(*shared: str, **own: KeyType) -> dict[str, KeyType]:
+def data_keys(*shared: str, **task_keys: KeyType) -> dict[str, KeyType]:
     """Return the keys of a task's [data]: names of `DATA`, and keys that only this task has."""
-    return {name: DATA[name] for name in shared} | own
+    return {name: DATA[name] for name in shared} | task_keys
 
 
 def key_types(task: "Task") -> dict[str, dict[str, KeyType]]:

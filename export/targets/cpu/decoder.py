@@ -19,7 +19,7 @@ from ...inference.decoder import (
 )
 from ...inference.inputs import move_padding
 from ...inference.session import Session
-from ...specs.graph_spec import GraphSpec, TensorSpec, shape_of
+from ...specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
 
 # Maximum tokens per step, at most `INITIAL_ROOM`. Logits are kept for each number of tokens.
 LOOKUP_TOKENS = 32
@@ -452,7 +452,7 @@ class BoundGraph:
 
 def zeros(tensor: TensorSpec, sizes: dict[str, int]) -> tuple[np.ndarray, onnxruntime.OrtValue]:
     """Return an array of zeros for `tensor`, and the `OrtValue` of the same memory."""
-    value = to_ortvalue(np.zeros(shape_of(tensor, sizes), tensor.dtype))
+    value = to_ortvalue(np.zeros(concrete_shape(tensor, sizes), tensor.dtype))
     return value.numpy(), value
 
 

@@ -156,15 +156,15 @@ def step_outputs(g: GraphContext, inputs: Values, states: Value) -> list[Value]:
     Outputs may lie where inputs were read from: each follows from the most likely tokens, so it is
     written after all reading.
     """
-    op, first_slot, logits_of = g.op, inputs["first_slot"], inputs["logits_of"]
-    computed = in_float32(g, logits(g, gather(op, states, logits_of)))
+    op, first_slot, logit_indices = g.op, inputs["first_slot"], inputs["logit_indices"]
+    computed = in_float32(g, logits(g, gather(op, states, logit_indices)))
     best = op("ArgMax", computed, axis=-1, keepdims=0)
     ones = op.cast(op("GreaterOrEqual", best, 0), "int64")
     last = op("Sub", op("Add", first_slot, inputs["count"]), 1)
     slot = op("Add", last, op("Gather", ones, 0, axis=1))
     is_new = slots_from(op, inputs, slot, ones)
-    positions = op("Add", gather(op, inputs["position_ids"], logits_of), ones)
-    visible = op("Or", gather(op, inputs["visible"], logits_of), is_new)
+    positions = op("Add", gather(op, inputs["position_ids"], logit_indices), ones)
+    visible = op("Or", gather(op, inputs["visible"], logit_indices), is_new)
     tokens = op("TensorScatter", inputs["tokens"], op("Unsqueeze", best, [1, 3]), slot, axis=-2)
     return [computed, best, positions, slot, visible, tokens]
 

@@ -50,10 +50,10 @@ def find_tokenizer(directory: Path) -> FoundTokenizer | None:
             `sentencepiece_model`.
     """
     check_tokenizer(directory)
-    found = made_tokenizer(directory) if has_tokenizer(directory) else None
-    for note in found.notes if found else ():
+    tokenizer = made_tokenizer(directory) if has_tokenizer(directory) else None
+    for note in tokenizer.notes if tokenizer else ():
         logger.warning(f"{directory}: {note}")
-    return found
+    return tokenizer
 
 
 def made_tokenizer(directory: Path) -> FoundTokenizer:

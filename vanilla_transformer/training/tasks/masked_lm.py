@@ -43,8 +43,8 @@ reduce = causal_lm.reduce
 def read(data: dict, split: str) -> Rows | None:
     if not data.get("labelled"):
         return read_columns(data, split, ("text",))
-    found = sequence_classification.read(data, split)
-    return found and found.select_columns("text")
+    rows = sequence_classification.read(data, split)
+    return rows and rows.select_columns("text")
 
 
 def texts(dataset: Rows) -> Iterable[str]:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForPreTraining
-from ..data import BadRows, lines_of, paths_of
+from ..data import BadRows, read_all_lines, split_files
 from ..values import SPLITS, data_keys
 from . import masked_lm
 from .task import Abilities, Columns, Metrics, Rows
@@ -42,7 +42,7 @@ def read(data: dict, split: str) -> Rows | None:
     encoding = data.get("encoding", "UTF-8")
     bad = BadRows(data, split)
     every = [
-        document for path in paths_of(data, split) for document in documents(path, encoding, bad)
+        document for path in split_files(data, split) for document in documents(path, encoding, bad)
     ]
     bad.report(sum(map(len, every)))
     if len(every) < 2 or max(map(len, every)) < 2:
@@ -55,7 +55,7 @@ def read(data: dict, split: str) -> Rows | None:
 def documents(path: Path, encoding: str, bad: BadRows) -> list[list[str]]:
     """Return the sentences of each document of a file."""
     every = [[]]
-    for line in lines_of([path], encoding, bad, fault=None):
+    for line in read_all_lines([path], encoding, bad, fault=None):
         if line.strip():
             every[-1].append(line.strip())
         else:
@@ -120,7 +120,10 @@ def metrics(
     of_words = masked_lm.metrics(tokenizer, config, evaluation, rows)
 
     def mean(prediction: tuple) -> dict[str, Any]:
-        (losses, found), (labels, expected) = prediction
-        return {**of_words((losses, labels)), "next_sentence_accuracy": np.mean(found == expected)}
+        (losses, predicted), (labels, expected) = prediction
+        return {
+            **of_words((losses, labels)),
+            "next_sentence_accuracy": np.mean(predicted == expected),
+        }
 
     return mean

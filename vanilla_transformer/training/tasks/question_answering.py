@@ -21,7 +21,7 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForQuestionAnswering
-from ..data import SOURCES, BadRows, paths_of, places_of, read_columns, read_text
+from ..data import SOURCES, BadRows, read_columns, read_text, split_files, valid_positions
 from ..values import COUNTED, SPLITS, KeyType, data_keys
 from .task import Abilities, Columns, Metrics, Rows
 
@@ -44,12 +44,12 @@ def read(data: dict, split: str) -> Rows | None:
     if "dataset" in data:
         rows = read_columns(data, split, NAMES)
         bad = BadRows(data, split)
-        kept = places_of(rows or (), fault, bad)
+        kept = valid_positions(rows or (), fault, bad)
         return rows.select(kept) if bad.count else rows
     if split in data:
-        rows = [row for path in paths_of(data, split) for row in questions(path)]
+        rows = [row for path in split_files(data, split) for row in questions(path)]
         return Dataset.from_list(
-            [rows[place] for place in places_of(rows, fault, BadRows(data, split))]
+            [rows[place] for place in valid_positions(rows, fault, BadRows(data, split))]
         )
     return None
 
@@ -63,7 +63,7 @@ def questions(path: Path) -> list[dict]:
             for article in json.loads(read_text(path))["data"]
             for paragraph in article["paragraphs"]
         ]
-        found = [
+        rows = [
             {
                 "id": one["id"],
                 "question": one["question"],
@@ -78,9 +78,9 @@ def questions(path: Path) -> list[dict]:
         ]
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not JSON in the form of SQuAD: {error!r}") from None
-    if not found:
+    if not rows:
         raise ValueError(f"{path} has no questions, expected at least one")
-    return found
+    return rows
 
 
 def fault(row: dict) -> str | None:
@@ -96,9 +96,9 @@ def fault(row: dict) -> str | None:
     for text, start in zip_longest(answers["text"], answers["answer_start"]):
         if not isinstance(text, str) or not isinstance(start, int):
             return f"{name} has the answer {text!r} at {start!r}, expected a text and a place"
-        found = context[start : start + len(text)] if start >= 0 else ""
-        if found != text or not text:
-            return f"{name}: its context has {found!r} at {start}, expected the answer {text!r}"
+        actual = context[start : start + len(text)] if start >= 0 else ""
+        if actual != text or not text:
+            return f"{name}: its context has {actual!r} at {start}, expected the answer {text!r}"
     return None
 
 
@@ -124,8 +124,10 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
         strict=True,
     ):
         if len(ids) >= room:
-            found = f"question {id} has {len(ids)} tokens, expected fewer than {room}"
-            raise ValueError(f"{found}, what max_length={max_length} leaves beside stride={stride}")
+            columns_out = f"question {id} has {len(ids)} tokens, expected fewer than {room}"
+            raise ValueError(
+                f"{columns_out}, what max_length={max_length} leaves beside stride={stride}"
+            )
     options = dict(
         max_length=max_length,
         stride=stride,
@@ -136,8 +138,8 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
         return_token_type_ids=True, return_offsets_mapping=True, return_attention_mask=False
     )
     encoded = tokenizer(columns["question"], columns["context"], **options)
-    found = {name: encoded[name] for name in ("input_ids", "token_type_ids")}
-    found |= {name: [] for name in ("start_positions", "end_positions", *SCORED)}
+    columns_out = {name: encoded[name] for name in ("input_ids", "token_type_ids")}
+    columns_out |= {name: [] for name in ("start_positions", "end_positions", *SCORED)}
     for window, row in enumerate(encoded["overflow_to_sample_mapping"]):
         sides = encoded.sequence_ids(window)
         answers = columns["answers"][row]
@@ -155,8 +157,8 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
             offsets,
         )
         for name, value in zip(("start_positions", "end_positions", *SCORED), values, strict=True):
-            found[name].append(value)
-    return found
+            columns_out[name].append(value)
+    return columns_out
 
 
 def positions(offsets: list, start: int, length: int) -> tuple[int, int]:
