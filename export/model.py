@@ -22,7 +22,7 @@ from .inference.devices import CUDA, TENSORRT, require, require_onnxruntime
 from .inference.export_info import ExportInfo, open_export_info
 from .inference.inputs import MAX_TOKENS, run_by_length
 from .inference.options import is_int64
-from .inference.prompt_lookup import tokens_by_lookup
+from .inference.prompt_lookup import prompt_lookup_tokens
 from .inference.search import Search, start_search
 from .inference.session import Session, Sessions
 from .requests import check_generates
@@ -223,7 +223,7 @@ class OnnxModel:
             return
         if (rows := len(request.input_ids)) > 1:
             raise UsageError(f"prompt_lookup_num_tokens={count} is for one row, got {rows}")
-        if not self.decoders.takes_candidates:
+        if not self.decoders.supports_candidates:
             target = self.info.manifest["target"]
             raise UsageError(
                 f"prompt_lookup_num_tokens={count} does not go with this export, target "
@@ -247,7 +247,7 @@ class OnnxModel:
             logits = decoder.prefill(request.input_ids, request.attention_mask)
             if request.options.prompt_lookup_num_tokens is not None:
                 candidates = cast(CandidateDecoder, decoder)  # see `check_lookup`
-                yield from tokens_by_lookup(request, candidates, search, logits[:, -1])
+                yield from prompt_lookup_tokens(request, candidates, search, logits[:, -1])
                 return
             if request.options.rows_per_input > 1:
                 decoder.expand(request.options.rows_per_input)

@@ -11,7 +11,7 @@ import numpy as np
 from . import requests
 from .errors import UsageError
 from .inference.decoder import GenerationRequest
-from .inference.devices import processors, require, require_onnxruntime
+from .inference.devices import available_cpus, require, require_onnxruntime
 from .inference.export_info import ExportInfo
 from .inference.options import Options, is_int64
 from .inference.search import start_search
@@ -21,7 +21,7 @@ from .scheduler.capacity import arrangement, workers_of_many_rows
 from .targets.registry import default_target
 
 # rows per call with continuous batching; above it, the idle slots at the end hardly matter
-MOST_TOGETHER = 4096
+MAX_ROWS_PER_CALL = 4096
 
 
 class Runtime:
@@ -75,7 +75,7 @@ class Runtime:
         if self.device != "cpu":
             require(self.device)
         # onnxruntime's own default is the host's cores, not the process's.
-        self.threads = threads or processors()
+        self.threads = threads or available_cpus()
         self.workers = self._checked_workers(workers)
         self.model = OnnxModel(self.info, self.threads, arena, self.device, self.engine_cache)
         self.model.open(main_roles(self.info))
@@ -323,7 +323,7 @@ class Runtime:
         if resolved.prompt_lookup_num_tokens is not None:
             return 1
         suits = many_rows.is_suited(self.info, self.workers, rows, resolved, is_scored)
-        return MOST_TOGETHER if suits else batch_size
+        return MAX_ROWS_PER_CALL if suits else batch_size
 
     def request(
         self,

@@ -37,7 +37,7 @@ MARGIN_INCHES = 1.5
 MAP_INCHES = 1.5
 TOKEN_INCHES = 0.25
 MAX_INCHES = 50.0
-PICTURE_INCHES = 4.0  # side of a single image
+IMAGE_INCHES = 4.0  # side of a single image
 
 
 @dataclass
@@ -278,7 +278,7 @@ def figure_size(
     if len(layers) > 1 or len(heads) > 1:
         sides = [len(heads) * MAP_INCHES, len(layers) * MAP_INCHES]
     elif isinstance(maps, ImageAttentionMaps):
-        sides = [PICTURE_INCHES, PICTURE_INCHES]
+        sides = [IMAGE_INCHES, IMAGE_INCHES]
     else:
         sides = [len(maps.keys) * TOKEN_INCHES, len(maps.queries) * TOKEN_INCHES]
     return [min(MARGIN_INCHES + side, MAX_INCHES) for side in sides]
@@ -291,8 +291,8 @@ def draw(axes: Axes, maps: AttentionMaps | ImageAttentionMaps, weights: np.ndarr
         return axes.imshow(weights, cmap="Blues", aspect="auto", **scale)
     axes.imshow(maps.picture)
     height, width = (count * side for count, side in zip(weights.shape, maps.patch))
-    places = (-0.5, width - 0.5, height - 0.5, -0.5)  # pixel centres are whole numbers
-    return axes.imshow(weights, cmap="inferno", alpha=0.6, extent=places, **scale)
+    extent = (-0.5, width - 0.5, height - 0.5, -0.5)  # pixel centres are whole numbers
+    return axes.imshow(weights, cmap="inferno", alpha=0.6, extent=extent, **scale)
 
 
 def selected_indices(name: str, index: int | None, count: int) -> Sequence[int]:

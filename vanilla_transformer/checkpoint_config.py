@@ -53,7 +53,7 @@ def read_config(directory: Path) -> tuple[Any, str]:
             raise ValueError(
                 f"{directory / CONFIG} has {flag} {shorten(content[flag])}, expected {allowed[0]}"
             )
-    config = made_config(config_class, content, directory)
+    config = build_config(config_class, content, directory)
     # a file may name other code; our models are saved with ours
     config.auto_map = dict(config.default_auto_map)
     return config, name
@@ -87,7 +87,7 @@ def class_model_type(architecture: str) -> str | None:
     return find_model_type(architecture)
 
 
-def made_config(config_class: type, content: dict, directory: Path) -> Any:
+def build_config(config_class: type, content: dict, directory: Path) -> Any:
     """Return the config of a file's `content`.
 
     The content may have fields that the class lacks, but none that would replace a method.

@@ -40,7 +40,7 @@ COUNTS += ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "top_k")
 NUMBERS = ("temperature", "top_p", "min_p", "typical_p", "length_penalty", "repetition_penalty")
 SEVERAL = ("eos_token_id", "forced_eos_token_id")
 # fields of a tokenizer's config in which transformers records where it was loaded from
-OF_THE_PLACE = ("is_local", "local_files_only")
+LOADING_FIELDS = ("is_local", "local_files_only")
 TOKENIZER_OF_BYTES = "ByT5Tokenizer"
 OF_THE_HUB = ("constraints", "dola_layers", "force_words_ids", "penalty_alpha")
 INPUT_NAMES = ["input_ids", "attention_mask"]  # inputs of a `PreTrainedTokenizerFast`
@@ -144,7 +144,7 @@ def for_every_version(directory: Path, changes: dict | None = None) -> None:
     if not path.is_file():
         return
     before = read_json(path)
-    content = {name: value for name, value in before.items() if name not in OF_THE_PLACE} | (
+    content = {name: value for name, value in before.items() if name not in LOADING_FIELDS} | (
         changes or {}
     )
     content.setdefault("clean_up_tokenization_spaces", False)
@@ -220,20 +220,20 @@ def weight_files(directory: Path, names: tuple[str, ...] = (WEIGHTS,)) -> list[P
 
 def shards(index: Path, suffix: str) -> list[Path]:
     content = read_json(index)
-    places = content.get("weight_map")
+    weight_map = content.get("weight_map")
     if (
-        not isinstance(places, dict)
-        or not places
-        or not all(isinstance(file, str) for file in places.values())
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(file, str) for file in weight_map.values())
     ):
         raise ValueError(
-            f"{index} has the weight_map {shorten(places)}, expected the file of each tensor"
+            f"{index} has the weight_map {shorten(weight_map)}, expected the file of each tensor"
         )
     if not isinstance(content.get("metadata", {}), dict):
         raise ValueError(
             f"{index} has the metadata {shorten(content['metadata'])}, expected a JSON object"
         )
-    names = sorted(set(places.values()))
+    names = sorted(set(weight_map.values()))
     wrong = [name for name in names if Path(name).name != name or Path(name).suffix != suffix]
     if wrong:
         raise ValueError(f"{index} names {shorten(wrong)}, expected {suffix} files beside it")

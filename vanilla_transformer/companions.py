@@ -99,12 +99,12 @@ def companions(source: str | os.PathLike) -> Companions:
     directory = checkpoint_directory(source)
     modules = read_modules(directory / MODULES)
     if modules and not os.path.isdir(source):
-        places = (
+        paths = (
             f"{module.folder}/{name}"
             for module in modules
             for name in (MODULE_CONFIG, *MODULE_WEIGHTS)
         )
-        directory = checkpoint_directory(source, tuple(places))
+        directory = checkpoint_directory(source, tuple(paths))
     names = [name for name in sorted(os.listdir(directory)) if COMPANION.fullmatch(name)]
     names += [name for module in modules for name in module_files(directory, module)]
     for name in names:
@@ -163,11 +163,11 @@ def module_files(directory: Path, module: Module) -> list[str]:
     exists."""
     files = {}
     for names in ((MODULE_CONFIG,), MODULE_WEIGHTS):
-        places = [f"{module.folder}/{name}" for name in names]
-        files[names] = [place for place in places if (directory / place).is_file()][:1]
+        paths = [f"{module.folder}/{name}" for name in names]
+        files[names] = [name for name in paths if (directory / name).is_file()][:1]
         if names in REQUIRED_FILES[module.kind] and not files[names]:
             raise FileNotFoundError(
-                f"{directory} lacks {' or '.join(places)}, which {MODULES} asks for"
+                f"{directory} lacks {' or '.join(paths)}, which {MODULES} asks for"
             )
     return [name for names in files.values() for name in names]
 

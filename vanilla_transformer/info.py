@@ -158,13 +158,13 @@ def flops(model: PreTrainedModel, config: VanillaTransformerConfig | None = None
     counts = Counter()
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            counts[runs_per(name, model)] += (
+            counts[cost_unit(name, model)] += (
                 2 * module.in_features * module.out_features * repeats(name, config)
             )
     return dict(counts)
 
 
-def runs_per(name: str, model: PreTrainedModel) -> str:
+def cost_unit(name: str, model: PreTrainedModel) -> str:
     """Return the unit that the module `name` runs once for, such as "source token" or "image"."""
     is_of_images = isinstance(model.config, VanillaVisionConfig)
     if not model.sequence_modules.isdisjoint(name.split(".")):

@@ -663,8 +663,8 @@ class VanillaDecoderForSequenceClassification(VanillaPreTrainedModel):
             not_padding = not_padding * (attention_mask[:, -not_padding.shape[1] :] != 0)
         if input_ids is not None and self.config.pad_token_id is not None:
             not_padding = not_padding * (input_ids != self.config.pad_token_id)
-        places = torch.arange(not_padding.shape[1], device=not_padding.device)
-        return (not_padding * places).argmax(-1)
+        positions = torch.arange(not_padding.shape[1], device=not_padding.device)
+        return (not_padding * positions).argmax(-1)
 
 
 class VanillaDecoderForTokenClassification(VanillaPreTrainedModel):

@@ -148,15 +148,17 @@ class QuestionAnsweringPipeline(ChunkPipeline):
             question_len = max_question_len
         # The tokenizer rejects windows that do not advance, without a reason. A short context needs
         # none.
-        room = max_seq_len - question_len - self.tokenizer.num_special_tokens_to_add(pair=True)
-        if room <= doc_stride:
+        max_context = (
+            max_seq_len - question_len - self.tokenizer.num_special_tokens_to_add(pair=True)
+        )
+        if max_context <= doc_stride:
             context_len = len(
                 self.tokenizer(context, add_special_tokens=False, verbose=False)["input_ids"]
             )
-            if context_len > room:
+            if context_len > max_context:
                 raise ValueError(
-                    f"max_seq_len={max_seq_len} leaves {room} tokens for the context beside a "
-                    f"question of {question_len}; "
+                    f"max_seq_len={max_seq_len} leaves {max_context} tokens for the context beside "
+                    f"a question of {question_len}; "
                     f"a context of {context_len} needs more than doc_stride={doc_stride}"
                 )
             doc_stride = 0

@@ -77,7 +77,7 @@ def num_read(output: list[int], eos_token_id: int | list[int] | None) -> int:
     equal the end token."""
     ends = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
     return next(
-        (place for place, token in enumerate(output) if place > 0 and token in ends),
+        (position for position, token in enumerate(output) if position > 0 and token in ends),
         len(output) - 1,
     )
 

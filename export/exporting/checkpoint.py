@@ -76,8 +76,8 @@ class Checkpoint:
         model = load_model(directory) if HAS_TORCH else None
         weights = (checked_weights if model is None else CheckpointWeights)(directory, config)
         generation = generation_settings(directory, config, model)
-        beside = companions(directory)
-        return cls(name, directory, config, weights, generation, model, tokenizer, beside)
+        companion_files = companions(directory)
+        return cls(name, directory, config, weights, generation, model, tokenizer, companion_files)
 
     @property
     def architecture(self) -> str:

@@ -98,12 +98,12 @@ def evaluate(
     if name is None:
         scored = ", ".join(name for name, head in HEADS.items() if head.metric)
         raise ValueError(f"no metric for a {engine.architecture}, expected one of {scored}")
-    metric, takes = METRICS[name]
+    metric, parameters = METRICS[name]
     inputs = {"source": source, "references": references, "text": text, "labels": labels}
     files = {name: Path(file) for name, file in inputs.items() if file is not None}
-    if set(files) != set(takes):
+    if set(files) != set(parameters):
         expected, got = (
-            " and ".join(f"--{name}" for name in names) or "none" for names in (takes, files)
+            " and ".join(f"--{name}" for name in names) or "none" for names in (parameters, files)
         )
         raise UsageError(f"a {engine.architecture} is evaluated on {expected}, got {got}")
     if options and metric is not bleu:
@@ -111,7 +111,7 @@ def evaluate(
             f"options {sorted(options)} have no effect on the {metric.__name__} of a model"
         )
     return {
-        **metric(engine, *(files[name] for name in takes), batch_size, **options),
+        **metric(engine, *(files[name] for name in parameters), batch_size, **options),
         "engine": engine.name,
     }
 
@@ -214,9 +214,9 @@ def pseudo_perplexity(engine: Backend, text: Path, batch_size: int) -> dict[str,
         raise ValueError("the tokenizer has no mask token, which pseudo-perplexity needs")
     encodings = engine.encode(read_lines(text), special_tokens=True)
     rows = [
-        (e.ids, place)
+        (e.ids, position)
         for e in encodings
-        for place, special in enumerate(e.special_tokens_mask)
+        for position, special in enumerate(e.special_tokens_mask)
         if not special
     ]
     max_rows = max(
@@ -321,8 +321,8 @@ class OnnxEngine:
                 yield 0, decoder.prefill(ids, np.ones_like(ids))
                 return
             yield 0, decoder.prefill(first, request.attention_mask)
-            for place in range(1, ids.shape[1]):
-                yield place, decoder.step(ids[:, place : place + 1])
+            for position in range(1, ids.shape[1]):
+                yield position, decoder.step(ids[:, position : position + 1])
 
 
 class TorchEngine:

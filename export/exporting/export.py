@@ -80,19 +80,21 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
             ValueError for a target or dtype that cannot hold the model, and if the graphs do not
             give what torch gives. Half precision is compared where there is a GPU.
     """
-    asked = ExportOptions.of(options)
-    check_apart(out, asked.triton)
+    parsed = ExportOptions.of(options)
+    check_apart(out, parsed.triton)
     with contextlib.ExitStack() as outputs:
         directories = [
-            outputs.enter_context(new_directory(directory, asked.force, [checkpoint, *asked.texts]))
-            for directory in (out, asked.triton)
+            outputs.enter_context(
+                new_directory(directory, parsed.force, [checkpoint, *parsed.texts])
+            )
+            for directory in (out, parsed.triton)
             if directory is not None
         ]
         ours = outputs.enter_context(
-            converted(checkpoint, asked.keep, asked.config, asked.leave_out, asked.variant)
+            converted(checkpoint, parsed.keep, parsed.config, parsed.leave_out, parsed.variant)
         )
-        opened = Checkpoint.open(checkpoint, ours, asked.image_size)
-        return write_export(opened, asked, *directories)
+        opened = Checkpoint.open(checkpoint, ours, parsed.image_size)
+        return write_export(opened, parsed, *directories)
 
 
 def write_export(
@@ -136,11 +138,11 @@ def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> Non
     """Raise UsageError if one of the two outputs is inside the other."""
     if triton is None:
         return
-    places = [Path(os.path.realpath(path)) for path in (out, triton)]
-    if os.path.commonpath(places) in map(str, places):
+    outputs = [Path(os.path.realpath(path)) for path in (out, triton)]
+    if os.path.commonpath(outputs) in map(str, outputs):
         raise UsageError(
-            f"the output {out} and the model of Triton {triton} hold each other, expected "
-            f"two places"
+            f"the output {out} and the Triton model {triton} contain each other, expected two "
+            "separate directories"
         )
 
 

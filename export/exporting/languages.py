@@ -54,14 +54,14 @@ def read_languages(directory: Path, start: int | None) -> dict[str, Any] | None:
     sources = [name for name, id in tokens.items() if id in ids]
     if names is None or len(sources) != 1:
         return None
-    place = template.index(None)  # position of the text
+    text_position = template.index(None)  # position of the text
     around = [None if id == tokens[sources[0]] else id for id in ids]
     is_start = names.is_start and (start is None or start in tokens.values())
     return {
         "tokens": tokens,
         "source": sources[0],
-        "before": around[:place],
-        "after": around[place + 1 :],
+        "before": around[:text_position],
+        "after": around[text_position + 1 :],
         "target": "decoder_start_token_id" if is_start else "forced_bos_token_id",
     }
 

@@ -17,7 +17,7 @@ from ..targets.target import Target
 from .checkpoint import Checkpoint
 from .one_graph_comparison import compare
 
-OF_OTHER_GRAPHS = ("step", "genai")  # facts of the manifest
+OMITTED_FACTS = ("step", "genai")  # facts of the manifest
 
 
 def check_model(checkpoint: Checkpoint, mode: str) -> None:
@@ -56,7 +56,7 @@ def write_generator(
             "graphs": {ROLE: spec.file},
             "parity": {**(facts["parity"] or {}), "sequences": sequences},
         }
-    left_out = {"schema_version", "files", *OF_OTHER_GRAPHS}
+    left_out = {"schema_version", "files", *OMITTED_FACTS}
     kept = {name: value for name, value in info.manifest.items() if name not in left_out}
     manifest = write_manifest(directory, **kept | {"generate": mode, "variants": variants})
     return manifest, specs[info.dtypes[0]]

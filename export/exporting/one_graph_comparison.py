@@ -13,7 +13,7 @@ from ..runtime import Runtime
 
 # of the rows: two tokens or a bound that are the same to float32's last bits, in either order
 NEAR_TIES = 0.02
-STEPS, LONGEST, MOST_ROWS = 12, 33, 6
+STEPS, LONGEST, MAX_ROWS = 12, 33, 6
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sample": {"temperature": 0.9, "top_k": 20, "top_p": 0.8},
@@ -70,7 +70,7 @@ def random_feeds(
     size, positions = config["vocab_size"], config["max_position_embeddings"]
     steps = min(STEPS, positions // 2 if is_decoder else positions)
     longest = max(min(LONGEST, positions - (steps if is_decoder else 2)), 1)
-    rows, length = rng.integers(1, MOST_ROWS), rng.integers(1, longest + 1)
+    rows, length = rng.integers(1, MAX_ROWS), rng.integers(1, longest + 1)
     ids = rng.integers(0, size, (rows, length))
     pad = config.get("pad_token_id")
     if pad is not None:  # what is not padding does not look like it

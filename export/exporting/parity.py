@@ -460,38 +460,38 @@ def compare_rows(
     }
     states |= cross_states(model.encode(ids, mask))
     names = [tensor.name for tensor in spec.outputs]
-    for place in range(tokens.shape[1]):
+    for position in range(tokens.shape[1]):
         counts = {
-            "position_ids": np.full((len(ids), 1), place),
-            "last_position": np.full(len(ids), place, np.int32),
-            "total_length": np.array([place + 1], np.int32),
+            "position_ids": np.full((len(ids), 1), position),
+            "last_position": np.full(len(ids), position, np.int32),
+            "total_length": np.array([position + 1], np.int32),
             "last_source_position": (lengths - 1).astype(np.int32),
             "total_source_length": lengths.max(keepdims=True).astype(np.int32),
         }
-        feeds = {"input_ids": tokens[:, place : place + 1], **counts, **states}
+        feeds = {"input_ids": tokens[:, position : position + 1], **counts, **states}
         logits, *present = model.session(STEP).run(names, feeds)
         states = {next_input_name(name): array for name, array in zip(names[1:], present)}
-        references = [logits_of_model[:, place] for logits_of_model in expected]
-        case.compare(logits, references, real[:, place], f"step {place + 1}")
+        references = [logits_of_model[:, position] for logits_of_model in expected]
+        case.compare(logits, references, real[:, position], f"step {position + 1}")
         case.report.compare_tokens(
-            logits, references[0], real[:, place], f"{case.name}, step {place + 1}"
+            logits, references[0], real[:, position], f"{case.name}, step {position + 1}"
         )
 
 
 def compare_decoder(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
     """Compare the logits of a decoder after prompts that are padded on the left."""
-    if not case.runtime.model.decoders.takes_empty_prompts:
+    if not case.runtime.model.decoders.supports_empty_prompts:
         mask[~mask.any(axis=1), 0] = 1
     ids, mask = move_padding(ids, mask, "left", 0)
     later = case.rng.integers(0, case.config.vocab_size, (len(ids), sum(LATER_STEPS)))
     tokens = np.concatenate([ids, later], axis=1)
-    whole_mask = np.concatenate([mask, np.ones_like(later)], axis=1)
-    positions = np.maximum(whole_mask.cumsum(axis=1) - 1, 0)
-    inputs = [torch.from_numpy(values) for values in (tokens, whole_mask, positions)]
+    full_mask = np.concatenate([mask, np.ones_like(later)], axis=1)
+    positions = np.maximum(full_mask.cumsum(axis=1) - 1, 0)
+    inputs = [torch.from_numpy(values) for values in (tokens, full_mask, positions)]
     expected = [array(model(*inputs, use_cache=False).logits) for model in case.models]
     request = GenerationRequest(Options(max_new_tokens=sum(LATER_STEPS)), ids, mask)
-    compare_steps(case, request, tokens, expected, whole_mask == 1)
-    compare_lookup(case, request, tokens, expected, whole_mask == 1)
+    compare_steps(case, request, tokens, expected, full_mask == 1)
+    compare_lookup(case, request, tokens, expected, full_mask == 1)
 
 
 def compare_lookup(

@@ -113,18 +113,18 @@ class Directory:
         write_json(self.path / MANIFEST, {"kind": KIND, "facts": self.facts, "finished": finished})
 
     @property
-    def is_begun(self) -> bool:
+    def is_started(self) -> bool:
         """True if more than the manifest is there."""
         return any(path.name != MANIFEST for path in self.path.rglob("*") if path.is_file())
 
 
 @contextlib.contextmanager
-def removed_unless_begun(directory: Directory) -> Iterator[None]:
+def removed_unless_started(directory: Directory) -> Iterator[None]:
     """Remove the directory after an error before its first shard."""
     try:
         yield
     except BaseException:
-        if not directory.is_begun:
+        if not directory.is_started:
             shutil.rmtree(directory.path, ignore_errors=True)
         raise
 
@@ -140,7 +140,7 @@ def remedies(directory: Directory) -> Iterator[None]:
         kept = (
             f"the shards that are whole stay in {directory.path}, and the same call resumes there"
         )
-        remedy = f"; {kept}" if directory.is_begun else ""
+        remedy = f"; {kept}" if directory.is_started else ""
         if isinstance(error, MemoryError):
             raise OSError(errno.ENOMEM, f"not enough memory: {error}{remedy}") from error
         kind = OSError if isinstance(error, OSError) else ValueError
@@ -188,21 +188,21 @@ class Parts:
     def bad_lines(self) -> Path:
         return self.path.with_name(f"{self.path.name}{BAD_LINES}")
 
-    def place(self, number: int) -> Path:
+    def part_path(self, number: int) -> Path:
         """Return the path of the results of a shard."""
         return self.folder / f"{number:06}{self.path.suffix}"
 
-    def place_of_facts(self, number: int) -> Path:
+    def facts_path(self, number: int) -> Path:
         return self.folder / f"{number:06}.facts"
 
     def facts(self, number: int, digest: str) -> dict | None:
         """Return the facts of a shard, if it is whole and was made of lines with this `digest`."""
-        facts = read_json(self.place_of_facts(number))
+        facts = read_json(self.facts_path(number))
         if facts is None or facts.get("input") != digest:
             return None
-        if facts.get("output") != sha256_or_none(self.place(number)):
+        if facts.get("output") != sha256_or_none(self.part_path(number)):
             warnings.warn(
-                f"{self.place(number)} is damaged, expected what was written there: it is "
+                f"{self.part_path(number)} is damaged, expected what was written there: it is "
                 f"made again",
                 stacklevel=2,
             )
@@ -213,15 +213,15 @@ class Parts:
     def new(self, number: int, facts: dict) -> Iterator[Path]:
         """Yield the path to write the results of a shard to."""
         self.folder.mkdir(exist_ok=True)
-        self.place_of_facts(number).unlink(missing_ok=True)
-        with written(self.place(number)) as place:
-            yield place
-            facts["output"] = sha256_or_none(place)
-        write_json(self.place_of_facts(number), facts)
+        self.facts_path(number).unlink(missing_ok=True)
+        with written(self.part_path(number)) as part_file:
+            yield part_file
+            facts["output"] = sha256_or_none(part_file)
+        write_json(self.facts_path(number), facts)
 
     def write_bad(self, count: int) -> None:
         """Write the file of the bad lines of `count` shards, if there are any."""
-        all_facts = (read_json(self.place_of_facts(number)) or {} for number in range(count))
+        all_facts = (read_json(self.facts_path(number)) or {} for number in range(count))
         bad = (pair for facts in all_facts for pair in facts["bad"])
         with written(self.bad_lines) as new, open(new, "w", encoding="utf-8") as file:
             for number, reason in bad:
@@ -232,11 +232,11 @@ class Parts:
 
     def remove(self) -> None:
         """Remove our files from the folder, and the folder if nothing else is in it."""
-        for place in self.folder.glob("[0-9]*"):
-            if place.stem.isdecimal() and place.suffix in (".facts", self.path.suffix):
-                place.unlink()
-        for place in self.folder.glob(".[0-9]*.new"):
-            place.unlink()
+        for part_file in self.folder.glob("[0-9]*"):
+            if part_file.stem.isdecimal() and part_file.suffix in (".facts", self.path.suffix):
+                part_file.unlink()
+        for part_file in self.folder.glob(".[0-9]*.new"):
+            part_file.unlink()
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 

@@ -42,7 +42,7 @@ TRIES = 3  # more, of a shard whose worker died
 AHEAD = 2  # shards that a worker has at once, so that it need not wait for the next
 
 
-class Place(NamedTuple):
+class ShardId(NamedTuple):
     """The number of a file, the number of a shard in it, and the digest of the shard."""
 
     file: int
@@ -57,7 +57,7 @@ class ShardSource:
     inputs: Sequence[Input]
     shard_lines: int
 
-    def shards(self, start: tuple[int, int]) -> Iterator[tuple[Place, int, list[Row]]]:
+    def shards(self, start: tuple[int, int]) -> Iterator[tuple[ShardId, int, list[Row]]]:
         """Yield the place, the first line and the rows of each shard from the file and the shard
         `start` on. Records are left out: only what is written needs them. Ends where a file is
         damaged: the process that was called reads it as well, and reports it."""
@@ -66,7 +66,7 @@ class ShardSource:
                 for shard in source.shards(self.shard_lines) if file >= start[0] else ():
                     if (file, shard.number) >= start:
                         rows = [row._replace(record=None) for row in shard.rows()]
-                        yield Place(file, shard.number, shard.digest), shard.first, rows
+                        yield ShardId(file, shard.number, shard.digest), shard.first, rows
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class PredictionWorker:
         self.predictions: Predictions | None = None
 
     def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
-        place, first, rows = unpacked(table)
+        shard_id, first, rows = unpacked(table)
         result: Results | Exception
         try:
             # not before, as Ray tries again what fails while a worker starts
@@ -119,7 +119,7 @@ class PredictionWorker:
             result = compute(self.predictions, rows, first, lambda count: None)
         except (OSError, ValueError, MemoryError, ImportError) as error:
             result = error
-        return packed((place, result))
+        return packed((shard_id, result))
 
 
 @dataclass
@@ -130,21 +130,21 @@ class Cluster:
     source: ShardSource
     recipe: Recipe
     after: int = 0  # the number of the shard that comes next in the file
-    pairs: Generator[tuple[Place, Results | Exception], None, None] | None = None
+    pairs: Generator[tuple[ShardId, Results | Exception], None, None] | None = None
 
     def __call__(self, file: int, shard: Shard, rows: list[Row], bar: Bar | ProgressLog) -> Results:
         """Return the results of a shard. Raises the worker's error, OSError for errors of Ray, and
         ValueError if the reader read different lines."""
-        place = Place(file, shard.number, shard.digest)
-        if self.pairs is None or place.number not in (0, self.after):
+        shard_id = ShardId(file, shard.number, shard.digest)
+        if self.pairs is None or shard_id.number not in (0, self.after):
             self.close()
-            self.pairs = self.results(place[:2])
-        self.after = place.number + 1
+            self.pairs = self.results(shard_id[:2])
+        self.after = shard_id.number + 1
         try:
-            pair = next((pair for pair in self.pairs if pair[0][:2] >= place[:2]), None)
+            pair = next((pair for pair in self.pairs if pair[0][:2] >= shard_id[:2]), None)
         except (ray.exceptions.RayError, ray.data.exceptions.SystemException) as error:
             raise OSError(f"the Ray cluster could not compute a shard: {error}") from error
-        if pair is None or pair[0] != place:
+        if pair is None or pair[0] != shard_id:
             raise ValueError(
                 f"{self.source.inputs[file].path} changed while it was read: expected it to stay "
                 f"as it is"
@@ -161,7 +161,7 @@ class Cluster:
 
     def results(
         self, start: tuple[int, int]
-    ) -> Generator[tuple[Place, Results | Exception], None, None]:
+    ) -> Generator[tuple[ShardId, Results | Exception], None, None]:
         """Yield the results of the shards from `start` on, in order."""
         with warnings.catch_warnings(), ray.data.DataContext.current(settings()):
             # of max_task_retries, which has no other place yet
@@ -249,7 +249,7 @@ def cluster(
             f"no Ray cluster answers at {address!r}, expected auto, local or HOST:PORT: {error}"
         ) from None
     try:
-        check_room(predictions.runtime.runtime.threads)
+        check_cpus(predictions.runtime.runtime.threads)
         runtime = predictions.runtime.runtime
         names = [field.name for field in fields(Predictions) if field.name != "runtime"]
         settings = {name: getattr(predictions, name) for name in names}
@@ -261,7 +261,7 @@ def cluster(
         ray.shutdown()
 
 
-def check_room(threads: int) -> None:
+def check_cpus(threads: int) -> None:
     """Raise UsageError if a worker would wait forever."""
     max_threads = max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"])
     if threads > max_threads:

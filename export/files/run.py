@@ -28,7 +28,7 @@ from .outputs import (
     check_outside,
     checked_output,
     remedies,
-    removed_unless_begun,
+    removed_unless_started,
     written,
 )
 from .predictions import Predictions
@@ -206,7 +206,7 @@ class Runner:
         count = count_lines([source])
         directory = Directory(out.with_name(f".{out.name}.partial"), self.facts([path]))
         parts = Parts(out, directory.path)
-        with directory.open(), removed_unless_begun(directory), remedies(directory):
+        with directory.open(), removed_unless_started(directory), remedies(directory):
             with progress(count) as bar:
                 facts = File(self, 0, source, parts, self.work, force).finish(None, bar)
             shutil.rmtree(directory.path)
@@ -308,8 +308,10 @@ class File:
                 f"{path} was made meanwhile; the result is in {self.parts.folder}"
             )
         self.parts.write_bad(count)
-        with written(path) as place:
-            self.source.format.join((self.parts.place(number) for number in range(count)), place)
+        with written(path) as temporary:
+            self.source.format.join(
+                (self.parts.part_path(number) for number in range(count)), temporary
+            )
 
 
 def rows_with_faults(shard: Shard, rows: Sequence[Row]) -> list[tuple[int, str]]:

@@ -97,9 +97,7 @@ def project(
     g: GraphContext, name: str, x: Value, positions: Value | None
 ) -> tuple[Value, Value, Value]:
     """Return queries, keys and values of self-attention, turned by rotary positions."""
-    query, key, value = g.target.dialect.linear_each(
-        g, x, *(f"{name}.{part}_proj" for part in "qkv")
-    )
+    query, key, value = g.target.dialect.linears(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
     if positions is not None and g.config.has_rotary_positions:
         query, key = (g.target.dialect.rotate(g, states, positions) for states in (query, key))
     return query, key, value
@@ -139,7 +137,7 @@ def source_heads(g: GraphContext, source: Value) -> Pairs:
         for layer in range(g.config.decoder_layers)
     ]
     names = [f"{module}.{part}_proj" for module in modules for part in "kv"]
-    states = g.target.dialect.linear_each(g, source, *names)
+    states = g.target.dialect.linears(g, source, *names)
     return [
         (split_keys(g, key), split_values(g, value))
         for key, value in zip(states[::2], states[1::2])

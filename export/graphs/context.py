@@ -71,7 +71,7 @@ class Dialect:
 
     Args:
         rms_norm: x, a weight and epsilon -> the norm of root mean squares.
-        linear_each: x and names of linear maps -> the result of each.
+        linears: x and names of linear maps -> the result of each.
         activated_linear: x, the name of a linear map and an activation -> the activation of the
             map.
         add_and_norm: x, the input of the last map of a sublayer, its name, the name of a norm or
@@ -84,7 +84,7 @@ class Dialect:
     """
 
     rms_norm: Callable[[GraphContext, Value, Value, float], Value]
-    linear_each: Callable[..., list[Value]]
+    linears: Callable[..., list[Value]]
     activated_linear: Callable[[GraphContext, Value, str, str], Value]
     add_and_norm: Callable[[GraphContext, Value, Value, str, str | None], tuple[Value, Value]]
     rotate: Callable[[GraphContext, Value, Value], Value]

@@ -135,16 +135,16 @@ class Calibration:
         """Add `inputs` to what the module `name` read."""
         self.inputs[name] = inputs.merge(self.inputs[name]) if name in self.inputs else inputs
 
-    def choose(self, name: str, readers: tuple[str, ...], matrices: Sequence[np.ndarray]) -> Choice:
+    def choose(self, name: str, modules: tuple[str, ...], matrices: Sequence[np.ndarray]) -> Choice:
         """Return the choice for the matrix multiplication `name`. Graphs share it.
 
-        It is the same for all modules `readers`, which read the same rows and have the `matrices`
+        It is the same for all modules `modules`, which read the same rows and have the `matrices`
         (K, N).
         """
-        if readers not in self.choices:
-            self.choices[readers] = choose(self.inputs[name], matrices)
-        self.matmuls[name] = self.choices[readers]
-        return self.choices[readers]
+        if modules not in self.choices:
+            self.choices[modules] = choose(self.inputs[name], matrices)
+        self.matmuls[name] = self.choices[modules]
+        return self.choices[modules]
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers of matrix multiplications and of those with a scale for each row, and
@@ -228,14 +228,14 @@ def held_out_error(
         make_steps(lowest, highest, matrices)
         for lowest, highest in zip(inputs.lowest, inputs.highest)
     ]
-    products = [
+    approximations = [
         np.empty((len(inputs.rows), matrix.shape[1]), np.float32) for matrix in sampled(matrices)
     ]
     for half in (0, 1):
         held_out = inputs.halves != half
-        for product, matrix in zip(products, sampled(matrices)):
-            product[held_out] = steps[half].multiply(inputs.rows[held_out], matrix)
-    return largest_error(products, inputs.rows, matrices)
+        for approximation, matrix in zip(approximations, sampled(matrices)):
+            approximation[held_out] = steps[half].multiply(inputs.rows[held_out], matrix)
+    return largest_error(approximations, inputs.rows, matrices)
 
 
 def multiply_rows(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
@@ -253,17 +253,17 @@ def sampled(matrices: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def largest_error(
-    products: Sequence[np.ndarray], rows: np.ndarray, matrices: Sequence[np.ndarray]
+    approximations: Sequence[np.ndarray], rows: np.ndarray, matrices: Sequence[np.ndarray]
 ) -> float:
-    """Return the largest `relative_error` of the `products` of `rows` with the first columns of
-    `matrices`."""
+    """Return the largest `relative_error` of the `approximations` of `rows @ matrix`, over the
+    sampled columns of all `matrices`."""
     return max(
-        relative_error(product, rows @ matrix)
-        for product, matrix in zip(products, sampled(matrices))
+        relative_error(approximation, rows @ matrix)
+        for approximation, matrix in zip(approximations, sampled(matrices))
     )
 
 
-def relative_error(products: np.ndarray, exact: np.ndarray) -> float:
+def relative_error(approximations: np.ndarray, exact: np.ndarray) -> float:
     """Return ||products - exact||^2 / ||exact||^2: of all rows together, or the median over rows if
     that is larger.
 
@@ -271,7 +271,7 @@ def relative_error(products: np.ndarray, exact: np.ndarray) -> float:
     only the median shows what those lose. Only the error of all rows shows values that are clipped
     in fewer than half of them.
     """
-    lost = np.square(products - exact, dtype=np.float64).sum(axis=1)
+    lost = np.square(approximations - exact, dtype=np.float64).sum(axis=1)
     sizes = np.square(exact, dtype=np.float64).sum(axis=1)
     if not sizes.any():
         return 0.0

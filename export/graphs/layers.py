@@ -86,7 +86,7 @@ def feed_forward(g: GraphContext, layer: int, name: str, x: Value) -> Value:
     dialect, act = g.target.dialect, g.config.hidden_act
     if not g.config.gated:
         return dialect.activated_linear(g, x, f"{name}.up_proj", act)
-    gate, inner = dialect.linear_each(g, x, f"{name}.gate_proj", f"{name}.up_proj")
+    gate, inner = dialect.linears(g, x, f"{name}.gate_proj", f"{name}.up_proj")
     return g.op("Mul", activation(g, gate, act, f"{name}.activation"), inner)
 
 
@@ -126,7 +126,7 @@ def pooled(g: GraphContext, states: Value) -> Value:
     )
 
 
-def linear_each(g: GraphContext, x: Value, *names: str) -> list[Value]:
+def linears(g: GraphContext, x: Value, *names: str) -> list[Value]:
     """Write x W + b of each of the maps `names`."""
     # `precisions.calibrated_steps` chooses one scale of x for all of them
     g.op.once(("readers", x), lambda: names)
@@ -173,9 +173,7 @@ def last_index(g: GraphContext, indices: Value) -> Value:
     return g.op("ArgMax", indices, axis=1, keepdims=0)
 
 
-STANDARD = Dialect(
-    rms_norm, linear_each, activated_linear, add_and_norm, rotate, last_index, LOWEST
-)
+STANDARD = Dialect(rms_norm, linears, activated_linear, add_and_norm, rotate, last_index, LOWEST)
 
 
 # ------------------------------------------------------------------------------------------- logits

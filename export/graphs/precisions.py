@@ -30,8 +30,8 @@ from .weights import bare
 COLUMN_MULTIPLE = 8
 
 
-def add_bias(g: GraphContext, product: Value, bias: Value | None) -> Value:
-    return product if bias is None else g.op("Add", product, bias)
+def add_bias(g: GraphContext, result: Value, bias: Value | None) -> Value:
+    return result if bias is None else g.op("Add", result, bias)
 
 
 # ----------------------------------------------------------------------------------- floating point
@@ -70,8 +70,8 @@ def row_int8_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value
         return calibrated_matmul(g, x, names, bias, steps)
     weights, scales = g.matrices(names, int8_matrices)
     integers, step, zero, largest = g.op.once(("rounded rows", x), lambda: rounded_rows(g, x))
-    product = g.contrib("MatMulIntegerToFloat", integers, weights, step, scales, zero)
-    return add_bias(g, g.op("Mul", product, largest), bias)
+    scaled = g.contrib("MatMulIntegerToFloat", integers, weights, step, scales, zero)
+    return add_bias(g, g.op("Mul", scaled, largest), bias)
 
 
 def rounded_rows(g: GraphContext, x: Value) -> tuple[Value, np.float32, np.uint8, Value]:
@@ -97,9 +97,9 @@ def calibrated_steps(g: GraphContext, x: Value, names: Sequence[str]) -> Steps |
     name = bare(names[0])
     if g.calibration is None or name not in g.calibration.inputs:
         return None
-    readers = g.op.once(("readers", x), lambda: names)
-    matrices = [g.store.weights[f"{reader}.weight"].T for reader in readers]
-    return g.calibration.choose(name, tuple(map(bare, readers)), matrices).steps
+    modules = g.op.once(("readers", x), lambda: names)
+    matrices = [g.store.weights[f"{module}.weight"].T for module in modules]
+    return g.calibration.choose(name, tuple(map(bare, modules)), matrices).steps
 
 
 def calibrated_matmul(
@@ -133,9 +133,9 @@ def block_weight_matmul(
     before each product.
     """
     count = columns(g, names)
-    product = block_matmul(g, x, names, bits, multiple=COLUMN_MULTIPLE)
+    scaled = block_matmul(g, x, names, bits, multiple=COLUMN_MULTIPLE)
     return add_bias(
-        g, g.op("Slice", product, [0], [count], [-1]) if count % COLUMN_MULTIPLE else product, bias
+        g, g.op("Slice", scaled, [0], [count], [-1]) if count % COLUMN_MULTIPLE else scaled, bias
     )
 
 
@@ -185,8 +185,8 @@ def standard_int8_matmul(
     integers, scale, zero = op.once(
         ("rounded", x), lambda: op.outputs(3, "DynamicQuantizeLinear", x)
     )
-    product = op.cast(op("MatMulInteger", integers, weights, zero), "float32")
-    return add_bias(g, op("Mul", product, op("Mul", scale, scales)), bias)
+    scaled = op.cast(op("MatMulInteger", integers, weights, zero), "float32")
+    return add_bias(g, op("Mul", scaled, op("Mul", scale, scales)), bias)
 
 
 def row_look_up(g: GraphContext, table: str, ids: Value) -> Value:

@@ -8,7 +8,7 @@ import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 
-from .processor import Processor
+from .cpu_info import Cpu
 
 # Older versions fail in the cpu target's graphs; versions up to 1.26 crash the process.
 ONNXRUNTIME = (1, 30)
@@ -79,13 +79,13 @@ def facts() -> dict:
     available = providers()
     if CUDA in available:
         preload()
-    here = Processor.here()
+    cpu = Cpu.detect()
     report = {
         "python": platform.python_version(),
         "packages": installed(),
-        "threads": processors(),
-        "processor": here.name,
-        "instructions": sorted(here.instructions.intersection(INSTRUCTIONS)),
+        "threads": available_cpus(),
+        "processor": cpu.name,
+        "instructions": sorted(cpu.instructions.intersection(INSTRUCTIONS)),
         "providers": available,
         "onnxruntime_problem": onnxruntime_problem(),
         "libraries": [name for name in LIBRARIES if loads(name)],
@@ -158,7 +158,7 @@ def installed() -> dict[str, str]:
     return versions
 
 
-def processors() -> int:
+def available_cpus() -> int:
     """Return how many CPUs this process may use. On macOS and Windows, count all CPUs."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

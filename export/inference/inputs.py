@@ -18,7 +18,7 @@ MIN_TOKENS = 128
 
 
 def check_inputs(
-    tensors: Sequence[TensorSpec], inputs: dict[str, np.ndarray | None], reader: str
+    tensors: Sequence[TensorSpec], inputs: dict[str, np.ndarray | None], model: str
 ) -> dict[str, np.ndarray]:
     """Return the inputs `tensors` by name, converted to their dtypes. Inputs that are `None` get
     their defaults.
@@ -28,7 +28,7 @@ def check_inputs(
     Args:
         tensors: specs of the inputs.
         inputs: inputs of the caller by name.
-        reader: the model or graph, for errors.
+        model: the model or graph, for errors.
 
     Raises:
         ValueError: for a missing or unknown input, and for a wrong dtype, shape or range; for an
@@ -37,13 +37,13 @@ def check_inputs(
     names = [tensor.name for tensor in tensors]
     for name, values in inputs.items():
         if values is not None and name not in names:
-            raise ValueError(f"{reader} takes no {name}, expected {' and '.join(names)}")
+            raise ValueError(f"{model} takes no {name}, expected {' and '.join(names)}")
     sizes: dict[str, int] = {}
     checked = {}
     for tensor in tensors:
         values = inputs.get(tensor.name)
         if values is None and tensor.default is None:
-            raise ValueError(f"{reader} takes {tensor.name}, which was not given")
+            raise ValueError(f"{model} takes {tensor.name}, which was not given")
         if values is None:
             checked[tensor.name] = np.full(
                 concrete_shape(tensor, sizes), tensor.default, tensor.dtype
@@ -98,12 +98,14 @@ def check_contiguous(mask: np.ndarray, name: str) -> None:
     ones of the mask."""
     begins = mask[:, 1:] > mask[:, :-1]
     if (begins.sum(axis=1) + mask[:, 0]).max() > 1:
-        row, place = next(
-            (row, place + 1) for row, place in np.argwhere(begins) if mask[row, : place + 1].any()
+        row, position = next(
+            (row, position + 1)
+            for row, position in np.argwhere(begins)
+            if mask[row, : position + 1].any()
         )
         raise ValueError(
-            f"row {row} of {name} has ones again at place {place}, after zeros: expected its ones "
-            "together"
+            f"row {row} of {name} has ones again at position {position}, after zeros: expected "
+            "its ones in one block"
         )
 
 
@@ -170,9 +172,9 @@ def move_padding(
     if mask.all():
         return ids, mask
     first = mask.argmax(axis=1) if side == "right" else -mask[:, ::-1].argmax(axis=1)
-    places = (np.arange(mask.shape[1]) + first[:, None]) % mask.shape[1]
-    moved = np.take_along_axis(mask, places, axis=1)
-    return np.where(moved == 1, np.take_along_axis(ids, places, axis=1), pad_token_id), moved
+    indices = (np.arange(mask.shape[1]) + first[:, None]) % mask.shape[1]
+    moved = np.take_along_axis(mask, indices, axis=1)
+    return np.where(moved == 1, np.take_along_axis(ids, indices, axis=1), pad_token_id), moved
 
 
 def run_by_length(

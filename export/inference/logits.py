@@ -20,7 +20,7 @@ CHUNK = 1 << 18  # logits that `log_sum_exp` processes at once, to fit into the 
 NUCLEUS = 64  # tokens that `Sampler` sorts first to find the nucleus
 
 # (ids (R, T), scores (R, V)) -> None: changes the scores in place
-Processor = Callable[[np.ndarray, np.ndarray], None]
+LogitsProcessor = Callable[[np.ndarray, np.ndarray], None]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Prompt:
 # not enable it.
 
 
-def repetition_penalty(options: "Options", prompt: Prompt) -> Processor | None:
+def repetition_penalty(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     """Return the processor that penalizes earlier tokens (Keskar et al. 2019, section 4.1)."""
     penalty = np.float32(options.repetition_penalty)
 
@@ -57,20 +57,20 @@ def repetition_penalty(options: "Options", prompt: Prompt) -> Processor | None:
     return process if options.repetition_penalty != 1 else None
 
 
-def no_repeat_ngrams(options: "Options", prompt: Prompt) -> Processor | None:
+def no_repeat_ngrams(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     size = options.no_repeat_ngram_size
 
     def process(ids: np.ndarray, scores: np.ndarray) -> None:
         if ids.shape[1] >= size:
             ngrams = sliding_window_view(ids, size, axis=1)
             last_tokens = ids[:, None, ids.shape[1] + 1 - size :]
-            rows, places = np.nonzero((ngrams[..., :-1] == last_tokens).all(axis=-1))
-            scores[rows, ngrams[rows, places, -1]] = -np.inf
+            rows, positions = np.nonzero((ngrams[..., :-1] == last_tokens).all(axis=-1))
+            scores[rows, ngrams[rows, positions, -1]] = -np.inf
 
     return process if size else None
 
 
-def bad_words(options: "Options", prompt: Prompt) -> Processor | None:
+def bad_words(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     """Return the processor that suppresses the last token of each of `bad_words_ids` after its
     other tokens. A single end token is not suppressed."""
     ends = [[token] for token in options.eos_token_ids]
@@ -94,7 +94,7 @@ def bad_words(options: "Options", prompt: Prompt) -> Processor | None:
     return process if words else None
 
 
-def min_new_tokens(options: "Options", prompt: Prompt) -> Processor | None:
+def min_new_tokens(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     if not options.eos_token_ids or not options.min_new_tokens:
         return None
     return partial(
@@ -104,13 +104,13 @@ def min_new_tokens(options: "Options", prompt: Prompt) -> Processor | None:
     )
 
 
-def forced_bos(options: "Options", prompt: Prompt) -> Processor | None:
+def forced_bos(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     if options.forced_bos_token_id is None:
         return None
     return partial(force, tokens=options.forced_bos_token_id, length=1)
 
 
-def forced_eos(options: "Options", prompt: Prompt) -> Processor | None:
+def forced_eos(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     if options.forced_eos_token_id is None:
         return None
     return partial(
@@ -118,7 +118,7 @@ def forced_eos(options: "Options", prompt: Prompt) -> Processor | None:
     )
 
 
-def suppress_tokens(options: "Options", prompt: Prompt) -> Processor | None:
+def suppress_tokens(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     return (
         partial(suppress, tokens=distinct(options.suppress_tokens))
         if options.suppress_tokens
@@ -126,14 +126,14 @@ def suppress_tokens(options: "Options", prompt: Prompt) -> Processor | None:
     )
 
 
-def begin_suppress_tokens(options: "Options", prompt: Prompt) -> Processor | None:
+def begin_suppress_tokens(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     if not options.begin_suppress_tokens:
         return None
     first = prompt.length + (prompt.length == 1 and options.forced_bos_token_id is not None)
     return partial(suppress, tokens=distinct(options.begin_suppress_tokens), lengths=(first,))
 
 
-def renormalize(options: "Options", prompt: Prompt) -> Processor | None:
+def renormalize(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     """Return the processor that normalizes the log p of beams after the other processors.
 
     Without beams it would not change the selected tokens."""
@@ -274,13 +274,13 @@ class Sampler:
             weights, tokens = self.weights(logits)
         rows, width = weights.shape
         if width <= 8 * BLOCK:
-            places = self.draw(weights)
+            indices = self.draw(weights)
         else:  # sample a block of the row, then a column of the block
             blocks = self.draw(np.add.reduceat(weights, np.arange(0, width, BLOCK), axis=1))
             columns = blocks[:, None] * BLOCK + np.arange(BLOCK)
             inside = np.take_along_axis(weights, np.minimum(columns, width - 1), axis=1)
-            places = blocks * BLOCK + self.draw(np.where(columns < width, inside, 0))
-        return places if tokens is None else tokens[np.arange(rows), places]
+            indices = blocks * BLOCK + self.draw(np.where(columns < width, inside, 0))
+        return indices if tokens is None else tokens[np.arange(rows), indices]
 
     def draw(self, weights: np.ndarray) -> np.ndarray:
         """Sample an index of each row, with a probability proportional to its weight."""

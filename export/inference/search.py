@@ -12,9 +12,9 @@ import numpy as np
 
 from .logits import Prompt, Sampler, as_rows, log_sum_exp, top
 from .options import EXCLUDED_SCORE, LOGITS_FUNCTIONS, Options
-from .top_k import likeliest_tokens
+from .top_k import top_k_tokens
 
-INITIAL_ROOM = 256  # initial capacity in new tokens; doubled when it is full
+INITIAL_CAPACITY = 256  # initial capacity in new tokens; doubled when it is full
 
 
 class Search(Protocol):
@@ -35,7 +35,7 @@ class Search(Protocol):
         if they were not requested."""
 
 
-class Processors:
+class LogitsProcessors:
     """The logits processors of `options`, in the order of transformers. False if there are none."""
 
     def __init__(self, options: Options, prompt: Prompt):
@@ -71,7 +71,7 @@ def start_search(
         threads: CPU threads of beam search.
         seeds: sampling seeds, one per input; `None` samples all rows with `options.seed`.
     """
-    processors = Processors(options, prompt)
+    processors = LogitsProcessors(options, prompt)
     if options.num_beams > 1:
         return BeamSearch(len(prompt.ids), options, processors, threads)
     scores = Scores(len(prompt.ids) * options.num_return_sequences) if is_scored else None
@@ -115,7 +115,7 @@ class TokenSearch:
         self,
         inputs: int,
         options: Options,
-        processors: Processors | None = None,
+        processors: LogitsProcessors | None = None,
         scores: Scores | None = None,
         seeds: Sequence[int] | None = None,
     ):
@@ -127,7 +127,7 @@ class TokenSearch:
         self.choose = Sampler(options, seeds=seeds) if options.do_sample else greedy
         self.eos = np.array(options.eos_token_ids, np.int64)
         self.running = np.ones(self.rows, bool)
-        self.tokens = np.empty((self.rows, min(options.max_new_tokens, INITIAL_ROOM)), np.int64)
+        self.tokens = np.empty((self.rows, min(options.max_new_tokens, INITIAL_CAPACITY)), np.int64)
         self.length = 0
         self.finished = False
 
@@ -171,7 +171,11 @@ class BeamSearch:
     change the log p of each token. Without processors, `threads` CPU threads select the top k."""
 
     def __init__(
-        self, inputs: int, options: Options, processors: Processors | None = None, threads: int = 1
+        self,
+        inputs: int,
+        options: Options,
+        processors: LogitsProcessors | None = None,
+        threads: int = 1,
     ):
         self.options = options
         self.threads = threads
@@ -180,7 +184,7 @@ class BeamSearch:
         self.inputs = np.arange(inputs)[:, None]
         self.is_best = np.arange(options.candidates) < options.num_beams
         self.tokens = np.full(
-            (inputs * options.num_beams, min(options.max_new_tokens, INITIAL_ROOM)),
+            (inputs * options.num_beams, min(options.max_new_tokens, INITIAL_CAPACITY)),
             options.fill_token_id,
         )
         # The rows of one input are equal at first, so only the first row counts.
@@ -237,7 +241,7 @@ class BeamSearch:
         if self.processors:
             log_p, tokens = processed(logits, new, count, self.processors)
         else:
-            log_p, tokens = likeliest_tokens(logits, count, self.threads)
+            log_p, tokens = top_k_tokens(logits, count, self.threads)
         if is_first:
             log_p = np.repeat(log_p, beams, axis=0)
             tokens = np.repeat(tokens, beams, axis=0)
@@ -255,7 +259,7 @@ class BeamSearch:
 
 
 def processed(
-    logits: np.ndarray, new: np.ndarray, count: int, processors: Processors
+    logits: np.ndarray, new: np.ndarray, count: int, processors: LogitsProcessors
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the top `count` log p and tokens after `processors` have changed the log p.
 

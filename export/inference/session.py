@@ -105,8 +105,8 @@ class Sessions:
 
     def open(self, roles: list[str]) -> dict[str, Session]:
         """Open the graphs of `roles`, in parallel on CPUs, and return their sessions."""
-        is_on_processor = all(len(self.providers(role)) == 1 for role in roles)
-        with ThreadPoolExecutor(len(roles) if is_on_processor else 1) as pool:
+        is_on_cpu = all(len(self.providers(role)) == 1 for role in roles)
+        with ThreadPoolExecutor(len(roles) if is_on_cpu else 1) as pool:
             return dict(zip(roles, pool.map(self.make, roles)))
 
     def make(self, role: str, sizes: dict[str, int] | None = None) -> Session:

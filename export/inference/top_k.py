@@ -17,7 +17,7 @@ CHUNK = 1 << 19
 GRAPH = Path(__file__).with_name("top_k.onnx")
 
 
-def likeliest_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
+def top_k_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
     """Return log p and index of the top `count` tokens of each row, both (rows, count).
 
     `logits` are (rows, V). The best token comes first, ties are sorted by index.

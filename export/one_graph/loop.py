@@ -22,13 +22,13 @@ from .searches import (
     STEPS,
     GraphSearch,
     GraphTokenSearch,
-    likeliest_tokens,
+    greedy_tokens,
     sampled_tokens,
 )
 from .step import LoopInputs, Step
 
 SEARCHES: dict[str, Callable[[Rules], GraphSearch]] = {
-    "greedy": lambda rules: GraphTokenSearch(rules, likeliest_tokens),
+    "greedy": lambda rules: GraphTokenSearch(rules, greedy_tokens),
     "sample": lambda rules: GraphTokenSearch(rules, sampled_tokens, SAMPLING),
     "beam": Beams,
 }
@@ -108,13 +108,13 @@ def padded_on_the_left(
 
     A row without tokens keeps its last one."""
     size = ops("Shape", ids, start=1)
-    places = ops.range(size)
+    columns = ops.range(size)
     is_padding = ops("Less", mask, 1)
     # ranks are distinct
-    rank = ops("Sub", ops("Where", is_padding, ops("Mul", size, 2), size), places)
+    rank = ops("Sub", ops("Where", is_padding, ops("Mul", size, 2), size), columns)
     _, order = ops.outputs(2, "TopK", rank, size, axis=1)
     lengths = ops("Max", ops("ReduceSum", ops.cast(ops("Not", is_padding), "int64"), [1]), 1)
-    is_token = ops("GreaterOrEqual", places, ops("Sub", size, lengths))
+    is_token = ops("GreaterOrEqual", columns, ops("Sub", size, lengths))
     moved = ops("Where", is_token, ops("GatherElements", ids, order, axis=1), pad or 0)
     return moved, ops.cast(is_token, "int64"), lengths
 
@@ -128,12 +128,12 @@ def at_most_positions(
     steps = ops("Max", steps, 0)
     if positions is None:
         return steps
-    room = (
+    free_positions = (
         ops.value(positions)
         if lengths is None
         else ops("Max", ops("Sub", positions + 1, lengths), 0)
     )
-    return ops("Min", steps, room)
+    return ops("Min", steps, free_positions)
 
 
 def loop_body(
@@ -142,19 +142,21 @@ def loop_body(
     """Return the body of the loop. It reads and returns the tokens, the states of the search and
     those of the step."""
     ops = Ops(main=inputs.ops)
-    place = Value(type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
+    position = Value(type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
     before = Value(type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
     current = [Value(type=type_) for type_ in types]
     count = 1 + len(search.dtypes)
-    logits, states = step.advance(ops, current[0], current[count:], place)
-    tokens, parents, search_states, goes_on = search.advance(ops, logits, current[1:count], place)
+    logits, states = step.advance(ops, current[0], current[count:], position)
+    tokens, parents, search_states, goes_on = search.advance(
+        ops, logits, current[1:count], position
+    )
     if parents is not None:
         masks, caches = states[: step.num_masks], states[step.num_masks :]
         states = [*masks, *inputs.reordered(ops, caches, parents)]
     results = [tokens, *search_states, *states]
     set_types(results, types)
     goes_on.type, goes_on.shape = before.type, ir.Shape([])
-    return ir.Graph([place, before, *current], [goes_on, *results], nodes=ops.nodes, name="step")
+    return ir.Graph([position, before, *current], [goes_on, *results], nodes=ops.nodes, name="step")
 
 
 def build_model(

@@ -85,9 +85,9 @@ class Step(Protocol):
         """
 
     def advance(
-        self, ops: Ops, tokens: Value, states: list[Value], place: Value
+        self, ops: Ops, tokens: Value, states: list[Value], position: Value
     ) -> tuple[Value, list[Value]]:
-        """Return the logits (rows, V) after `tokens` (rows, t), which follow `place` (a scalar)
+        """Return the logits (rows, V) after `tokens` (rows, t), which follow `position` (a scalar)
         tokens, and the new states."""
 
 

@@ -17,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from ..errors import UsageError
-from ..inference.devices import processors
+from ..inference.devices import available_cpus
 from ..inference.export_info import ExportInfo, json_object
 from ..model import find_target, open_export, open_for_workers
 from ..scheduler.admission import Admission
@@ -169,7 +169,7 @@ class Service:
         self.sources = found
         self.settings = settings
         self.say = say
-        self.cores = cores or processors()
+        self.cores = cores or available_cpus()
         self.process = process
         self.log = Log(settings.log_level)
         self.lifecycle = Lifecycle(loading=True)

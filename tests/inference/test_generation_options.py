@@ -20,7 +20,7 @@ from vanilla_transformer_export.inference import decoder as decoder_module
 from vanilla_transformer_export.inference import search
 from vanilla_transformer_export.inference.decoder import position_bytes
 from vanilla_transformer_export.inference.logits import Prompt, Sampler, log_sum_exp, top
-from vanilla_transformer_export.inference.search import Processors
+from vanilla_transformer_export.inference.search import LogitsProcessors
 from vanilla_transformer_export.targets.cpu import decoder as cpu_decoder
 from vanilla_transformer_export.targets.registry import get_target
 
@@ -168,8 +168,8 @@ def test_a_search_without_such_settings_has_no_logits_processors():
         Options(min_new_tokens=3),
         Options(eos_token_id=(EOS,), num_beams=4),
     ):
-        assert not Processors(options, prompt)
-    assert Processors(Options(eos_token_id=(EOS,), min_new_tokens=3), prompt)
+        assert not LogitsProcessors(options, prompt)
+    assert LogitsProcessors(Options(eos_token_id=(EOS,), min_new_tokens=3), prompt)
 
 
 @pytest.mark.parametrize("name", CPU_MODELS)
@@ -385,7 +385,7 @@ def test_room_for_tokens_grows_and_nothing_changes(pair, name, room, monkeypatch
         pair.runtime.generate(ids, mask, max_new_tokens=20, **options).tolist() for options in calls
     ]
     for module in (search, decoder_module, cpu_decoder):
-        monkeypatch.setattr(module, "INITIAL_ROOM", room)
+        monkeypatch.setattr(module, "INITIAL_CAPACITY", room)
     for options, tokens in zip(calls, expected, strict=True):
         assert pair.runtime.generate(ids, mask, max_new_tokens=20, **options).tolist() == tokens
     drawn = dict(do_sample=True, seed=1, num_return_sequences=2, max_new_tokens=20)

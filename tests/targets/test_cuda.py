@@ -21,7 +21,6 @@ from vanilla_transformer_export.graphs.precisions import WEIGHT_ONLY
 from vanilla_transformer_export.graphs.sequences import last_state
 from vanilla_transformer_export.inference import devices
 from vanilla_transformer_export.inference.decoder import GenerationRequest
-from vanilla_transformer_export.targets.cuda.graphs import packed_linear_each
 from vanilla_transformer_export.targets.cuda.overflow import overflow
 from vanilla_transformer_export.targets.registry import get_target
 
@@ -168,7 +167,7 @@ def test_no_more_products_become_one_than_a_split_can_replay():
     )
     weights = {f"w{i}.weight": matrix.T.copy() for i, matrix in enumerate(matrices)}
     model = write(
-        lambda g, value: packed_linear_each(g, value, *(f"w{i}" for i in range(34))),
+        lambda g, value: packed_linears(g, value, *(f"w{i}" for i in range(34))),
         weights,
         {"x": x},
         "cuda",

@@ -73,7 +73,7 @@ def test_relative_positions_give_the_tokens_of_transformers(
     exported_for, name, target, beams, monkeypatch
 ):
     """With logits that are changed on the host too, and with caches that grow."""
-    monkeypatch.setattr("vanilla_transformer_export.targets.cpu.decoder.INITIAL_ROOM", 5)
+    monkeypatch.setattr("vanilla_transformer_export.targets.cpu.decoder.INITIAL_CAPACITY", 5)
     model, directory = exported_for(name, target)
     runtime = Runtime(directory, device="cpu")
     for seed in range(3):

@@ -155,7 +155,7 @@ class ConversionPlan:
     def save(self, directory: Path) -> None:
         """Write the checkpoint's files, tensor by tensor. Raises OSError if the disk has no room
         for them."""
-        self._check_room(directory)
+        self._check_disk_space(directory)
         shapes = {self.stored.get(name, name): shape for name, shape in self.shapes.items()}
         tensors = ((self.stored.get(name, name), tensor) for name, tensor in self.tensors())
         write_safetensors(directory / "model.safetensors", shapes, tensors)
@@ -169,7 +169,7 @@ class ConversionPlan:
         self.companions.copy(directory)
         name_image_processor(directory / IMAGE_PROCESSOR, self.image_processor)
 
-    def _check_room(self, directory: Path) -> None:
+    def _check_disk_space(self, directory: Path) -> None:
         needed = sum(
             torch.Size(shape).numel() * dtype.itemsize for shape, dtype in self.shapes.values()
         )

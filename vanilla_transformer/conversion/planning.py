@@ -20,7 +20,7 @@ from transformers.utils import logging
 import vanilla_transformer
 
 from ..checkpoint import CONFIG, limit_generation
-from ..checkpoint_config import CONFIGS, check_depth, made_config, read_raw_config
+from ..checkpoint_config import CONFIGS, build_config, check_depth, read_raw_config
 from ..checkpoint_files import GENERATION_CONFIG, checkpoint_directory, read_json, readers_errors
 from ..companions import companions, left_out
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
@@ -42,7 +42,7 @@ from .converter import Converter, get_converter
 from .fields import Fields, require
 from .marian_npz import write_checkpoint
 from .overrides import Overrides
-from .registry import FAMILIES, REFUSED
+from .registry import FAMILIES, UNSUPPORTED
 from .sinusoids import check_table
 from .tensors import TensorFiles
 from .tokenizers import find_tokenizer
@@ -247,7 +247,7 @@ def fits_family(directory: Path, content: dict, overrides: Overrides) -> bool:
     checkpoint."""
     converter = get_converter(content["model_type"])
     try:
-        theirs = made_config(CONFIG_MAPPING[content["model_type"]], content, directory)
+        theirs = build_config(CONFIG_MAPPING[content["model_type"]], content, directory)
         files = open_tensors(directory, converter, overrides)
         names = [name for name in theirs.architectures or () if name in converter.ARCHITECTURES]
         names = names or list(converter.ARCHITECTURES)
@@ -476,10 +476,10 @@ def read_known_config(source: str | PathLike, path: Path) -> PreTrainedConfig:
     """
     content, _ = read_raw_config(path)
     model_type = content["model_type"]
-    if model_type in REFUSED:
+    if model_type in UNSUPPORTED:
         raise ValueError(
             f"{source} has model_type {model_type}, which cannot be converted: "
-            f"{REFUSED[model_type]}"
+            f"{UNSUPPORTED[model_type]}"
         )
     if model_type is None:
         raise ValueError(f"{path / CONFIG} has the model_type None, expected a name")
@@ -487,7 +487,7 @@ def read_known_config(source: str | PathLike, path: Path) -> PreTrainedConfig:
         raise ValueError(
             f"{source} has model_type {model_type}, expected one of {', '.join(FAMILIES)}"
         )
-    return made_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
+    return build_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
 
 
 def check_architecture(config: PreTrainedConfig, known: Collection[str]) -> str:

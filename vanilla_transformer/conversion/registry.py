@@ -50,7 +50,7 @@ REGISTERED = (
 )
 FAMILIES = {family.model_type: family for family in REGISTERED}
 # model types that are often asked for, and why their checkpoints cannot be converted
-REFUSED = {
+UNSUPPORTED = {
     "albert": (
         "ALBERT repeats the weights of one layer, and its embeddings are narrower than its layers"
     ),

@@ -113,17 +113,17 @@ def average_modules(checkpoints: list[str | os.PathLike], directory: Path) -> No
                 f"{checkpoint} has the modules {one}, expected {same} as {checkpoints[0]} has"
             )
         for name in {*first.files, *other.files} - {MODULES}:
-            places = [Path(source, name) for source in (checkpoint, checkpoints[0])]
+            sources = [Path(source, name) for source in (checkpoint, checkpoints[0])]
             one, same = (entry.files.get(name) for entry in (other, first))
             if name.endswith(".json"):
                 check_equal(
                     *(read_json(file) if file else {} for file in (one, same)),
-                    places,
+                    sources,
                     {"__version__"},
                 )
             elif not (one and same and name.endswith(".safetensors")):
                 raise ValueError(
-                    f"{places[0]} and {places[1]} have no mean, expected both, as safetensors"
+                    f"{sources[0]} and {sources[1]} have no mean, expected both, as safetensors"
                 )
     first.copy(directory)
     for name in first.files:
@@ -146,14 +146,14 @@ def mean(files: list[Path]) -> dict[str, torch.Tensor]:
     }
 
 
-def check_equal(actual: dict, expected: dict, places: tuple, neutral: set[str]) -> None:
+def check_equal(actual: dict, expected: dict, sources: tuple, neutral: set[str]) -> None:
     """Raise ValueError naming the first difference in keys that are not `neutral`."""
     for key in sorted((actual.keys() | expected.keys()) - neutral):
         if actual.get(key) != expected.get(key):
             name, one, other = difference(key, actual.get(key), expected.get(key))
             raise ValueError(
-                f"{places[0]} has {name} {shorten(one)}, expected {shorten(other)} as in "
-                f"{places[1]}"
+                f"{sources[0]} has {name} {shorten(one)}, expected {shorten(other)} as in "
+                f"{sources[1]}"
             )
 
 

@@ -87,9 +87,9 @@ class TokenStream(torch.utils.data.IterableDataset):
         )
         Random(seed).shuffle(batches)
         # augmented one batch at a time: all at once would stop the training for seconds
-        for places in batches:
-            batch = [rows[place] for place in places]
-            seeds = [f"{seed} {place}" for place in places]
+        for row_indices in batches:
+            batch = [rows[row_index] for row_index in row_indices]
+            seeds = [f"{seed} {row_index}" for row_index in row_indices]
             yield augment(batch, self.augmentation, seeds) if self.augmentation else batch
 
 
@@ -102,12 +102,12 @@ def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
         )
     batches = [[]]
     width = 0
-    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
-        width = max(width, *lengths[place])
+    for row_index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        width = max(width, *lengths[row_index])
         if (len(batches[-1]) + 1) * width > limit:
             batches.append([])
-            width = max(lengths[place])
-        batches[-1].append(place)
+            width = max(lengths[row_index])
+        batches[-1].append(row_index)
     return batches
 
 

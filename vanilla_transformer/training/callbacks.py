@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from ..info import flops
-from .checkpoints import WholeCheckpoints
+from .checkpoints import CompleteCheckpoints
 from .recipe import Recipe
 
 # dense bfloat16 operations per second
@@ -34,7 +34,7 @@ def callbacks(recipe: Recipe) -> list[TrainerCallback]:
     patience = recipe.training.get("early_stopping_patience")
     length = MaxLength(recipe.generation.get("max_length"))
     return [
-        WholeCheckpoints(),
+        CompleteCheckpoints(),
         Epochs(),
         length,
         *([EarlyStoppingCallback(patience)] if patience else []),

@@ -37,7 +37,7 @@ NEUTRAL = re.compile(
 ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt")
 
 
-class WholeCheckpoints(TrainerCallback):
+class CompleteCheckpoints(TrainerCallback):
     """A callback that records the hashes of each checkpoint's files and keeps `save_total_limit` of
     them.
 
@@ -99,7 +99,7 @@ def best_checkpoint(run: Path, state: TrainerState) -> Path:
     Raises ValueError if it is damaged or missing.
     """
     best = run / Path(state.best_model_checkpoint).name
-    if not is_whole(best):
+    if not is_complete(best):
         raise ValueError(
             f"{best}, the best checkpoint until now, is damaged or not there: --restart begins anew"
         )
@@ -143,7 +143,7 @@ def noted_hashes(checkpoint: Path) -> dict[str, str]:
     )
 
 
-def is_whole(checkpoint: Path) -> bool:
+def is_complete(checkpoint: Path) -> bool:
     expected = noted_hashes(checkpoint)
     return bool(expected) and expected.items() <= hashes(checkpoint).items()
 
@@ -156,7 +156,7 @@ def last_checkpoints(state: Path, count: int) -> list[Path]:
         ValueError: if one of them is damaged: the mean would be of others.
     """
     last = marked_checkpoints(state)[-count:]
-    damaged = [str(path) for path in last if not is_whole(path)]
+    damaged = [str(path) for path in last if not is_complete(path)]
     if damaged:
         raise ValueError(
             f"average_last={count}, and {', '.join(damaged)} is damaged: remove it, or begin anew "
@@ -170,10 +170,10 @@ def last_checkpoints(state: Path, count: int) -> list[Path]:
     return last
 
 
-def whole_checkpoints(state: Path) -> Iterator[Path]:
+def complete_checkpoints(state: Path) -> Iterator[Path]:
     """Yield the undamaged checkpoints, newest first, and warn of each damaged one."""
     for checkpoint in reversed(marked_checkpoints(state)):
-        if is_whole(checkpoint):
+        if is_complete(checkpoint):
             yield checkpoint
         else:
             logger.warning_once(

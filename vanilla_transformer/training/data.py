@@ -228,8 +228,8 @@ def read_files(
             has = ", ".join(f"{path} has {count}" for path, count in zip(paths, counts))
             raise ValueError(f"parallel files must have the same number of lines: {has}")
         if Fault in map(type, row):
-            place = [*map(type, row)].index(Fault)
-            bad.add(f"{paths[place]}: line {number} {row[place]}")
+            index = [*map(type, row)].index(Fault)
+            bad.add(f"{paths[index]}: line {number} {row[index]}")
         else:
             for column, line in zip(columns, row):
                 column.append(line)
@@ -295,11 +295,11 @@ def valid_positions(
 ) -> list[int]:
     """Return the positions of the rows without a `fault`; count the others in `bad`."""
     kept = []
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if what := fault(row):
-            bad.add(f"row {place}: {what}")
+            bad.add(f"row {index}: {what}")
         else:
-            kept.append(place)
+            kept.append(index)
     bad.report(len(kept))
     return kept
 

@@ -25,11 +25,11 @@ from .card import CARD, model_card
 from .checkpoints import (
     best_checkpoint,
     check_state,
+    complete_checkpoints,
     final_state,
     last_checkpoints,
     open_state,
     run_facts,
-    whole_checkpoints,
 )
 from .curves import CURVES, draw_curves
 from .data import split_files
@@ -77,7 +77,7 @@ def train(
     ):
         facts = run_facts(recipe)
         check_state(state, facts, restart)
-        trainer, tokenizer, rows = run_to_its_end(recipe, facts, arguments, restart)
+        trainer, tokenizer, rows = train_model(recipe, facts, arguments, restart)
         metrics = evaluate(recipe, trainer, tokenizer, rows)
         if arguments.should_save:
             record = run_record(recipe, trainer, metrics)
@@ -94,7 +94,7 @@ def input_paths(recipe: Recipe) -> list[str | Path]:
     return [*files, *(name for name in sources if name), *recipe.training.get("teachers", [])]
 
 
-def run_to_its_end(
+def train_model(
     recipe: Recipe, facts: dict, arguments: Seq2SeqTrainingArguments, restart: bool
 ) -> tuple:
     """Run the training to its end, and return the trainer, the tokenizer and the examples by split.
@@ -102,7 +102,7 @@ def run_to_its_end(
     The trainer's model has the weights of the result.
     """
     state = Path(arguments.output_dir)
-    checkpoint = None if restart else next(whole_checkpoints(state), None)
+    checkpoint = None if restart else next(complete_checkpoints(state), None)
     set_seed(arguments.seed)
     tokenizer, model, rows = prepare(recipe, checkpoint)
     trainer = make_trainer(recipe, arguments, tokenizer, model, rows)

@@ -113,7 +113,7 @@ GENERATION = {
 }
 # Fields of `Trainer`'s that a run sets itself, that have no effect on one, or that a recipe cannot
 # hold.
-NOT_TAKEN = {
+UNSUPPORTED = {
     "output_dir", "predict_with_generate", "remove_unused_columns", "generation_config",
     "parallelism_config", "resume_from_checkpoint", "do_train", "do_eval", "do_predict",
     "local_rank", "deepspeed", "fsdp", "fsdp_config",
@@ -190,7 +190,7 @@ def model_keys(config: type) -> dict[str, KeyType]:
 def trainer_keys() -> dict[str, KeyType]:
     """Return the fields of `Trainer`'s arguments that a recipe may set."""
     types = typing.get_type_hints(Seq2SeqTrainingArguments) | TRAINER_TYPES
-    names = {field.name for field in fields(Seq2SeqTrainingArguments)} - NOT_TAKEN
+    names = {field.name for field in fields(Seq2SeqTrainingArguments)} - UNSUPPORTED
     return {
         name: KeyType(in_table(types[name]), TRAINER_RANGES.get(name))
         for name in names

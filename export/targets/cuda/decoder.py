@@ -18,7 +18,7 @@ from ...inference.decoder import (
     position_bytes,
 )
 from ...inference.options import EXCLUDED_SCORE, Options
-from ...inference.search import Processors
+from ...inference.search import LogitsProcessors
 from ...inference.session import Session
 from ...specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
 
@@ -37,8 +37,8 @@ class CudaDecoders:
 
     export: LoadedExport
     pool: "Pool" = field(init=False)
-    takes_empty_prompts = False
-    takes_candidates = False
+    supports_empty_prompts = False
+    supports_candidates = False
 
     def __post_init__(self) -> None:
         export = self.export
@@ -51,14 +51,19 @@ class CudaDecoders:
         options = request.options
         ids = request.input_ids
         # Caches do not grow, and each beam fills one slot per step.
-        room = options.max_new_tokens * options.rows_per_input
+        new_tokens = options.max_new_tokens * options.rows_per_input
         cache_bytes = 0
         if self.export.device == "cpu":
             cache_bytes = (
-                len(ids) * (ids.shape[1] + room) * position_bytes(self.export.specs["decoder"])
+                len(ids)
+                * (ids.shape[1] + new_tokens)
+                * position_bytes(self.export.specs["decoder"])
             )
         check_memory(request, self.export.config["vocab_size"], cache_bytes)
-        sizes = {"batch_size": bucket_size(len(ids)), "slots": round_up(ids.shape[1] + room, SLOTS)}
+        sizes = {
+            "batch_size": bucket_size(len(ids)),
+            "slots": round_up(ids.shape[1] + new_tokens, SLOTS),
+        }
         window = self.export.config.get("sliding_window")
         if request.source is None:
             return CudaDecoder(self.buffers(sizes), self.pool, None, window, options.rows_per_input)
@@ -107,7 +112,7 @@ class CudaDecoders:
         if (
             options.do_sample
             or (request.is_scored and not is_beam_search)
-            or Processors(options, request.prompt)
+            or LogitsProcessors(options, request.prompt)
         ):
             return None
         if self.export.config.get("sliding_window") is not None:

@@ -36,7 +36,7 @@ FUSED_GELUS = {
 }
 
 
-def packed_linear_each(g: GraphContext, x: Value, *names: str) -> list[Value]:
+def packed_linears(g: GraphContext, x: Value, *names: str) -> list[Value]:
     """Write the maps with the same number of outputs as one, and split it."""
     by_width: dict[int, list[str]] = {}
     for name in names:
@@ -107,7 +107,7 @@ def last_index(g: GraphContext, indices: Value) -> Value:
 
 DIALECT = Dialect(
     fused_rms_norm,
-    packed_linear_each,
+    packed_linears,
     fused_activated_linear,
     fused_add_and_norm,
     fused_rotate,

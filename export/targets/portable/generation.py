@@ -27,7 +27,7 @@ class PortableSeq2SeqStep:
         return self.caches.empty(inputs, per_beam=True)
 
     def advance(
-        self, ops: Ops, tokens: Value, states: list[Value], place: Value
+        self, ops: Ops, tokens: Value, states: list[Value], position: Value
     ) -> tuple[Value, list[Value]]:
         """Return the logits and new states. Caches of the source are empty: the source is projected
         before the loop."""
@@ -79,12 +79,12 @@ class PortableDecoderStep:
         return [inputs.repeated(value) for value in (mask, *self.caches.present(outputs))]
 
     def advance(
-        self, ops: Ops, tokens: Value, states: list[Value], place: Value
+        self, ops: Ops, tokens: Value, states: list[Value], position: Value
     ) -> tuple[Value, list[Value]]:
         """Return the logits and new states, of which the mask is the first."""
         before, *caches = states
         mask = ops("Concat", before, self.one, axis=1)
-        positions = self.inputs.known(ops, ops("Add", self.last, place))
+        positions = self.inputs.known(ops, ops("Add", self.last, position))
         bindings = {
             "input_ids": tokens,
             "attention_mask": mask,

@@ -50,13 +50,13 @@ def find_tokenizer(directory: Path) -> FoundTokenizer | None:
             `sentencepiece_model`.
     """
     check_tokenizer(directory)
-    tokenizer = made_tokenizer(directory) if has_tokenizer(directory) else None
+    tokenizer = build_tokenizer(directory) if has_tokenizer(directory) else None
     for note in tokenizer.notes if tokenizer else ():
         logger.warning(f"{directory}: {note}")
     return tokenizer
 
 
-def made_tokenizer(directory: Path) -> FoundTokenizer:
+def build_tokenizer(directory: Path) -> FoundTokenizer:
     if any((directory / name).is_file() for name in ("source.spm", "target.spm")):
         tokenizer, notes = marian.make_tokenizer(directory)
         return FoundTokenizer(tokenizer, notes=notes)

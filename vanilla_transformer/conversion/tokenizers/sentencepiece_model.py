@@ -62,14 +62,14 @@ def parse(path: Path) -> Any:
     model = sentencepiece_model_pb2.ModelProto()
     try:
         model.ParseFromString(content)
-        is_whole = (
+        is_valid = (
             bool(model.pieces)
             and model.HasField("trainer_spec")
             and model.HasField("normalizer_spec")
         )
     except DecodeError:
-        is_whole = False
-    if not is_whole:
+        is_valid = False
+    if not is_valid:
         raise ValueError(
             f"{path} is no whole SentencePiece model: expected pieces and two specs in its "
             f"{len(content)} bytes"

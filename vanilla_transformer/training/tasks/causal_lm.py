@@ -123,15 +123,15 @@ def packed(documents: list[list[int]], size: int) -> list[dict]:
     """Pack documents into examples of `size` tokens; longer ones are continued in another
     example."""
     blocks = []
-    room = 0
+    capacity = 0
     for ids in documents:
         for start in range(0, len(ids) - 1, size):
             stretch = ids[start : start + size + 1]
-            if len(stretch) - 1 > room:
+            if len(stretch) - 1 > capacity:
                 blocks.append([])
-                room = size
+                capacity = size
             blocks[-1].append(stretch)
-            room -= len(stretch) - 1
+            capacity -= len(stretch) - 1
     return [example(block, size) for block in blocks]
 
 

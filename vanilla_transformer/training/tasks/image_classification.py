@@ -85,8 +85,8 @@ def opened(image: dict) -> Pillow.Image:
     """Open an image as RGB. Raises ValueError if it is damaged."""
     file = image["path"] if image["bytes"] is None else io.BytesIO(image["bytes"])
     try:
-        with Pillow.open(file) as picture:
-            return picture.convert("RGB")
+        with Pillow.open(file) as opened_image:
+            return opened_image.convert("RGB")
     except (OSError, SyntaxError) as error:
         raise ValueError(f"{image['path']} is no whole image: {error}") from None
 

@@ -96,16 +96,16 @@ def packed(rows: Dataset, size: int, bad: BadRows) -> list[dict]:
         ValueError: for a row that is longer, unless such `bad` rows are skipped.
     """
     blocks = []
-    room = 0
+    capacity = 0
     for ids, words in zip(rows["input_ids"], rows["labels"], strict=True):
         if len(ids) > size:
             bad.add(f"a text has {len(ids)} tokens, expected at most block_size={size}")
             continue
-        if len(ids) > room:
+        if len(ids) > capacity:
             blocks.append({"input_ids": [], "labels": [], "documents": []})
-            room = size
+            capacity = size
         block = blocks[-1]
-        room -= len(ids)
+        capacity -= len(ids)
         word_count = 1 + max(block["labels"], default=-1)
         number = 1 + max(block["documents"], default=-1)
         block["input_ids"] += ids

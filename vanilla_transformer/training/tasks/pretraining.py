@@ -69,11 +69,11 @@ def pairs(documents: list[list[str]]) -> Iterator[dict]:
     The pairs are the same in each call.
     """
     rng = random.Random(0)
-    for place, document in enumerate(documents):
+    for index, document in enumerate(documents):
         for first, second in zip(document, document[1:]):
             label = rng.choice((FOLLOWS, DOES_NOT))
             if label == DOES_NOT:
-                other = (place + rng.randrange(1, len(documents))) % len(documents)
+                other = (index + rng.randrange(1, len(documents))) % len(documents)
                 second = rng.choice(documents[other])
             yield {"first": first, "second": second, "next_sentence_label": label}
 

@@ -49,7 +49,7 @@ def read(data: dict, split: str) -> Rows | None:
     if split in data:
         rows = [row for path in split_files(data, split) for row in questions(path)]
         return Dataset.from_list(
-            [rows[place] for place in valid_positions(rows, fault, BadRows(data, split))]
+            [rows[offset] for offset in valid_positions(rows, fault, BadRows(data, split))]
         )
     return None
 
@@ -117,16 +117,16 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     """
     max_length = data.get("max_length", 384)
     stride = data.get("stride", 128)
-    room = max_length - stride - tokenizer.num_special_tokens_to_add(pair=True)
+    max_question = max_length - stride - tokenizer.num_special_tokens_to_add(pair=True)
     for id, ids in zip(
         columns["id"],
         tokenizer(columns["question"], add_special_tokens=False)["input_ids"],
         strict=True,
     ):
-        if len(ids) >= room:
-            columns_out = f"question {id} has {len(ids)} tokens, expected fewer than {room}"
+        if len(ids) >= max_question:
             raise ValueError(
-                f"{columns_out}, what max_length={max_length} leaves beside stride={stride}"
+                f"question {id} has {len(ids)} tokens, expected fewer than {max_question}, the "
+                f"rest of max_length={max_length} beside stride={stride}"
             )
     options = dict(
         max_length=max_length,
@@ -138,14 +138,14 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
         return_token_type_ids=True, return_offsets_mapping=True, return_attention_mask=False
     )
     encoded = tokenizer(columns["question"], columns["context"], **options)
-    columns_out = {name: encoded[name] for name in ("input_ids", "token_type_ids")}
-    columns_out |= {name: [] for name in ("start_positions", "end_positions", *SCORED)}
+    encoded_columns = {name: encoded[name] for name in ("input_ids", "token_type_ids")}
+    encoded_columns |= {name: [] for name in ("start_positions", "end_positions", *SCORED)}
     for window, row in enumerate(encoded["overflow_to_sample_mapping"]):
         sides = encoded.sequence_ids(window)
         answers = columns["answers"][row]
         offsets = [
-            list(place) if side == 1 else None
-            for place, side in zip(encoded["offset_mapping"][window], sides)
+            list(offset) if side == 1 else None
+            for offset, side in zip(encoded["offset_mapping"][window], sides)
         ]
         first, last = positions(offsets, answers["answer_start"][0], len(answers["text"][0]))
         values = (
@@ -157,8 +157,8 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
             offsets,
         )
         for name, value in zip(("start_positions", "end_positions", *SCORED), values, strict=True):
-            columns_out[name].append(value)
-    return columns_out
+            encoded_columns[name].append(value)
+    return encoded_columns
 
 
 def positions(offsets: list, start: int, length: int) -> tuple[int, int]:
@@ -166,7 +166,7 @@ def positions(offsets: list, start: int, length: int) -> tuple[int, int]:
 
     The result is (0, 0) if the window does not hold all of them.
     """
-    tokens = [token for token, place in enumerate(offsets) if place is not None]
+    tokens = [token for token, offset in enumerate(offsets) if offset is not None]
     if not tokens or offsets[tokens[0]][0] > start or offsets[tokens[-1]][1] < start + length:
         return 0, 0
     inside = [
@@ -231,7 +231,7 @@ def best_span(row: dict, start: np.ndarray, end: np.ndarray, longest: int) -> tu
 
     A span has at most `longest` tokens of the context.
     """
-    tokens = [token for token, place in enumerate(row["offsets"]) if place is not None]
+    tokens = [token for token, offset in enumerate(row["offsets"]) if offset is not None]
     sums = np.asarray(start)[tokens][:, None] + np.asarray(end)[tokens]
     allowed = np.tril(np.triu(np.ones(sums.shape, bool)), longest - 1)
     first, last = np.unravel_index(np.where(allowed, sums, -np.inf).argmax(), sums.shape)

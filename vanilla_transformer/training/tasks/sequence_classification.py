@@ -44,8 +44,8 @@ def read(data: dict, split: str) -> Rows | None:
             raise ValueError(f"fold is {fold}, expected one of 0 to {count - 1}")
         lines = [
             line
-            for place, line in enumerate(lines)
-            if (place % count == fold) == (split == "validation")
+            for number, line in enumerate(lines)
+            if (number % count == fold) == (split == "validation")
         ]
     elif split in data:
         lines = labelled(data, split)

@@ -214,12 +214,12 @@ def entities(tags: list[str]) -> set[tuple[str, int, int]]:
     spans = set()
     name = None
     first = 0
-    for place, tag in enumerate([*tags, "O"]):
+    for index, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
         if name is not None and (prefix, kind) != ("I", name):
-            spans.add((name, first, place))
+            spans.add((name, first, index))
             name = None
         if name is None and prefix != "O":
             name = kind
-            first = place
+            first = index
     return spans
