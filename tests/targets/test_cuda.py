@@ -21,6 +21,7 @@ from vanilla_transformer_export.graphs.precisions import WEIGHT_ONLY
 from vanilla_transformer_export.graphs.sequences import last_state
 from vanilla_transformer_export.inference import devices
 from vanilla_transformer_export.inference.decoder import GenerationRequest
+from vanilla_transformer_export.targets.cuda.graphs import packed_linears
 from vanilla_transformer_export.targets.cuda.overflow import overflow
 from vanilla_transformer_export.targets.registry import get_target
 
