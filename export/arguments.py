@@ -20,7 +20,7 @@ MAX_INT64 = 2**63 - 1
 MAX_SHOWN = 40  # characters of a wrong value in an error
 VARIANT_HELP = "variant of the weights, as in from_pretrained: fp16 reads model.fp16.safetensors"
 LEAVE_OUT_HELP = (
-    "names of tensors to leave out, with * and ? as in a shell: 'cls.chain.*'; may be repeated"
+    "names of tensors to leave out, with shell wildcards: 'cls.chain.*'; may be repeated"
 )
 
 
@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         if FLAG.fullmatch(word) and word not in self._option_string_actions:
             known = self._option_string_actions
             self.error(
-                f"no flag {word!r}"
+                f"unknown flag {word!r}"
                 + (did_you_mean(word, known) or f", expected one of {', '.join(known)}")
             )
 
@@ -95,7 +95,7 @@ def add_set(parser: Parser, help: str) -> None:
 def add_output(parser: Parser, help: str) -> None:
     """Add OUTPUT and `--output OUTPUT`, which `get_output` reads."""
     parser.add_argument("positional_output", type=path, nargs="?", metavar="OUTPUT", help=help)
-    parser.add_argument("--output", type=path, help="the same, as a flag")
+    parser.add_argument("--output", type=path, help="OUTPUT as a flag")
 
 
 def get_output(args: argparse.Namespace) -> Path:
@@ -106,11 +106,12 @@ def get_output(args: argparse.Namespace) -> Path:
     """
     match args.positional_output, args.output:
         case (None, None):
-            raise UsageError("no output, expected OUTPUT or --output OUTPUT")
+            raise UsageError("the output is missing, expected OUTPUT or --output OUTPUT")
         case (output, None) | (None, output):
             return output
     raise UsageError(
-        f"two outputs, {args.positional_output} and --output {args.output}: expected one of them"
+        f"got two outputs, {args.positional_output} and --output {args.output}, expected one "
+        "of them"
     )
 
 
@@ -120,7 +121,7 @@ def choice_type(what: str, known: Iterable[str]) -> Callable[[str], str]:
     def name(text: str) -> str:
         if text in known:
             return text
-        seen = f"no {what} {text[:MAX_SHOWN]!r}, expected one of {', '.join(known)}"
+        seen = f"unknown {what} {text[:MAX_SHOWN]!r}, expected one of {', '.join(known)}"
         raise argparse.ArgumentTypeError(f"{seen}{did_you_mean(text, known)}")
 
     return name

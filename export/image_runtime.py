@@ -51,9 +51,7 @@ class ImageRuntime:
         self.runtime = Runtime(directory, threads, **options)
         self.info = self.runtime.info
         if self.info.config["model_type"] != VISION:
-            raise ValueError(
-                f"{directory} is a {self.info.architecture}, expected a model that reads images"
-            )
+            raise ValueError(f"{directory} is a {self.info.architecture}, expected a vision model")
         path = self.info.directory / IMAGE_PROCESSOR
         content = self.info.read(IMAGE_PROCESSOR)
         if content is None:
@@ -108,7 +106,7 @@ class ImageRuntime:
                 f"{reprlib.repr(images)}"
             )
         if len(images) == 0:
-            raise ValueError("no images, expected at least one")
+            raise ValueError("images is empty, expected at least one image")
         return (
             self._pixel_values(image, f"image {index} of {len(images)}")
             for index, image in enumerate(images)
@@ -128,7 +126,8 @@ class ImageRuntime:
         ):
             got = "x".join(map(str, pixels.shape))
             raise ValueError(
-                f"{name} is {got} for the model, expected {'x'.join(map(str, expected))}"
+                f"{name} has shape {got} after preprocessing, expected "
+                f"{'x'.join(map(str, expected))}"
             )
         return pixels
 
@@ -145,8 +144,8 @@ class ImageRuntime:
         if len({states.shape[1:] for states in outputs}) > 1:
             shapes = " and ".join(sorted({str(states.shape[1:]) for states in outputs}))
             raise ValueError(
-                f"the states of the images have the shapes {shapes}, expected one: give images of "
-                "one size"
+                f"the hidden states of the images have the shapes {shapes}, expected one "
+                "shape: pass images of the same size"
             )
         return np.concatenate(outputs)
 
@@ -166,7 +165,7 @@ def opened(image: Input) -> Image.Image | np.ndarray:
         return image
     if isinstance(image, str | os.PathLike):
         if not Path(image).is_file():
-            raise FileNotFoundError(f"{os.fspath(image)!r} is no file, expected an image")
+            raise FileNotFoundError(f"{os.fspath(image)!r} is not a file, expected an image")
         check_no_pointer(image)
         with image_errors(), Image.open(image) as file:
             return upright(file)
@@ -192,10 +191,10 @@ def image_errors() -> Iterator[None]:
         yield
     except UnidentifiedImageError:
         raise ValueError(
-            "it is no image that Pillow reads, expected one such as .png or .jpg"
+            "it is not an image that Pillow can read, expected one such as .png or .jpg"
         ) from None
     except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
-        raise ValueError(f"it is no whole image: {' '.join(str(error).split())}") from None
+        raise ValueError(f"it is not a complete image: {' '.join(str(error).split())}") from None
 
 
 def activated(logits: np.ndarray, problem_type: str | None) -> np.ndarray:

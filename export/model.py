@@ -49,8 +49,8 @@ def open_export(directory: str | os.PathLike, dtype: str | None = None) -> Expor
     """
     info = open_export_info(directory)
     if (mode := info.manifest.get("generate")) is not None:
-        problem = f"{info.directory} has one graph that generates by itself, by {mode} search"
-        raise ValueError(f"{problem}: run that in onnxruntime, or export without --generate")
+        problem = f"{info.directory} was exported with --generate {mode}"
+        raise ValueError(f"{problem}: run its graph in onnxruntime, or export without --generate")
     if info.architecture not in HEADS:
         problem = f"{info.directory} has the architecture {info.architecture!r}"
         raise ValueError(f"{problem}, expected one of {', '.join(HEADS)}")
@@ -164,7 +164,7 @@ class OnnxModel:
         for role, spec in info.specs.items():
             if role != "step" and spec.file not in info.manifest["files"]:
                 raise ValueError(
-                    f"{info.directory}/manifest.json lists no {spec.file}: export again"
+                    f"{info.directory}/manifest.json does not list {spec.file}: export again"
                 )
 
     def _content(self, role: str) -> bytes:
@@ -222,13 +222,12 @@ class OnnxModel:
         if (count := request.options.prompt_lookup_num_tokens) is None:
             return
         if (rows := len(request.input_ids)) > 1:
-            raise UsageError(f"prompt_lookup_num_tokens={count} is for one row, got {rows}")
+            raise UsageError(f"prompt_lookup_num_tokens={count} is for one input, got {rows}")
         if not self.decoders.supports_candidates:
             target = self.info.manifest["target"]
             raise UsageError(
-                f"prompt_lookup_num_tokens={count} does not go with this export, target "
-                f"{target!r}, expected None: its graphs do not check several tokens of a row at "
-                "once"
+                f"prompt_lookup_num_tokens={count} is not supported by this export, target "
+                f"{target!r}, expected None: its graphs check one token per step"
             )
 
     def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:

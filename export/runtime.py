@@ -95,7 +95,8 @@ class Runtime:
         if selected not in devices:
             export = f"{self.architecture}, target {self.target!r}, dtype {self.dtype!r}"
             raise UsageError(
-                f"device {device!r} does not go with {export}, expected one of {list(devices)}"
+                f"device {device!r} is not supported by this export ({export}), expected one "
+                f"of {list(devices)}"
             )
         return selected
 
@@ -104,12 +105,12 @@ class Runtime:
             return None
         if self.device != "tensorrt":
             raise UsageError(
-                f"engine_cache is of no use on device {self.device!r}, expected device='tensorrt'"
+                f"engine_cache has no effect on device {self.device!r}, expected device='tensorrt'"
             )
         if Path(engine_cache).resolve().is_relative_to(self.info.directory):
             raise UsageError(
-                f"engine_cache is {engine_cache}, inside the export: expected a place outside, "
-                "its files stay"
+                f"engine_cache is {engine_cache}, inside the export: expected a directory "
+                "outside of it"
             )
         return Path(engine_cache)
 
@@ -124,8 +125,8 @@ class Runtime:
         if not self.info.step:
             export = f"{self.architecture}, target {self.target!r}"
             raise UsageError(
-                f"workers is {workers}, expected None: rows of this export, {export}, cannot join "
-                "and leave a batch"
+                f"workers={workers} is not supported by this export ({export}), expected None: "
+                "continuous batching needs a cpu export of a model that generates"
             )
         return workers
 
@@ -300,8 +301,7 @@ class Runtime:
         request = self.request(input_ids, attention_mask, None, options)
         if request.options.num_beams > 1:
             raise UsageError(
-                f"num_beams is {request.options.num_beams}, which cannot stream: expected "
-                f"num_beams=1"
+                f"num_beams is {request.options.num_beams}, expected num_beams=1 to stream"
             )
         search = start_search(request.options, request.prompt)
         return self.model.tokens(request, search)

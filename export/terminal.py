@@ -78,7 +78,7 @@ def say(result: object, end: str = "\n") -> None:
         OSError: if standard output is closed, or cannot be written.
     """
     if sys.stdout is None:
-        raise OSError("standard output is closed, expected a place for the result")
+        raise OSError("standard output is closed, expected an open one for the result")
     with output_errors():
         print(result, end=end, flush=True)
 

@@ -316,8 +316,8 @@ class TextRuntime:
             return [[]] * count
         if "encoder" not in self.info.specs:
             raise ValueError(
-                "a target_prefix is for seq2seq: this export is a decoder, whose prompt is what it "
-                "goes on from"
+                "target_prefix needs an encoder-decoder model, this export is a decoder: put "
+                "the prefix at the end of the prompt"
             )
         if (
             not isinstance(texts, list | tuple)

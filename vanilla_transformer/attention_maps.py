@@ -107,12 +107,12 @@ def compute_maps(
         )
     [path] = texts
     if not Path(path).is_file():
-        raise FileNotFoundError(f"{path!r} is no file, expected an image")
+        raise FileNotFoundError(f"{path!r} is not a file, expected an image")
     check_no_pointer(path)
     try:
         picture = load_image(path)
     except (OSError, SyntaxError) as error:
-        raise ValueError(f"{path} is no whole image: {error}") from None
+        raise ValueError(f"{path} is not a complete image: {error}") from None
     return image_attention_maps(model, load_image_processor(checkpoint), picture)
 
 
@@ -207,8 +207,7 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tex
     size = model.config.vocab_size
     if largest >= size:
         raise ValueError(
-            f"the tokenizer gives the token {largest}, expected one of [0, {size - 1}], the "
-            "model's vocabulary"
+            f"the tokenizer returned token id {largest}, expected less than vocab_size={size}"
         )
     maps = (
         max(getattr(model.config, name) for name in depth_fields(model.config))

@@ -139,8 +139,8 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
         if not code:
             raise
     raise ValueError(
-        f"{directory} has a tokenizer of its own code, which is not run: expected one of "
-        f"transformers, got {code}"
+        f"{directory} has a tokenizer with custom code, {code}, which is not run: expected a "
+        "tokenizer of transformers"
     )
 
 
@@ -179,7 +179,7 @@ def load_image_processor(source: str | os.PathLike) -> BaseImageProcessor:
     path = directory / IMAGE_PROCESSOR
     if not path.is_file():
         raise FileNotFoundError(
-            f"{directory} has no {IMAGE_PROCESSOR}, expected one beside a model of images"
+            f"{directory} has no {IMAGE_PROCESSOR}, expected one for a vision model"
         )
     read_json(path)
     with readers_errors(path):

@@ -95,8 +95,8 @@ def build_config(config_class: type, content: dict, directory: Path) -> Any:
     path = directory / CONFIG
     if parts := sorted(content.keys() & {"decoder", "generator", "text_config", "text_encoder"}):
         raise ValueError(
-            f"{path} has the configs {', '.join(parts)} within, expected one of a model that has "
-            f"no parts"
+            f"{path} has the nested configs {', '.join(parts)}, expected the config of a "
+            "single model"
         )
     settable = {
         "model_type",
@@ -109,7 +109,7 @@ def build_config(config_class: type, content: dict, directory: Path) -> Any:
         attribute = inspect.getattr_static(config_class, name, None)
         if attribute is not None and name not in settable and not isinstance(attribute, property):
             raise ValueError(
-                f"{path} has the key {name}, expected none of a class's own attributes"
+                f"{path} has the key {name}, an attribute of the config class: expected only fields"
             )
     labels = content.get("num_labels")
     if labels is not None and (type(labels) is not int or not 0 <= labels <= MAX_LABELS):

@@ -79,11 +79,11 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
             )
         )
     except RepositoryNotFoundError:
-        reason = "the Hub has none of this name, or not for this login"
+        reason = "the Hub has no repository of this name, or none that this login may read"
     except IncompleteSnapshotError:
-        reason = "the cache has only a part of it, and the Hub cannot be reached"
+        reason = "the cache has only a part of it and the Hub cannot be reached"
     except LocalEntryNotFoundError:
-        reason = "it is not in the cache, and the Hub cannot be reached"
+        reason = "it is not in the cache and the Hub cannot be reached"
     except (OSError, ValueError) as error:  # errors of the Hub client
         reason = one_line(error)
     else:
@@ -175,7 +175,7 @@ def check_generation(path: Path, vocab_size: int) -> None:
 def generation_fault(name: str, value: object, vocab_size: int = 2**31) -> str | None:
     """Return what is wrong with a field of a generation config, or `None`."""
     if name in OF_THE_HUB:
-        return "which transformers runs with code of the Hub: expected none"
+        return "which runs code from the Hub in transformers: expected none"
     if name in COUNTS and not (type(value) is int and 0 <= value < 2**31):
         return "expected a whole number of at least 0 and below 2**31"
     if name in NUMBERS and type(value) not in (int, float):
@@ -293,7 +293,7 @@ def check_tensors(
         "of another shape": {
             f"{name} {other[name]}" for name in other if shapes[name] != expected[name]
         },
-        "no floating point": {name for name, (_, dtype) in stored.items() if dtype not in FLOATS},
+        "not floating point": {name for name, (_, dtype) in stored.items() if dtype not in FLOATS},
     }
     for problem, names in problems.items():
         if names:

@@ -482,7 +482,7 @@ class VanillaSeq2SeqConfig(VanillaTextConfig):
         if both and any(value != depth for value in explicit.values()):
             got = ", ".join(f"{name}={value!r}" for name, value in explicit.items())
             raise ValueError(
-                f"{' and '.join(both)} set the depth of both stacks, expected no other beside, "
+                f"{' and '.join(both)} set the depth of both stacks, expected no other depth, "
                 f"got {got}"
             )
         for stack in DEPTHS:

@@ -149,7 +149,7 @@ def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ())
             raise IsADirectoryError(f"{out} is a directory, expected a file or a new path")
         if out.exists() and not force:
             raise FileExistsError(
-                f"{out} exists already; expected a new path, or --force to replace it"
+                f"{out} exists already, expected a new path, or --force to replace it"
             )
         before, folder = file_states(out), claim / "writing"
         folder.mkdir()
@@ -199,9 +199,7 @@ def output_path(path: StrPath, inputs: Iterable[StrPath] = ()) -> Path:
             os.path.exists(parent) and os.path.samefile(out, parent)
             for parent in (place, *place.parents)
         ):
-            raise ValueError(
-                f"{path} is {what} or holds it: expected a path whose replacement leaves that alone"
-            )
+            raise ValueError(f"{path} is or contains {what}, expected a path that does not")
     return out
 
 
@@ -229,7 +227,7 @@ def check_replaceable(directory: Path, force: bool) -> None:
         )
     if not force:
         raise FileExistsError(
-            f"{directory} exists already; expected a new path, or --force to replace it"
+            f"{directory} exists already, expected a new path, or --force to replace it"
         )
     ours = (
         files_of_export(directory)
@@ -237,10 +235,9 @@ def check_replaceable(directory: Path, force: bool) -> None:
         or files_of_triton_model(directory)
     )
     if not ours:
-        files = f"{directory} holds {join_names(entries)}"
         raise FileExistsError(
-            f"{files}: expected an export or a checkpoint that vanilla-transformer wrote, "
-            f"nothing else"
+            f"{directory} holds {join_names(entries)}: expected only an export or a checkpoint "
+            "that vanilla-transformer wrote"
         )
     files = {path for path in relative_files(directory) if not IGNORED & {*Path(path).parts}}
     if foreign := sorted(files - ours):
@@ -372,9 +369,7 @@ def claimed(out: Path) -> Iterator[Path]:
             check_ours(claim)
             settle(claim, out)
             if left := sorted(claim.iterdir()):
-                raise FileExistsError(
-                    f"{left[0]}, which a run that was killed left, cannot be removed: remove it"
-                )
+                raise FileExistsError(f"{left[0]} of a killed run cannot be removed: remove it")
             try:
                 yield claim
             finally:
@@ -413,7 +408,7 @@ def make_claim(claim: Path) -> None:
     place."""
     if claim.is_symlink() or (claim.exists() and not claim.is_dir()):
         raise FileExistsError(
-            f"{claim} is no directory of ours, expected nothing there: move it away"
+            f"{claim} was not written by vanilla-transformer, expected nothing there: move it away"
         )
     claim.mkdir(exist_ok=True)
 
@@ -423,7 +418,7 @@ def lock(handle: int, out: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise FileExistsError(
-            f"{out} is being written by another process: expected to be alone"
+            f"{out} is being written by another process, expected no other writer"
         ) from None
 
 
@@ -439,8 +434,8 @@ def check_ours(claim: Path) -> None:
     """Raise FileExistsError for an entry of `claim` that no run of this package makes."""
     if foreign := sorted({path.name for path in claim.iterdir()} - PARTS):
         raise FileExistsError(
-            f"{claim / foreign[0]} is of no run of vanilla-transformer: expected nothing else in "
-            f"{claim}"
+            f"{claim / foreign[0]} was not written by vanilla-transformer, expected nothing "
+            f"else in {claim}"
         )
 
 
@@ -459,7 +454,7 @@ def publish(claim: Path, out: Path, before: dict | None) -> None:
         if before is not None and out.exists():
             out.rename(old)
             if file_states(old) != before:
-                raise FileExistsError("it is another than when this began")
+                raise FileExistsError("it changed while the new one was written")
         place(new, out)
     except (OSError, ValueError) as error:
         if old.exists() and not out.exists():

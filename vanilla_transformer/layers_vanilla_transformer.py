@@ -704,8 +704,8 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
         check_attention_implementation(self.config)
         if kwargs.get("past_key_values") is not None:
             raise ValueError(
-                "got past_key_values, as of prefix tuning: an encoder keeps no keys and values, "
-                "expected none"
+                "an encoder has no key-value cache: expected past_key_values None, got "
+                "prefixes as of prefix tuning"
             )
         inputs_embeds = self.embeddings.tokens(input_ids, inputs_embeds)
         order = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)

@@ -291,7 +291,7 @@ def choose_languages(
                 f"; did you mean {close[0]!r}?" if close else ""
             )
             raise ValueError(
-                f"{name} {language!r} is no language of the tokenizer, expected {known}"
+                f"{name} {language!r} is not a language of the tokenizer, expected {known}"
             )
     if src_lang is not None:
         tokenizer.src_lang = src_lang

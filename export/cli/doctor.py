@@ -12,7 +12,7 @@ def doctor_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-@verb("show what is installed here, and what will run where", doctor_arguments, extras="cpu")
+@verb("show installed packages, and where each target runs", doctor_arguments, extras="cpu")
 def doctor(args: argparse.Namespace) -> None:
     from ..inference.devices import facts
 
@@ -29,10 +29,10 @@ def report(facts: dict) -> str:
     lines += [
         f"providers    {', '.join(facts['providers']) or 'none: onnxruntime is not installed'}"
     ]
-    lines += [f"libraries    {', '.join(facts['libraries']) or 'none of those that CUDA needs'}"]
+    lines += [f"libraries    {', '.join(facts['libraries']) or 'none of the CUDA libraries'}"]
     lines += [
-        f"processor    {facts['processor']}: "
-        f"{' '.join(facts['instructions']) or 'no instructions for integers known'}"
+        f"cpu          {facts['processor']}: "
+        f"{' '.join(facts['instructions']) or 'no known int8 instructions'}"
     ]
     lines += [f"gpu          {facts['gpu'] or 'none'}"]
     if facts["onnxruntime_problem"]:
@@ -45,7 +45,7 @@ def report(facts: dict) -> str:
     lines += [
         f"TensorRT does not run: {problem}"
         if problem
-        else "TensorRT can be asked for: --device tensorrt"
+        else "TensorRT is available: --device tensorrt"
     ]
     return "\n".join(lines)
 

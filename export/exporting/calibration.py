@@ -91,16 +91,16 @@ def read(
     longest = min(TOKENS, model.config.max_position_embeddings)
     rows = tokenizer(lines, truncation=True, max_length=longest)["input_ids"] if lines else []
     if not any(set(row) - set(tokenizer.all_special_ids) for row in rows):
-        problem = f"{text} has {len(lines)} lines and no token that the tokenizer knows"
+        problem = f"{text} has {len(lines)} lines without a token that the tokenizer knows"
         raise ValueError(
-            f"{problem}, expected text as the model reads it; without calibration each row has a "
-            "scale of its own"
+            f"{problem}, expected text in the language of the model: without calibrate, each "
+            "row has its own scale"
         )
     largest = max(map(max, filter(None, rows)))
     size = model.config.vocab_size
     if largest >= size:
         raise ValueError(
-            f"the tokenizer gives token {largest}, expected less than vocab_size, {size}"
+            f"the tokenizer returned token id {largest}, expected less than vocab_size={size}"
         )
     for _, group in groupby(sorted(filter(None, rows), key=len), len):
         alike = torch.tensor(list(group))

@@ -97,7 +97,7 @@ def evaluate(
     name = HEADS[engine.architecture].metric
     if name is None:
         scored = ", ".join(name for name, head in HEADS.items() if head.metric)
-        raise ValueError(f"no metric for a {engine.architecture}, expected one of {scored}")
+        raise ValueError(f"{engine.architecture} has no metric, expected one of {scored}")
     metric, parameters = METRICS[name]
     inputs = {"source": source, "references": references, "text": text, "labels": labels}
     files = {name: Path(file) for name, file in inputs.items() if file is not None}
@@ -108,7 +108,8 @@ def evaluate(
         raise UsageError(f"a {engine.architecture} is evaluated on {expected}, got {got}")
     if options and metric is not bleu:
         raise UsageError(
-            f"options {sorted(options)} have no effect on the {metric.__name__} of a model"
+            f"generation options {sorted(options)} have no effect on the {metric.__name__}, "
+            "expected none"
         )
     return {
         **metric(engine, *(files[name] for name in parameters), batch_size, **options),
@@ -125,12 +126,16 @@ def load_engine(
     if (Path(directory) / MANIFEST).is_file():
         if variant is not None:
             raise UsageError(
-                f"variant {variant!r} is for a checkpoint, and {directory} is an export"
+                f"variant={variant!r} is not supported for an export ({directory}), expected a "
+                "checkpoint"
             )
         return OnnxEngine(directory, dtype, workers)
     for name, value in {"dtype": dtype, "workers": workers}.items():
         if value is not None:
-            raise UsageError(f"{name} {value!r} is for an export, and {directory} is none")
+            raise UsageError(
+                f"{name}={value!r} is not supported for a checkpoint ({directory}), expected "
+                "an export"
+            )
     return TorchEngine(directory, variant)
 
 
@@ -194,7 +199,8 @@ def perplexity(engine: Backend, text: Path, batch_size: int) -> dict[str, Any]:
     vocabulary = engine.config["vocab_size"]
     if ids.max() >= vocabulary:
         raise ValueError(
-            f"the tokenizer gives token id {ids.max()}, expected less than vocab_size, {vocabulary}"
+            f"the tokenizer returned token id {ids.max()}, expected less than "
+            f"vocab_size={vocabulary}"
         )
     for batch in batches(windows, max(1, min(batch_size, MAX_LOGITS // (window * vocabulary)))):
         for length in {len(windows[index]) for index in batch}:  # the last window may be shorter
@@ -366,7 +372,7 @@ class TorchEngine:
         if beams > self.model.config.vocab_size:
             raise UsageError(
                 f"num_beams is {beams}, expected at most {self.model.config.vocab_size}, the "
-                f"vocabulary"
+                "vocabulary size"
             )
         seed = options.pop("seed", None)
         if seed is not None:
@@ -403,8 +409,7 @@ class TorchEngine:
         size = self.model.config.vocab_size
         if ids.max() >= size:
             raise ValueError(
-                f"the tokenizer gives the token {ids.max()}, expected one of [0, {size - 1}], the "
-                "vocabulary"
+                f"the tokenizer returned token id {ids.max()}, expected less than vocab_size={size}"
             )
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -22,8 +22,8 @@ from .repository_files import base_name, write_generator_card
 from .triton import write_triton_model
 
 NO_TORCH = (
-    "torch is not installed: `vanilla-transformer verify` compares an export with its checkpoint "
-    "where it is"
+    "torch is not installed; where it is, `vanilla-transformer verify` compares the export "
+    "with its checkpoint"
 )
 # whose versions the manifest has
 PACKAGES = ("vanilla-transformer", "torch", "transformers", "onnx")
@@ -152,7 +152,7 @@ def check_whole_sequences(checkpoint: Checkpoint) -> None:
     if checkpoint.generates:
         problem = f"{checkpoint.name} is a {checkpoint.architecture}"
         raise ValueError(
-            f"{problem}, expected for Triton a model that does not generate, or the option generate"
+            f"{problem}, expected a model that does not generate for triton, or the option generate"
         )
 
 
@@ -171,7 +171,7 @@ def describe(checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int
     facts = manifest_facts(checkpoint, graphs) | write_companions(checkpoint, graphs, directory)
     facts |= {"versions": versions()}
     if checkpoint.model is None:
-        warnings.warn(f"parity is not checked, {NO_TORCH}", stacklevel=2)
+        warnings.warn(f"parity is not checked: {NO_TORCH}", stacklevel=2)
         return without_parity(graphs, directory, facts, NO_TORCH)
     try:
         device = graphs.target.parity_device(graphs.activations)
@@ -194,8 +194,7 @@ def compare_with_torch(
         report = verify(directory, checkpoint.model, cases, device=device, dtype=dtype)
         if report.failures:
             raise ValueError(
-                f"the export of {checkpoint.name} does not give what torch gives: "
-                f"{report.failures[0]}"
+                f"the export of {checkpoint.name} differs from torch: {report.failures[0]}"
             )
         parity[dtype] = report.summary()
     return parity

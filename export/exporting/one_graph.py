@@ -24,12 +24,12 @@ def check_model(checkpoint: Checkpoint, mode: str) -> None:
     """Raise ValueError for a model that does not generate, and as `Rules.of`."""
     if not checkpoint.generates:
         problem = f"{checkpoint.name} is a {checkpoint.architecture}"
-        raise ValueError(f"{problem}, expected for --generate a {' or a '.join(GENERATORS)}")
+        raise ValueError(f"{problem}, expected a {' or a '.join(GENERATORS)} for --generate")
     rules = Rules.of(mode, checkpoint.generation, checkpoint.config_json)
     if checkpoint.config.is_seq2seq and rules.options.decoder_start_token_id is None:
         raise ValueError(
-            f"{checkpoint.name} has decoder_start_token_id None, expected the token id generation "
-            f"starts from"
+            f"{checkpoint.name} has decoder_start_token_id None, expected the id of the first "
+            "decoder token"
         )
 
 

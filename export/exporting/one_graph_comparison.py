@@ -57,8 +57,8 @@ def compare(export: Path, graph: Path, mode: str, dtype: str, cases: int) -> dic
         equal += int((both[0] == both[1]).all(axis=1).sum())
     if dtype == "fp32" and rows - equal > NEAR_TIES * rows + 1:
         raise ValueError(
-            f"the one graph gives other sequences than the runtime in {rows - equal} of {rows} "
-            "rows, expected none"
+            f"the generation graph returns other sequences than the runtime in {rows - equal} "
+            f"of {rows} rows, expected none"
         )
     return {"rows": rows, "equal": equal}
 

@@ -39,7 +39,7 @@ def target_help() -> str:
 def dtype_help() -> str:
     several = " and ".join(target.name for target in targets() if target.is_standard)
     return (
-        f"of the weights: {known_targets()}; if not given fp32, on GPUs fp16, or bf16 where "
+        f"dtype of the weights: {known_targets()}; default: fp32, on GPUs fp16, or bf16 if "
         f"float16 overflows; {several}: also several in one directory, as fp32,int8"
     )
 
@@ -50,7 +50,7 @@ def opset_help() -> str:
         for target in targets()
         if len(target.opsets) > 1
     ]
-    return f"of the graphs: {', '.join(opsets)}; the lowest if not given"
+    return f"opset of the graphs: {', '.join(opsets)}; default: the lowest"
 
 
 # -------------------------------------------------------------------------------- types of flags
@@ -86,11 +86,11 @@ def check_dtypes(options: "ExportOptions") -> None:
             )
     if len(dtypes) > 1 and not target.is_standard:
         raise UsageError(
-            f"several dtypes, {dtypes}, are for the target {default_target()!r}, expected one for "
-            f"{target.name!r}"
+            f"dtype is {dtypes}, expected one for the target {target.name!r}: only "
+            f"{default_target()!r} takes several"
         )
     if len(set(dtypes)) < len(dtypes):
-        raise UsageError(f"dtypes are {dtypes}, expected each once")
+        raise UsageError(f"dtype is {dtypes}, expected no duplicates")
 
 
 def check_opset(options: "ExportOptions") -> None:
@@ -98,14 +98,14 @@ def check_opset(options: "ExportOptions") -> None:
     if options.opset not in (None, *target.opsets):
         expected = " to ".join(dict.fromkeys(map(str, (target.opsets[0], target.opsets[-1]))))
         raise UsageError(
-            f"no opset {options.opset} for the target {target.name!r}, expected {expected}"
+            f"opset is {options.opset}, expected {expected} for the target {target.name!r}"
         )
 
 
 def check_image_size(options: "ExportOptions") -> None:
     if options.image_size not in (None, *IMAGE_SIZES):
         raise UsageError(
-            f"no image size {options.image_size!r}, expected one of {', '.join(IMAGE_SIZES)}"
+            f"image_size is {options.image_size!r}, expected one of {', '.join(IMAGE_SIZES)}"
         )
 
 
@@ -123,8 +123,8 @@ def check_calibrate(options: "ExportOptions") -> None:
             raise torch_missing("calibrate runs the model, which")
         return
     problem = (
-        f"calibrate is {os.fspath(options.calibrate)!r} for the target {options.target!r} with "
-        f"dtype {dtype!r}"
+        f"calibrate={os.fspath(options.calibrate)!r} is not supported by the target "
+        f"{options.target!r} with dtype {dtype!r}"
     )
     fits = [
         f"{known.name!r} with {supported!r}"
@@ -141,15 +141,16 @@ def check_generate(options: "ExportOptions") -> None:
     if mode is None:
         return
     if mode not in MODES:
-        raise UsageError(f"no mode {mode!r} of generate, expected one of {', '.join(MODES)}")
-    if get_target(options.target).generation_step is None:
+        raise UsageError(f"generate is {mode!r}, expected one of {', '.join(MODES)}")
+    supporting = [target.name for target in targets() if target.generation_step is not None]
+    if options.target not in supporting:
         raise UsageError(
-            f"generate is {mode!r} for the target {options.target!r}, which has no graph that "
-            "generates by itself"
+            f"generate={mode!r} is not supported by the target {options.target!r}, expected "
+            f"{' or '.join(supporting)}"
         )
     if options.image_size is not None:
         raise UsageError(
-            f"generate is {mode!r} with image size {options.image_size!r}, expected no image size: "
+            f"generate={mode!r} is not supported with image_size={options.image_size!r}: "
             "images are not generated"
         )
 
@@ -195,42 +196,42 @@ class ExportOptions:
     opset: int | None = option(None, opset_help, positive, check_opset, metavar="N")
     image_size: str | None = option(
         None,
-        "of images: the model's own (trained) or any (free); by the model's config if not given",
+        "images of a vision model: trained (only the size of the config) or free (any size); "
+        "default: by the model's config",
         choice_type("image size", IMAGE_SIZES),
         check_image_size,
     )
     shortlist: Iterable[int] | str | os.PathLike | None = option(
         None,
-        "text: only its tokens, and the special ones, can be generated",
+        "text file; only its tokens and the special tokens can be generated",
         path,
         metavar="FILE",
     )
     calibrate: File = option(
         None,
-        "text: int8 products of the cpu target get one scale for all rows, by what they read of "
-        "it; faster",
+        "text file to calibrate int8 on the cpu target: one activation scale for all rows "
+        "instead of one per row; faster",
         path,
         check_calibrate,
         metavar="FILE",
     )
     generate: str | None = option(
         None,
-        "one graph that takes ids and returns sequences, of a model that generates: greedy, sample "
-        "or beam search",
+        "write one graph with the whole generation loop, from token ids to sequences: greedy, "
+        "sample or beam",
         choice_type("mode", MODES),
         check_generate,
         metavar="MODE",
     )
     keep: File = option(
         None,
-        "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if "
-        "not given",
+        "directory for the converted CHECKPOINT of another family; default: temporary",
         path,
         metavar="DIR",
     )
     config: Mapping[str, Any] | None = option(
         None,
-        "field of the config.json of a CHECKPOINT of another family: architectures=BertModel ...",
+        "field of config.json, for a CHECKPOINT of another family: architectures=BertModel ...",
         key_value,
         is_repeated=True,
         flag="--set",
@@ -242,13 +243,13 @@ class ExportOptions:
     variant: str | None = option(None, VARIANT_HELP, source, metavar="NAME")
     triton: File = option(
         None,
-        "also write a model of Triton there, its folder in a model repository; without generation, "
-        "or with --generate",
+        "directory for a Triton model, a folder of a model repository; for models that do not "
+        "generate, or with --generate",
         path,
         metavar="DIR",
     )
-    force: bool = option(False, "replace OUTPUT if it is ours")
-    cases: int = option(12, "random inputs on which the graphs are compared with torch")
+    force: bool = option(False, "replace OUTPUT if vanilla-transformer wrote it")
+    cases: int = option(12, "number of random inputs on which the graphs are compared with torch")
 
     def __post_init__(self) -> None:
         for name, field in FIELDS.items():
@@ -263,8 +264,8 @@ class ExportOptions:
         """Return the options by name. Raises UsageError for an unknown name, and as the class."""
         for name in options.keys() - FIELDS.keys():
             raise UsageError(
-                f"no option {name!r} of export, expected some of {', '.join(FIELDS)}"
-                f"{did_you_mean(name, FIELDS)}"
+                f"export has no option {name!r}, expected one of "
+                f"{', '.join(FIELDS)}{did_you_mean(name, FIELDS)}"
             )
         return cls(**options)
 

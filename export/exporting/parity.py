@@ -111,7 +111,7 @@ class Report:
         if `expected` has another precision."""
         never = np.isneginf(expected)  # tokens outside a shortlist
         if not np.isfinite(result[~never]).all() or not np.isneginf(result[never]).all():
-            self.failures.append(f"{case}: values that are not finite")
+            self.failures.append(f"{case}: some values are not finite")
             return
         finite = real[(...,) + (None,) * (result.ndim - real.ndim)] & ~never
         scale = error_scale(np.where(never, 0, expected))[finite]
@@ -291,8 +291,7 @@ def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:
         if facts.get(name, value) != value:
             export = runtime.info.directory
             raise ValueError(
-                f"{export} is an export of a model with {name} {facts[name]}, not of the "
-                f"checkpoint: {value}"
+                f"{export} has {name}={facts[name]!r}, expected {value!r} as in the checkpoint"
             )
 
 

@@ -87,7 +87,7 @@ def uses_target(config: Config) -> bool:
 
 def check_fields(config: Config, target: Target) -> None:
     for name, expected in target.unsupported_fields(config).items():
-        problem = f"{name}={getattr(config, name)!r} does not fit the {target.name} target"
+        problem = f"{name}={getattr(config, name)!r} is not supported by the {target.name} target"
         raise ValueError(f"{problem}, expected {expected}: use --target {default_target()}")
 
 

@@ -131,8 +131,8 @@ def write_genai_config(directory: Path, config: dict, generation: dict, file: st
     width = config["head_dim"]
     if width != config["value_head_dim"]:
         two_widths = (
-            f"keys are {width} and values {config['value_head_dim']} wide, onnxruntime-genai has "
-            "one width"
+            f"head_dim is {width} and value_head_dim {config['value_head_dim']}, "
+            "onnxruntime-genai needs equal widths"
         )
         return {"config": False, "tokenizer": False, "because": two_widths}
     path = directory / "tokenizer.json"
@@ -204,9 +204,9 @@ def unread_by_genai(tokenizer: dict | None) -> str | None:
     }
     if parts != expected or tokenizer["pre_tokenizer"].get("add_prefix_space"):
         types = " and ".join(f"{name} {parts[name]}" for name in ("model", "pre_tokenizer"))
-        return f"genai reads byte-level BPE without a normalizer, and this has {types}"
+        return f"genai supports byte-level BPE without a normalizer, this tokenizer has {types}"
     if "SpecialToken" in single_template(tokenizer)[0]:
-        return "genai adds no token to a text, and this puts one in front"
+        return "genai adds no special tokens, this tokenizer puts one in front of each text"
     return None
 
 
@@ -257,7 +257,7 @@ def write_card(
         f"Graphs of {name} ({architecture}),",
         f"written by `vanilla-transformer export` for the target {target.name} in "
         f"{' and '.join(dtypes)}. manifest.json says",
-        "with which versions, and how far they are from the checkpoint.",
+        "with which versions, and how much they differ from the checkpoint.",
     ]
     # what makes them of texts and images
     inputs = (directory / name for name in ("tokenizer.json", IMAGE_PROCESSOR))

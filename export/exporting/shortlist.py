@@ -34,7 +34,10 @@ def with_special_tokens(
         ValueError: for a model that does not generate, no tokens, or one outside the vocabulary.
     """
     if not HEADS[config.architecture].generates:
-        raise ValueError(f"{config.architecture} does not generate, expected no shortlist")
+        raise ValueError(
+            f"shortlist is not supported by a {config.architecture}, which does not generate: "
+            "expected None"
+        )
     known = {int(token) for token in tokens}
     size = config.vocab_size
     if not known or min(known) < 0 or max(known) >= size:
@@ -62,7 +65,7 @@ def shortlist_from_text(text: str | os.PathLike, checkpoint: str | os.PathLike) 
     path = directory / (TARGET_TOKENIZER if has_target else "tokenizer.json")
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is missing, expected the tokenizer that makes tokens of {text}"
+            f"{path} is missing, expected the tokenizer of the shortlist {text}"
         )
     read_json(path)
     with readers_errors(path):

@@ -98,7 +98,7 @@ def decompression_errors(name: str) -> Iterator[None]:
             raise
         suffix = Path(name).suffix
         kind = COMPRESSIONS[suffix].name if suffix in COMPRESSIONS else "compressed"
-        raise ValueError(f"{name} is not a whole {kind} file: {error}") from None
+        raise ValueError(f"{name} is not a complete {kind} file: {error}") from None
 
 
 def is_damage(error: Exception) -> bool:

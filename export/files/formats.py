@@ -89,9 +89,7 @@ def select_format(
             number = first_line_with(path, name) if path.is_file() else None
             if number is not None:
                 problem = f"line {number} of {path} has a field {name} already"
-                raise UsageError(
-                    f"{problem}: expected another name for the results, --output-field NAME"
-                )
+                raise UsageError(f"{problem}: expected another --output-field NAME for the results")
             read = lambda line: without_field(fields.of_json(line), name)  # noqa: E731
             return Lines(
                 read,
@@ -101,8 +99,8 @@ def select_format(
             )
     keys = fields.forms[0]
     if len(keys) > 1:
-        seen = f"{path} has one text on each line, and the task reads {' and '.join(keys)}"
-        raise UsageError(f"{seen}: expected JSON lines, a name with .jsonl")
+        seen = f"{path} has one text per line, and the task needs {' and '.join(keys)}"
+        raise UsageError(f"{seen}: expected a .jsonl file")
     for option, value in {"field": field, "output_field": output_field}.items():
         if value is not None:
             raise UsageError(

@@ -137,9 +137,7 @@ def remedies(directory: Directory) -> Iterator[None]:
     except (UsageError, FileExistsError):
         raise
     except (MemoryError, OSError, ValueError) as error:
-        kept = (
-            f"the shards that are whole stay in {directory.path}, and the same call resumes there"
-        )
+        kept = f"the finished shards stay in {directory.path}, and the same command resumes there"
         remedy = f"; {kept}" if directory.is_started else ""
         if isinstance(error, MemoryError):
             raise OSError(errno.ENOMEM, f"not enough memory: {error}{remedy}") from error
@@ -154,7 +152,7 @@ def lock(handle: int, path: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise FileExistsError(
-            f"{path} is being written by another process: expected to be alone"
+            f"{path} is being written by another process, expected no other writer"
         ) from None
 
 
@@ -169,8 +167,8 @@ def check_same(path: str, before: dict, facts: dict) -> None:
             name if name == "export" else f"{name} {before.get(name)!r}, now {facts.get(name)!r}"
             for name in names
         ]
-        seen = f"{path} was begun with another {', '.join(values)}"
-        raise FileExistsError(f"{seen}: expected the same call, or that you remove it")
+        seen = f"{path} was started with another {', '.join(values)}"
+        raise FileExistsError(f"{seen}: expected the same command, or a new output")
 
 
 @dataclass(frozen=True)
@@ -202,8 +200,7 @@ class Parts:
             return None
         if facts.get("output") != sha256_or_none(self.part_path(number)):
             warnings.warn(
-                f"{self.part_path(number)} is damaged, expected what was written there: it is "
-                f"made again",
+                f"{self.part_path(number)} is damaged, its shard is computed again",
                 stacklevel=2,
             )
             return None
@@ -267,19 +264,19 @@ def checked_output(output: Path, inputs: Sequence[Path | None], export: Path, fo
     out = Path(os.path.realpath(output))
     if without_compression(out.name) != out.name:
         raise UsageError(
-            f"the output is {output}, but it is written as plain text: expected a name without "
-            f"{out.suffix}"
+            f"the output is {output}, expected a name without {out.suffix}: it is written as "
+            "plain text"
         )
     if out.is_relative_to(export):
         raise UsageError(f"the output is {output}, inside the export: expected a place outside")
     for path in inputs:
         if path is not None and out.exists() and path.exists() and out.samefile(path):
-            raise UsageError(f"the output is {output}, an input: expected another file")
+            raise UsageError(f"the output {output} is also an input, expected another file")
     if out.exists() and not out.is_file():
-        raise FileExistsError(f"{output} is no file, expected a file or a new path")
+        raise FileExistsError(f"{output} is not a file, expected a file or a new path")
     for path in (output, output.with_name(f"{output.name}{BAD_LINES}")):
         if path.exists() and not force:
             raise FileExistsError(
-                f"{path} exists already; expected a new path, or --force to replace it"
+                f"{path} exists already, expected a new path, or --force to replace it"
             )
     return out

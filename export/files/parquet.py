@@ -41,14 +41,12 @@ class Parquet:
         doubles = [name for name, count in Counter(schema.names).items() if count > 1]
         if doubles:
             raise ValueError(
-                f"{path} has several columns of the name {', '.join(doubles)}, expected one of "
-                f"each name"
+                f"{path} has several columns with the name {', '.join(doubles)}, expected one "
+                "of each name"
             )
         if self.output_field in schema.names:
             problem = f"{path} has a column {self.output_field} already"
-            raise UsageError(
-                f"{problem}: expected another name for the results, --output-field NAME"
-            )
+            raise UsageError(f"{problem}: expected another --output-field NAME for the results")
         if fault := self.fields.of_record(sample_record(schema)).fault:
             raise UsageError(f"{path}: {fault}")
         return self

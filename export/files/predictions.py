@@ -44,7 +44,10 @@ class Predictions:
         self.check_options()
         if self.is_scored and self.kind.method != "generate":
             name = "scores" if self.scores else "n_best"
-            raise UsageError(f"{name} is for the task generate, and the task is {self.kind.method}")
+            raise UsageError(
+                f"{name} is not supported by the task {self.kind.method}, expected the task "
+                "generate"
+            )
         if self.generates:
             self.check_generation()
 

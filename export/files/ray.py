@@ -146,8 +146,8 @@ class Cluster:
             raise OSError(f"the Ray cluster could not compute a shard: {error}") from error
         if pair is None or pair[0] != shard_id:
             raise ValueError(
-                f"{self.source.inputs[file].path} changed while it was read: expected it to stay "
-                f"as it is"
+                f"{self.source.inputs[file].path} changed while it was read, expected an "
+                "unchanged file"
             )
         result = pair[1]
         if isinstance(result, Exception):
@@ -234,8 +234,8 @@ def cluster(
         raise ImportError("Ray Data is not installed: pip install 'vanilla-transformer[ray]'")
     if "://" in address:
         raise UsageError(
-            f"ray is {address!r}, expected auto, local or HOST:PORT: a node of the cluster makes "
-            f"this call"
+            f"ray is {address!r}, expected auto, local or HOST:PORT: run this on a node of the "
+            "cluster"
         )
     for name, level in LOG_LEVELS.items():
         logging.getLogger(name).setLevel(level)

@@ -79,7 +79,7 @@ class RecordFields:
                 object_pairs_hook=unique_fields,
             )
         except (ValueError, RecursionError) as error:
-            return Row(fault=f"it is no JSON that can be read: {error}")
+            return Row(fault=f"it is not valid JSON: {error}")
         if not isinstance(record, dict):
             return Row(fault=f"it is {reprlib.repr(record)}, expected a JSON object")
         return self.of_record(record)
@@ -124,8 +124,8 @@ def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(
-            f"the field {next(name for name in names if names.count(name) > 1)!r} is there twice, "
-            "expected once"
+            f"the field {next(name for name in names if names.count(name) > 1)!r} occurs "
+            "twice, expected once"
         )
     return fields
 
@@ -135,10 +135,12 @@ def finite_number(text: str) -> float:
     JSON."""
     number = float(text)
     if math.isinf(number):
-        raise ValueError(f"the number {text:.40} is beyond float64, expected at most 1.8e308")
+        raise ValueError(
+            f"the number {text:.40} is too large for float64, expected at most 1.8e308"
+        )
     return number
 
 
 def reject_constant(name: str) -> NoReturn:
     """Raise ValueError for NaN and Infinity, which Python reads but JSON does not have."""
-    raise ValueError(f"{name} is not in JSON, expected a number or null")
+    raise ValueError(f"{name} is not valid JSON, expected a number or null")

@@ -43,8 +43,8 @@ Work = Callable[[int, Shard, list[Row], Bar | ProgressLog], Results]
 # What has no effect on lines, and what has.
 OF_TEXTS = {
     "num_return_sequences": "n_best",
-    "target_prefix": "a file of them",
-    "seeds": "seed, from which each line has its own",
+    "target_prefix": "--target-prefix FILE",
+    "seeds": "seed, from which each line derives its own",
 }
 
 
@@ -72,17 +72,19 @@ class Runner:
     def __post_init__(self) -> None:
         for name, expected in OF_TEXTS.items():
             if self.predictions.generates and name in self.predictions.options:
-                raise UsageError(f"{name} has no effect on lines: expected {expected}")
+                raise UsageError(f"{name} has no effect on files of lines: expected {expected}")
         if self.target_prefix is not None:
             self.check_target_prefix()
 
     def check_target_prefix(self) -> None:
-        seen = f"the target prefixes are {self.target_prefix}"
+        seen = f"target_prefix is {self.target_prefix}"
         method = self.predictions.kind.method
         if method != "generate":
-            raise UsageError(f"{seen}, expected the task generate, not {method}")
+            raise UsageError(f"{seen}, expected the task generate, got {method}")
         if "encoder" not in self.predictions.runtime.runtime.specs:
-            raise UsageError(f"{seen}, expected an encoder-decoder: a decoder continues its prompt")
+            raise UsageError(
+                f"{seen}, expected an encoder-decoder model: a decoder continues its prompt"
+            )
 
     # ------------------------------------------------------------------------ to standard output
 
@@ -100,7 +102,7 @@ class Runner:
         """
         [source] = self.inputs([path])
         if not isinstance(source.format, Lines):
-            raise UsageError(f"{path} is a table, expected a file for the results, --output FILE")
+            raise UsageError(f"{path} is a Parquet table, expected --output FILE for the results")
         yield from self.printed(source.shards(self.shard_lines), f"line {{}} of {path}")
 
     def printed(self, shards: Iterator[Shard], unit: str) -> Iterator[str]:
@@ -136,8 +138,7 @@ class Runner:
                 raise FileNotFoundError(f"{path} does not exist, expected a file")
         if self.target_prefix is not None and len(paths) > 1:
             raise UsageError(
-                f"the target prefixes are {self.target_prefix}, expected one input, got "
-                f"{len(paths)}"
+                f"target_prefix is {self.target_prefix}, expected one input, got {len(paths)}"
             )
         inputs = []
         for path in paths:
@@ -260,7 +261,7 @@ class File:
             total = {key: value + facts[f"{key}_count"] for key, value in total.items()}
         if self.stamps() != stamps:
             raise ValueError(
-                f"{self.source.path} changed while it was read: expected it to stay as it is"
+                f"{self.source.path} changed while it was read, expected an unchanged file"
             )
         if before is not None:
             self.check_input(before, digest.hexdigest())
@@ -274,7 +275,9 @@ class File:
 
     def check_input(self, before: dict, digest: str) -> None:
         if before["input"] != digest:
-            seen = f"{self.parts.path} was made of other lines than {self.source.path} has now"
+            seen = (
+                f"{self.parts.path} was computed from other lines than {self.source.path} has now"
+            )
             raise FileExistsError(f"{seen}: expected the same lines, or a new directory")
 
     def shard_facts(self, shard: Shard, bar: Bar | ProgressLog) -> dict:
@@ -305,7 +308,8 @@ class File:
         path = self.parts.path
         if path.exists() and not self.force:
             raise FileExistsError(
-                f"{path} was made meanwhile; the result is in {self.parts.folder}"
+                f"{path} was created by another process meanwhile, the result is in "
+                f"{self.parts.folder}"
             )
         self.parts.write_bad(count)
         with written(path) as temporary:
@@ -345,7 +349,8 @@ def unique_names(paths: Sequence[Path], output: Path, predictions: Predictions) 
             name = f"{name}.jsonl"
         if name in names:
             raise UsageError(
-                f"{names[name]} and {path} would both become {output / name}: expected other names"
+                f"{names[name]} and {path} would both become {output / name}, expected "
+                "different file names"
             )
         names[name] = path
     return list(names)

@@ -43,7 +43,7 @@ def decode_line(line: bytes, name: str) -> str:
         ValueError: for a line that is not UTF-8 or has more than `LONGEST` bytes.
     """
     if len(line) > LONGEST:
-        raise ValueError(f"{name} has more than {LONGEST:,} bytes, expected at most that")
+        raise ValueError(f"{name} is longer than {LONGEST:,} bytes, expected at most {LONGEST:,}")
     try:
         return line.decode()
     except UnicodeDecodeError as error:

@@ -66,8 +66,8 @@ def require_running(provider: str, running: list[str]) -> None:
         OSError: if `provider` is missing, with the running providers.
     """
     if provider not in running:
-        hint = "its warning says why; look at: vanilla-transformer doctor"
-        raise OSError(f"{provider} was asked for and onnxruntime fell back to {running}, {hint}")
+        hint = "see its warning and `vanilla-transformer doctor`"
+        raise OSError(f"onnxruntime runs on {running}, expected {provider}: {hint}")
 
 
 def facts() -> dict:
@@ -131,7 +131,7 @@ def cuda_problem(report: dict) -> str | None:
     if CUDA not in report["providers"]:
         return f"this onnxruntime has no CUDA, its providers are {report['providers']}: {ONLY_GPU}"
     if report["gpu"] is None:
-        return "there is no NVIDIA GPU or no driver, `nvidia-smi -L` must list one"
+        return "no NVIDIA GPU or driver was detected, `nvidia-smi -L` must list a GPU"
     if missing:
         return f"libraries of CUDA or cuDNN are missing, {', '.join(missing)}: {WITH_LIBRARIES}"
     return None

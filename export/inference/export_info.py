@@ -99,7 +99,7 @@ class ExportInfo:
         if name in self.manifest["files"]:
             return read_file(path, self.manifest["files"][name])[1]
         if path.exists():
-            raise ValueError(f"{self.directory / MANIFEST} lists no {name}: export again")
+            raise ValueError(f"{self.directory / MANIFEST} does not list {name}: export again")
         return None
 
     def check_listed(self) -> None:

@@ -37,13 +37,13 @@ def check_inputs(
     names = [tensor.name for tensor in tensors]
     for name, values in inputs.items():
         if values is not None and name not in names:
-            raise ValueError(f"{model} takes no {name}, expected {' and '.join(names)}")
+            raise ValueError(f"{model} has no input {name}, expected {' and '.join(names)}")
     sizes: dict[str, int] = {}
     checked = {}
     for tensor in tensors:
         values = inputs.get(tensor.name)
         if values is None and tensor.default is None:
-            raise ValueError(f"{model} takes {tensor.name}, which was not given")
+            raise ValueError(f"{model} needs the input {tensor.name}, got None")
         if values is None:
             checked[tensor.name] = np.full(
                 concrete_shape(tensor, sizes), tensor.default, tensor.dtype
@@ -130,11 +130,11 @@ def check_positions(length: int, config: dict) -> None:
     rows = position_limit(config)
     if rows is not None and length > rows:
         counted = (
-            ""
-            if config.get("model_type") == "vanilla-encoder"
-            else ", prompt and new ones together,"
+            "" if config.get("model_type") == "vanilla-encoder" else "of prompt and new tokens"
         )
-        raise ValueError(f"{length} tokens{counted} are more than the {rows} learned positions")
+        raise ValueError(
+            f"{length} tokens{counted}, expected at most {rows}, the learned positions"
+        )
 
 
 def check_patches(pixel_values: np.ndarray, config: dict) -> None:
@@ -143,7 +143,7 @@ def check_patches(pixel_values: np.ndarray, config: dict) -> None:
     if any(side < minimum for side, minimum in zip(pixel_values.shape[2:], patch)):
         got = "x".join(map(str, pixel_values.shape[2:]))
         raise ValueError(
-            f"the images are {got}, expected at least {'x'.join(map(str, patch))}, a patch"
+            f"the images are {got}, expected at least {'x'.join(map(str, patch))}, the patch size"
         )
 
 

@@ -287,7 +287,7 @@ class Sampler:
         cumulative = weights.cumsum(axis=1, dtype=np.float64)
         if not (cumulative[:, -1] > 0).all():
             raise ValueError(
-                "no token may follow: all are suppressed, or the logits are not finite"
+                "no token can be generated: all are suppressed, or the logits are not finite"
             )
         # rows per generator: all of them without seeds per input
         rows = len(weights) // len(self.generators)

@@ -148,7 +148,8 @@ def check_graph(session: "onnxruntime.InferenceSession", spec: GraphSpec, path: 
         by_name = {value.name: value for value in values}
         if differ := by_name.keys() ^ {tensor.name for tensor in expected}:
             raise ValueError(
-                f"{path} does not fit config.json: only one of them has {min(differ)}, export again"
+                f"{path} does not match config.json: only one of them has {min(differ)}, "
+                "export again"
             )
         for tensor in expected:
             value = by_name[tensor.name]

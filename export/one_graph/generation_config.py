@@ -101,12 +101,15 @@ def check_fields(mode: str, generation: dict[str, Any], config: dict[str, Any]) 
         value = generation.get(name)
         if value is not None and value != neutral and (value or neutral):
             raise ValueError(
-                f"generation_config.json has {name}={value!r:.100}, which no graph holds: "
-                f"expected {neutral}"
+                f"generation_config.json has {name}={value!r:.100}, which --generate does not "
+                f"support: expected {neutral}"
             )
     longer = [word for word in generation.get("bad_words_ids") or () if len(word) > 1]
     if longer:
         problem = (
-            f"generation_config.json has bad_words_ids with {longer[0]!r:.100}, of several tokens"
+            f"generation_config.json has bad_words_ids with {longer[0]!r:.100}, a word of "
+            "several tokens"
         )
-        raise ValueError(f"{problem}, which no graph holds: expected words of one token")
+        raise ValueError(
+            f"{problem}, which --generate does not support: expected words of one token"
+        )

@@ -60,7 +60,8 @@ def class_by_tensors(
             f"{files.path} has {problem}, {known}: its tensors fit {' and '.join(classes)}, {SET}"
         )
     return classes[0], [
-        f"{problem} in config.json: the tensors are read as {classes[0]}, {SET} takes another"
+        f"{problem} in config.json: the tensors are read as {classes[0]}, {SET} selects "
+        "another class"
     ]
 
 

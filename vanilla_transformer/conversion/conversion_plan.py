@@ -98,8 +98,8 @@ class ConversionPlan:
             f"{name} {list(tensor.shape)}" for name, tensor in zip(step.reads, inputs)
         )
         raise ValueError(
-            f"{self.files.path} has {shapes}, which gives no {' and '.join(step.writes)} "
-            f"({step.note})"
+            f"{self.files.path} has {shapes}, which cannot be converted to "
+            f"{' and '.join(step.writes)} ({step.note})"
         )
 
     def _check_shapes(self) -> None:

@@ -89,7 +89,7 @@ def write_checkpoint(source: Path, out: Path) -> None:
     for name in ("decoder.yml", *PIECES):
         if not (source / name).is_file():
             raise FileNotFoundError(
-                f"{source} lacks {name}: expected a model whose texts are cut by SentencePiece"
+                f"{source} lacks {name}: expected a model with a SentencePiece tokenizer"
             )
     for path in (file, vocabulary_file, *(source / name for name in ("decoder.yml", *PIECES))):
         check_no_pointer(path)
@@ -119,7 +119,7 @@ def only(source: Path, pattern: str) -> Path:
     matches = sorted(source.glob(pattern))
     if len(matches) != 1:
         raise FileNotFoundError(
-            f"{source} has {[file.name for file in matches]} of {pattern}, expected one file"
+            f"{source} has {[file.name for file in matches]} for {pattern}, expected one file"
         )
     return matches[0]
 
@@ -157,7 +157,7 @@ def read_vocabulary(path: Path) -> dict[str, int]:
 def read_model_config(arrays: Any) -> dict[str, Any]:
     """Return the config that Marian stores among the arrays, as zero-terminated YAML text."""
     if MODEL_CONFIG not in arrays:
-        raise ValueError(f"there is no {MODEL_CONFIG}, expected a model of Marian's")
+        raise ValueError(f"{MODEL_CONFIG} is missing, expected a Marian model")
     text = arrays[MODEL_CONFIG].astype(np.uint8).tobytes().decode("utf-8").rstrip("\0")
     fields = yaml.load(text, Loader=YAML_LOADER)
     if not isinstance(fields, dict):
@@ -244,7 +244,9 @@ def renamed(name: str, array: torch.Tensor) -> tuple[str, torch.Tensor]:
         return "final_logits_bias", torch.cat([array, torch.zeros_like(array[:, :1])], dim=1)
     match = re.fullmatch(r"(encoder|decoder)_l(\d+)_(\w+)", name)
     if not match or match[3] not in LAYER:
-        raise ValueError(f"there is {name}, expected the tensors of the paper's model")
+        raise ValueError(
+            f"unknown tensor {name}, expected the tensors of a Transformer as in the paper"
+        )
     is_matrix = "_W" in match[3] and "_ln_" not in match[3]
     return (
         f"model.{match[1]}.layers.{int(match[2]) - 1}.{LAYER[match[3]]}",

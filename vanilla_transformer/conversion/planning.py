@@ -84,8 +84,8 @@ def plan_conversion(
         return plan_to_vanilla(source, overrides)
     if overrides:
         raise UsageError(
-            f"config and leave_out are for checkpoints of another family, and to is {to!r}: "
-            f"expected none"
+            "config and leave_out are for checkpoints of another family, expected none with "
+            f"to={to!r}"
         )
     families = [name for name, family in FAMILIES.items() if family.converts_back]
     if to not in families:
@@ -262,10 +262,7 @@ def plan_marian(source: Path, overrides: Overrides) -> ConversionPlan:
     It goes through a temporary checkpoint of transformers that lives as long as the plan.
     """
     if overrides.variant is not None:
-        problem = (
-            f"variant is {overrides.variant!r}, and {source} has the .npz file of a model of "
-            "Marian's"
-        )
+        problem = f"variant is {overrides.variant!r} for {source}, the .npz file of a Marian model"
         raise UsageError(f"{problem}, expected none")
     directory = TemporaryDirectory()
     write_checkpoint(source, Path(directory.name))
@@ -296,7 +293,7 @@ def plan_by_config(
     plan.foreign = foreign
     if foreign:
         plan.remarks.append(
-            f"tensors that no class of {theirs.model_type} has are left out: {', '.join(foreign)}"
+            f"left out tensors that no class of {theirs.model_type} has: {', '.join(foreign)}"
         )
     return plan
 
@@ -451,7 +448,7 @@ def steps_to_source(
     unknown = sorted(set(unused).difference(known))
     if unknown:
         raise ValueError(
-            f"{files.path} has tensors that {architecture} has no place for: {', '.join(unknown)}"
+            f"{files.path} has tensors that {architecture} cannot hold: {', '.join(unknown)}"
         )
     return steps, unused
 
@@ -531,7 +528,7 @@ def empty_model(
     floats = [dtype for _, dtype in files.shapes.values() if dtype.is_floating_point]
     if not floats:
         raise ValueError(
-            f"{files.path} has no tensors of floating point, found {sorted(files.shapes)[:5]}"
+            f"{files.path} has no floating-point tensors, found {sorted(files.shapes)[:5]}"
         )
     config.dtype = source_config.dtype or floats[0]
     config.architectures = [model_class.__name__]

@@ -54,5 +54,5 @@ def check_table(
         stored, expected, atol=max(tolerance, torch.finfo(dtype).eps / 4), rtol=0
     ):
         raise ValueError(
-            f"{name} is not the table of sinusoids, and another one cannot be represented"
+            f"{name} is not the sinusoidal table, expected its values: no other can be converted"
         )

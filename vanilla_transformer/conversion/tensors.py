@@ -196,7 +196,8 @@ class TensorFiles:
             ) from None
         if not is_mapped:
             logger.warning(
-                f"{file} is of torch before 1.6 and cannot be mapped: it is in memory as a whole"
+                f"{file} was written by torch before 1.6 and cannot be memory-mapped: all of "
+                "it is loaded into memory"
             )
         if not isinstance(tensors, dict) or not all(
             isinstance(name, str)

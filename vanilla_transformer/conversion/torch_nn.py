@@ -123,7 +123,9 @@ def split_stacks(state_dict: Tensors) -> dict[str, Tensors]:
     sides = ("encoder.", "decoder.") if is_encoder_decoder else ("",)
     stray = [name for name in state_dict if not name.startswith(sides)]
     if stray:
-        raise ValueError(f"{', '.join(stray)} belongs to no torch.nn.Transformer")
+        raise ValueError(
+            f"unknown tensors {', '.join(stray)}, expected those of a torch.nn.Transformer"
+        )
     if not any(".linear1.weight" in name for name in state_dict):
         raise ValueError(
             f"the state dict has no layers, expected names as layers.0.linear1.weight, got "
@@ -187,7 +189,7 @@ def stack_weights(tensors: Tensors) -> Tensors:
         elif name in ("norm.weight", "norm.bias"):
             weights[name] = tensor
         else:
-            raise ValueError(f"{name} belongs to no torch.nn.Transformer")
+            raise ValueError(f"unknown tensor {name}, expected those of a torch.nn.Transformer")
     # without biases, torch's norms have none either
     for name in [name for name in weights if name.endswith("norm.weight")]:
         weights.setdefault(name.replace("weight", "bias"), torch.zeros_like(weights[name]))
@@ -201,8 +203,8 @@ def attention_weights(match: re.Match[str], tensor: torch.Tensor) -> Tensors:
         return {f"{attention}.o_proj.{part}": tensor}
     if tensor.dim() == 0 or len(tensor) % 3 or not len(tensor):
         raise ValueError(
-            f"{match[0]} has the shape {list(tensor.shape)}, expected queries, keys and "
-            f"values in one"
+            f"{match[0]} has the shape {list(tensor.shape)}, expected queries, keys and values "
+            "in one matrix"
         )
     return {f"{attention}.{p}_proj.{part}": t for p, t in zip("qkv", tensor.chunk(3), strict=True)}
 
@@ -221,7 +223,8 @@ def check_fields(fields: Iterable[str], *config_classes: type[PreTrainedConfig])
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             raise UsageError(
-                f"no config field {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+                f"unknown config field {name!r}"
+                + (f"; did you mean {close[0]!r}?" if close else "")
             )
 
 
@@ -263,7 +266,7 @@ def check_weights(model: PreTrainedModel, weights: Tensors) -> None:
     ):
         if names:
             raise ValueError(
-                f"tensors that are {what} for a {type(model).__name__}: {', '.join(sorted(names))}"
+                f"{what} tensors of a {type(model).__name__}: {', '.join(sorted(names))}"
             )
     for name, tensor in weights.items():
         if tuple(tensor.shape) != expected[name]:

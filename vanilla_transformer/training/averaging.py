@@ -75,7 +75,7 @@ def averaged(checkpoints: list[str | os.PathLike], variant: str | None = None) -
         )
         if type(other) is not type(model) or shapes != expected:
             raise ValueError(
-                f"{checkpoint} is not of the same architecture and shape as {checkpoints[0]}"
+                f"{checkpoint} has another architecture or other shapes than {checkpoints[0]}"
             )
         check_equal(
             other.config.to_dict(), model.config.to_dict(), (checkpoint, checkpoints[0]), NEUTRAL
@@ -123,7 +123,8 @@ def average_modules(checkpoints: list[str | os.PathLike], directory: Path) -> No
                 )
             elif not (one and same and name.endswith(".safetensors")):
                 raise ValueError(
-                    f"{sources[0]} and {sources[1]} have no mean, expected both, as safetensors"
+                    f"{sources[0]} and {sources[1]} cannot be averaged, expected both as "
+                    "safetensors"
                 )
     first.copy(directory)
     for name in first.files:

@@ -98,7 +98,7 @@ def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
     longest = max(map(max, lengths))
     if longest > limit:
         raise ValueError(
-            f"the longest row has {longest} tokens, expected at most {limit}, those of a batch"
+            f"the longest row has {longest} tokens, expected at most {limit}, the tokens of a batch"
         )
     batches = [[]]
     width = 0

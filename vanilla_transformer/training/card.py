@@ -61,8 +61,7 @@ def start(recipe: dict) -> str:
     teachers = recipe["training"].get("teachers")
     opening = f"Trained from `{path}`" if path else "Trained from scratch"
     return (
-        f"{opening} on what {len(teachers)} other models predict for the text, instead of its "
-        "labels,"
+        f"{opening} on the predictions of {len(teachers)} other models instead of labels,"
         if teachers
         else opening
     )
@@ -93,7 +92,7 @@ def eval_result(recipe: dict, split: str, metric: str, value: float) -> EvalResu
 
 def scores_table(named_scores: list[tuple[str, str, float]], metrics: dict) -> str:
     if not named_scores:
-        return "It was not measured: the recipe has neither validation nor test text."
+        return "It was not evaluated: the recipe has neither validation nor test text."
     rows = [f"| {split} | {metric} | {value:.4g} |" for split, metric, value in named_scores]
     signatures = dict.fromkeys(
         value for name, value in metrics.items() if name.endswith("_signature")

@@ -101,7 +101,7 @@ def best_checkpoint(run: Path, state: TrainerState) -> Path:
     best = run / Path(state.best_model_checkpoint).name
     if not is_complete(best):
         raise ValueError(
-            f"{best}, the best checkpoint until now, is damaged or not there: --restart begins anew"
+            f"{best}, the best checkpoint so far, is damaged or missing: start again with --restart"
         )
     return best
 
@@ -159,8 +159,8 @@ def last_checkpoints(state: Path, count: int) -> list[Path]:
     damaged = [str(path) for path in last if not is_complete(path)]
     if damaged:
         raise ValueError(
-            f"average_last={count}, and {', '.join(damaged)} is damaged: remove it, or begin anew "
-            "with --restart"
+            f"average_last={count}, and {', '.join(damaged)} is damaged: remove it, or start "
+            "again with --restart"
         )
     if len(last) < count:
         logger.warning_once(
@@ -177,8 +177,7 @@ def complete_checkpoints(state: Path) -> Iterator[Path]:
             yield checkpoint
         else:
             logger.warning_once(
-                f"{checkpoint} is damaged: its files are not those of its {FILES}, so it is "
-                f"passed over"
+                f"{checkpoint} is damaged, its files do not match its {FILES}: it is skipped"
             )
 
 
@@ -221,7 +220,7 @@ def check_state(state: Path, facts: dict, restart: bool) -> None:
     ]
     if foreign:
         raise FileExistsError(
-            f"{foreign[0]} is not of the run, which may need its name: expected it elsewhere"
+            f"{foreign[0]} was not written by this run, which may need its name: move it elsewhere"
         )
     if marked:
         check_same(state, before, facts)
@@ -238,7 +237,7 @@ def noted_facts(state: Path, restart: bool) -> dict:
         if restart:
             return {"task": None, "data": None, "training": None}
         raise ValueError(
-            f"{state / RUN} is damaged ({error}); --restart moves {state} aside and begins anew"
+            f"{state / RUN} is damaged ({error}): --restart moves {state} aside and starts again"
         ) from None
     return noted if isinstance(noted, dict) else {}
 

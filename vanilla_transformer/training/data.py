@@ -47,7 +47,9 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
     try:
         "".encode(encoding)
     except (LookupError, TypeError):
-        raise UsageError(f"encoding is {encoding!r}, expected one that Python knows") from None
+        raise UsageError(
+            f"encoding is {encoding!r}, expected one that Python knows, such as UTF-8"
+        ) from None
     check_no_pointer(path)
     suffix = Path(path).suffix
     if suffix in UNREADABLE:
@@ -73,7 +75,7 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
             raise ValueError(f"{path} is not {encoding} text: {error}") from None
         except (*DAMAGE, OSError) as error:  # bz2 raises an OSError without a number
             if isinstance(error, DAMAGE) or error.errno is None:
-                raise ValueError(f"{path} is not a whole {compression} file: {error}") from None
+                raise ValueError(f"{path} is not a complete {compression} file: {error}") from None
             raise
 
 
@@ -171,7 +173,7 @@ class BadRows:
         seen = f"{self.count:,} of {kept + self.count:,} rows of the training text are bad"
         seen += f" ({'; '.join(self.first)}{'; ...' if self.count > REPORTED else ''})"
         if not kept:
-            raise ValueError(f"{seen}, expected some that are not")
+            raise ValueError(f"{seen}, expected at least one good row")
         from accelerate import PartialState  # imported here, because reading lines does not need it
 
         if PartialState().is_main_process:
@@ -273,7 +275,7 @@ def read_columns(
             rows.select(valid_positions(rows, lacking, bad)) if rows and bad.are_skipped else rows
         )
     if data.get("streaming"):
-        raise ValueError("data.streaming goes with a data set, expected data.dataset")
+        raise ValueError("data.streaming is true, expected data.dataset with it")
     if split not in data:
         return None
     check_files(data, split, names)

@@ -66,9 +66,7 @@ def check_complete(recipe: Recipe) -> None:
     augmentations = [name for name in TEXT_AUGMENTATION if recipe.training.get(name)]
     if augmentations and "teachers" not in recipe.training:
         seen = f"training.{augmentations[0]} is {recipe.training[augmentations[0]]}"
-        raise UsageError(
-            f"{seen}, expected training.teachers too: the labels are not those of other text"
-        )
+        raise UsageError(f"{seen}, expected training.teachers too: labels do not fit changed text")
     if path:
         check_start(recipe, path)
     check_teachers(recipe)
@@ -285,7 +283,7 @@ def examples(
         return rows
     if isinstance(rows, IterableDataset):
         raise ValueError(
-            "position_embedding_type is 'learned', expected one without a longest sequence for "
+            "position_embedding_type is 'learned', expected one without a maximum length for "
             "data.streaming"
         )
     if not isinstance(rows, Dataset):

@@ -115,7 +115,7 @@ def check_tables(tables: dict[str, Any]) -> None:
     types = key_types(TASKS[tables["task"]]) if tables.get("task") in [*TASKS] else {}
     for name in tables:
         check_name(
-            "key of a recipe",
+            "recipe key",
             name,
             known,
             [f"{table}.{name}" for table, keys in types.items() if name in keys],

@@ -92,7 +92,9 @@ def train_tokenizer(
     size = tokenizer.get_vocab_size()
     if vocab_size is not None and size != vocab_size:
         remedy = (
-            "ask for fewer" if size < vocab_size else "ask for more, its characters alone need them"
+            "set a smaller one"
+            if size < vocab_size
+            else ("set a larger one, its characters alone need more")
         )
         raise ValueError(
             f"the text gives a vocabulary of {size} entries, expected {vocab_size}: {remedy}"

@@ -139,8 +139,8 @@ def check_processes(trainer: Seq2SeqTrainer) -> None:
     count = trainer.args.n_gpu
     if count > 1:
         raise ValueError(
-            f"one process sees {count} GPUs: start one for each (torchrun), or set "
-            f"CUDA_VISIBLE_DEVICES to one"
+            f"one process sees {count} GPUs, expected one: start a process per GPU (torchrun) "
+            "or set CUDA_VISIBLE_DEVICES"
         )
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError(

@@ -220,7 +220,7 @@ def check_table(table: str, values: Any, types: dict[str, dict[str, KeyType]]) -
         if table == "training" and is_secret(name):  # the value of a secret is not shown
             remedy = "expected the environment variable HF_TOKEN, or a login with `hf auth login`"
             raise UsageError(
-                f"training.{name} is a secret, which files of a run would show: {remedy}"
+                f"training.{name} is a secret, which files of the run would show: {remedy}"
             )
         check_name(
             f"key of [{table}]",

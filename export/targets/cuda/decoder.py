@@ -99,8 +99,7 @@ class CudaDecoders:
             return self.pool.take(sizes)
         except Exception as error:  # onnxruntime's errors have no other common class
             raise UsageError(
-                f"caches of {sizes['slots']} slots, which hold max_new_tokens, cannot be made: "
-                f"{error}"
+                f"cannot allocate caches of {sizes['slots']} slots for max_new_tokens: {error}"
             ) from None
 
     def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None] | None:

@@ -68,9 +68,9 @@ def build_tokenizer(directory: Path) -> FoundTokenizer:
     if kind == "ByT5Tokenizer":
         return FoundTokenizer(tokenizer, {TOKENIZER: byt5.make_backend(tokenizer)})
     if not tokenizer.is_fast:
-        remedy = "exports of it take and give only token ids, unless you add a tokenizer.json"
+        remedy = "its exports take and return only token ids, unless you add a tokenizer.json"
         return FoundTokenizer(
-            tokenizer, notes=[f"no tokenizer.json can be made of a {kind}: {remedy}"]
+            tokenizer, notes=[f"a {kind} cannot be converted to tokenizer.json: {remedy}"]
         )
     return FoundTokenizer(tokenizer)
 

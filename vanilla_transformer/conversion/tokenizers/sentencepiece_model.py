@@ -43,7 +43,7 @@ def read_sentencepiece(path: Path, model_types: Collection[str] = ("unigram", "B
                 f"{path} treats spaces otherwise: {name} is {value}, expected {expected}"
             )
     if any(piece.type == BYTE for piece in model.pieces):
-        raise ValueError(f"{path} has pieces that are bytes, byte_fallback is True, expected False")
+        raise ValueError(f"{path} has byte_fallback=True, expected False")
     return model
 
 
@@ -55,7 +55,7 @@ def parse(path: Path) -> Any:
         from sentencepiece import sentencepiece_model_pb2
     except ImportError as error:
         raise ImportError(
-            f"{path} is read by sentencepiece and protobuf, which are missing ({error}): {EXTRA}"
+            f"reading {path} needs sentencepiece and protobuf, which are missing ({error}): {EXTRA}"
         ) from None
     check_no_pointer(path)
     content = path.read_bytes()
@@ -71,8 +71,8 @@ def parse(path: Path) -> Any:
         is_valid = False
     if not is_valid:
         raise ValueError(
-            f"{path} is no whole SentencePiece model: expected pieces and two specs in its "
-            f"{len(content)} bytes"
+            f"{path} is not a complete SentencePiece model: expected pieces and two specs in "
+            f"its {len(content)} bytes"
         )
     return model
 

@@ -88,7 +88,7 @@ def opened(image: dict) -> Pillow.Image:
         with Pillow.open(file) as opened_image:
             return opened_image.convert("RGB")
     except (OSError, SyntaxError) as error:
-        raise ValueError(f"{image['path']} is no whole image: {error}") from None
+        raise ValueError(f"{image['path']} is not a complete image: {error}") from None
 
 
 def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

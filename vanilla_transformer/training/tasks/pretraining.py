@@ -48,7 +48,10 @@ def read(data: dict, split: str) -> Rows | None:
     if len(every) < 2 or max(map(len, every)) < 2:
         longest = max(map(len, every), default=0)
         seen = f"the {split} text has {len(every)} documents of up to {longest} sentences"
-        raise ValueError(f"{seen}, expected at least 2 of 2, with an empty line between documents")
+        raise ValueError(
+            f"{seen}, expected at least 2 documents of 2 sentences, with an empty line between "
+            "documents"
+        )
     return Dataset.from_list(list(pairs(every)))
 
 

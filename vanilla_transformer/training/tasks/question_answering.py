@@ -95,7 +95,7 @@ def fault(row: dict) -> str | None:
         return f"{name} has no answer, expected at least one"
     for text, start in zip_longest(answers["text"], answers["answer_start"]):
         if not isinstance(text, str) or not isinstance(start, int):
-            return f"{name} has the answer {text!r} at {start!r}, expected a text and a place"
+            return f"{name} has the answer {text!r} at {start!r}, expected a text and its position"
         actual = context[start : start + len(text)] if start >= 0 else ""
         if actual != text or not text:
             return f"{name}: its context has {actual!r} at {start}, expected the answer {text!r}"

@@ -73,8 +73,8 @@ def unlabelled(line: str, names: list[str] | None = None) -> str | None:
         return f"{shorten(line)}, expected a label, a space and a text"
     if names and label not in map(str, range(len(names))):
         return (
-            f"has the label {label!r:.80}, expected one of 0 to {len(names) - 1}, the places of "
-            "data.label_names"
+            f"has the label {label!r:.80}, expected one of 0 to {len(names) - 1}, the indices "
+            "of data.label_names"
         )
     return None
 
