@@ -269,7 +269,7 @@ def stored_tensors(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
                 facts[name] = tuple(part.get_shape()), part.get_dtype()
     except SafetensorError as error:
         raise ValueError(
-            f"{file} is not a whole safetensors file ({file.stat().st_size} bytes): {error}"
+            f"{file} is not a complete safetensors file ({file.stat().st_size} bytes): {error}"
         ) from None
     return facts
 

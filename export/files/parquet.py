@@ -37,7 +37,7 @@ class Parquet:
         try:
             schema = pyarrow.parquet.read_schema(path)
         except pyarrow.ArrowInvalid as error:
-            raise ValueError(f"{path} is not a whole Parquet file: {error}") from None
+            raise ValueError(f"{path} is not a complete Parquet file: {error}") from None
         doubles = [name for name, count in Counter(schema.names).items() if count > 1]
         if doubles:
             raise ValueError(
@@ -62,7 +62,7 @@ class Parquet:
                 if not file.metadata.num_rows:  # whose columns are to be there all the same
                     yield pyarrow.RecordBatch.from_pylist([], file.schema_arrow)
         except (pyarrow.ArrowInvalid, OSError) as error:
-            raise ValueError(f"{path} is not a whole Parquet file: {error}") from None
+            raise ValueError(f"{path} is not a complete Parquet file: {error}") from None
 
     def digest(self, content: pyarrow.RecordBatch) -> str:
         return hashlib.sha256(content.serialize()).hexdigest()

@@ -322,7 +322,7 @@ def test_every_verb_is_tested_for_its_help():
     [
         ([], "VERB"),
         (["translate"], "'translate'"),
-        (["translate-files", "a", "b"], "no verb 'translate-files', expected one of train, "),
+        (["translate-files", "a", "b"], "unknown verb 'translate-files', expected one of train, "),
         (["export"], "CHECKPOINT"),
         (["train"], "--output"),
         (["train", "--output", "a"], "RECIPE"),
@@ -376,7 +376,7 @@ def test_every_verb_is_tested_for_its_help():
             ["evaluate", "a", "--num-beams", "true"],
             "expected a whole number from 1 to 2**63 - 1, got 'true'",
         ),
-        (["evaluate", "a", "--num-return-sequences", "2"], "no flag '--num-return-sequences'"),
+        (["evaluate", "a", "--num-return-sequences", "2"], "unknown flag '--num-return-sequences'"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_why(arguments, message, capsys):
@@ -389,19 +389,22 @@ def test_wrong_usage_ends_with_2_and_says_why(arguments, message, capsys):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["exprot", "a", "b"], "no verb 'exprot'"),
-        (["--versoin"], "no flag '--versoin'; did you mean '--version'?"),
-        (["train", "trec", "--ouput", "a"], "no flag '--ouput'; did you mean '--output'?"),
-        (["generate", "a", "--num-baems=2"], "no flag '--num-baems'; did you mean '--num-beams'?"),
+        (["exprot", "a", "b"], "unknown verb 'exprot'"),
+        (["--versoin"], "unknown flag '--versoin'; did you mean '--version'?"),
+        (["train", "trec", "--ouput", "a"], "unknown flag '--ouput'; did you mean '--output'?"),
+        (
+            ["generate", "a", "--num-baems=2"],
+            "unknown flag '--num-baems'; did you mean '--num-beams'?",
+        ),
         (["export", "a", "b", "--target", "cpuu"], "; did you mean 'cpu'?"),
         (
             ["export", "a", "b", "--dtype", "fp32,int9"],
-            "no dtype 'int9', expected one of fp32, int8",
+            "unknown dtype 'int9', expected one of fp32, int8",
         ),
         (["convert", "a", "b", "--to", "gpt-2"], "; did you mean 'gpt2'?"),
         (
             ["generate", "a", "--device", "cdua"],
-            "no device 'cdua', expected one of cpu, cuda, tensorrt; did you mean 'cuda'?",
+            "unknown device 'cdua', expected one of cpu, cuda, tensorrt; did you mean 'cuda'?",
         ),
         (["attention", "a", "b", "--output", "c", "--kind", "cros"], "; did you mean 'cross'?"),
         (
@@ -519,7 +522,7 @@ def test_export_writes_where_the_flag_tells_it(exported, tmp_path, capsys):
 @pytest.mark.parametrize(
     "words, message",
     [
-        ([], "no output, expected OUTPUT or --output OUTPUT"),
+        ([], "the output is missing, expected OUTPUT or --output OUTPUT"),
         (["b", "--output", "c"], "two outputs, b and --output c: expected one of them"),
         (["--output", "b", "b"], "two outputs, b and --output b: expected one of them"),
     ],
@@ -535,16 +538,16 @@ def test_no_output_and_two_are_wrong_usage(verb, words, message, exported, tmp_p
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["average", "a", "--out", "b"], "no flag '--out'; did you mean '--output'?"),
+        (["average", "a", "--out", "b"], "unknown flag '--out'; did you mean '--output'?"),
         (
             ["generate", "export", "--num-bea", "3"],
-            "no flag '--num-bea'; did you mean '--num-beams'?",
+            "unknown flag '--num-bea'; did you mean '--num-beams'?",
         ),
-        (["evaluate", "m", "--target=b"], "no flag '--target'; did you mean "),
-        (["verify", "e", "m", "--target", "b"], "no flag '--target'; did you mean "),
+        (["evaluate", "m", "--target=b"], "unknown flag '--target'; did you mean "),
+        (["verify", "e", "m", "--target", "b"], "unknown flag '--target'; did you mean "),
         (
             ["doctor", "--target", "b"],
-            "no flag '--target', expected one of -h, --help, --json (see ",
+            "unknown flag '--target', expected one of -h, --help, --json (see ",
         ),
         (["convert", "a", "b", "--output", "c", "--dry-run"], "two outputs, b and --output c"),
     ],
@@ -604,11 +607,14 @@ def test_a_field_without_a_name_or_a_value_is_wrong_usage(text, corpus, tmp_path
         ),
         (
             ["export", "a", "b", "--target", "tpu"],
-            "no target 'tpu', expected one of portable, cpu, cuda",
+            "unknown target 'tpu', expected one of portable, cpu, cuda",
         ),
-        (["export", "a", "b", "--dtype", "fp8"], "no dtype 'fp8', expected one of fp32, int8"),
-        (["export", "a", "b", "--dtype", "int8,"], "no dtype '', expected one of fp32, int8"),
-        (["export", "a", "b", "--dtype", "int4"], "no target 'portable' with dtype 'int4'"),
+        (["export", "a", "b", "--dtype", "fp8"], "unknown dtype 'fp8', expected one of fp32, int8"),
+        (["export", "a", "b", "--dtype", "int8,"], "unknown dtype '', expected one of fp32, int8"),
+        (
+            ["export", "a", "b", "--dtype", "int4"],
+            "the target 'portable' does not support dtype 'int4'",
+        ),
     ],
     ids=lambda value: (
         " ".join(value)[:40].encode("ascii", "replace").decode() if isinstance(value, list) else ""
@@ -640,7 +646,10 @@ def test_options_of_evaluate_that_no_model_takes_are_wrong_usage(trained, corpus
             ]
         )
     assert caught.value.code == 2
-    expected = {"99999999": "is 99999999", "nope": "no bleu_tokenize 'nope'; did you mean 'none'?"}
+    expected = {
+        "99999999": "is 99999999",
+        "nope": "unknown bleu_tokenize 'nope'; did you mean 'none'?",
+    }
     assert expected[options[1]] in capsys.readouterr().err
 
 
@@ -689,21 +698,21 @@ def test_a_checkpoint_that_does_not_fit_is_an_error(exported, tmp_path):
         (["model.hidden_size=34", "model.num_attention_heads=4"], "hidden_size=34"),
         (["tokenizer.vocab_size=100000"], "expected 100000"),
         (["model.hidden_act=rellu"], "rellu"),
-        (["model.dropuot=0.3"], "no key of [model] 'dropuot'; did you mean 'dropout'?"),
+        (["model.dropuot=0.3"], "unknown key of [model] 'dropuot'; did you mean 'dropout'?"),
         (["training.learning_rat=1"], "did you mean 'learning_rate'?"),
-        (["modle.dropout=0.3"], "no key of a recipe 'modle'; did you mean 'model'?"),
-        (["task=translating"], "no task 'translating'; did you mean 'translation'?"),
+        (["modle.dropout=0.3"], "unknown recipe key 'modle'; did you mean 'model'?"),
+        (["task=translating"], "unknown task 'translating'; did you mean 'translation'?"),
         (
             ["training.tokens_per_batch=300"],
             "tokens_per_update is 4096, expected a multiple of 300",
         ),
         (
             ["training.average_last=3", "training.load_best_model_at_end=true"],
-            "average_last=3 does not go with",
+            "average_last=3 cannot be combined with",
         ),
         (
             ["training.average_last=3", "training.save_strategy=no"],
-            'average_last=3 does not go with save_strategy="no"',
+            'average_last=3 cannot be combined with save_strategy="no"',
         ),
         (["training.tokens_per_update=8"], "tokens, expected at most 8"),
     ],
@@ -756,7 +765,7 @@ def test_generate_says_when_the_model_cannot_generate(exported, tmp_path):
     directory = copy_of(exported("encoder").directory, tmp_path)
     with_tokenizer(directory, 48)
     said = error_of("generate", directory, "the dog")
-    assert "generate is not what a VanillaEncoderModel is for, expected one of embed" in said
+    assert "generate is not a task of a VanillaEncoderModel, expected one of embed" in said
 
 
 def test_a_decoder_continues_text_as_transformers_does(exported, tmp_path, capsys):

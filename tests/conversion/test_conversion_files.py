@@ -164,7 +164,7 @@ def test_a_stored_table_of_sinusoids_is_read_and_another_table_refused(
     edit_tensors(directory, lambda t: t.update({name: table}))
     assert_converts(directory, model, tmp_path)
     for wrong, fault in (
-        (table + 0.1, "is not the table of sinusoids"),
+        (table + 0.1, "is not the sinusoidal table"),
         (table[:, 1:].contiguous(), "has the shape "),
     ):
         edit_tensors(directory, lambda t, wrong=wrong: t.update({name: wrong}))
@@ -300,7 +300,7 @@ def test_a_pickle_of_before_torch_1_6_converts_with_a_warning(tmp_path, caplog, 
         assert not caplog.text
         convert(directory, tmp_path / f"ours-{is_zip}")
     assert (
-        "pytorch_model.bin is of torch before 1.6 and cannot be mapped: it is in memory as a whole"
+        "pytorch_model.bin was written by torch before 1.6 and cannot be memory-mapped"
         in caplog.text
     )
     weights = [
@@ -454,7 +454,7 @@ def test_a_truncated_file_is_refused(bert):
     (bert[0] / "model.safetensors").write_bytes(data[: len(data) // 2])
     with pytest.raises(
         ValueError,
-        match=f"model.safetensors is not a whole safetensors file \\({len(data) // 2} bytes\\)",
+        match=f"model.safetensors is not a complete safetensors file \\({len(data) // 2} bytes\\)",
     ):
         plan_conversion(bert[0])
 
@@ -503,7 +503,9 @@ def test_a_checkpoint_that_we_did_not_write_is_not_replaced(bert, tmp_path):
         FileExistsError, match="expected an export or a checkpoint that vanilla-transformer wrote"
     ):
         convert(tmp_path / "ours", bert[0], "bert", force=True)
-    with pytest.raises(ValueError, match="is the input .* or holds it"):
+    with pytest.raises(
+        ValueError, match="is or contains the input .*, expected a path that does not"
+    ):
         convert(tmp_path / "ours", tmp_path / "ours", "bert", force=True)
 
 

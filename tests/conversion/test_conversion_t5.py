@@ -299,7 +299,8 @@ def test_the_start_token_is_in_the_config_or_in_the_generation_config(tmp_path):
     assert plan_conversion(tmp_path / "theirs").model.config.decoder_start_token_id == 0
     GenerationConfig(eos_token_id=1).save_pretrained(tmp_path / "theirs")
     with pytest.raises(
-        ValueError, match="decoder_start_token_id=None cannot be converted, expected a token, as 0"
+        ValueError,
+        match="decoder_start_token_id=None cannot be converted, expected a token id, such as 0",
     ):
         convert(tmp_path / "theirs", tmp_path / "ours")
     assert not (tmp_path / "ours").exists()

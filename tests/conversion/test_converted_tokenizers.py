@@ -238,12 +238,12 @@ def with_all_spaces(proto):
 
 
 WRONG_MODELS = {
-    "bpe": (dict(model_type="bpe"), None, "is a model of type BPE, expected unigram"),
-    "word": (dict(model_type="word"), None, "is a model of type word, expected unigram"),
+    "bpe": (dict(model_type="bpe"), None, "has model type BPE, expected unigram"),
+    "word": (dict(model_type="word"), None, "has model type word, expected unigram"),
     "bytes": (
         dict(byte_fallback=True, vocab_size=420),
         None,
-        "has pieces that are bytes, byte_fallback is True, expected False",
+        "has byte_fallback=True, expected False",
     ),
     "suffix": (
         {},
@@ -288,7 +288,8 @@ def test_a_damaged_model_is_named(marian, damage):
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
     size = path.stat().st_size
     expected = (
-        f"{path} is no whole SentencePiece model: expected pieces and two specs in its {size} bytes"
+        f"{path} is not a complete SentencePiece model: expected pieces and two specs in its "
+        f"{size} bytes"
     )
     with pytest.raises(ValueError, match=f"^{expected}$"):
         find_tokenizer(marian)
@@ -348,7 +349,7 @@ def test_two_vocabularies_are_refused(marian):
 def test_without_what_reads_models_the_extra_is_named(marian, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     expected = (
-        r"source.spm is read by sentencepiece and protobuf, which are missing .*: pip install "
+        "source.spm needs sentencepiece and protobuf, which are missing .*: pip install "
         r"'vanilla-transformer\[sentence"
     )
     with pytest.raises(ImportError, match=expected):
@@ -443,7 +444,8 @@ def test_a_model_that_is_damaged_is_named_before_transformers_reads_it(train, tm
     with pytest.raises(
         ValueError,
         match=(
-            "spiece.model is no whole SentencePiece model: expected pieces and two specs in its 500"
+            "spiece.model is not a complete SentencePiece model: expected pieces and two specs "
+            "in its 500"
         ),
     ):
         find_tokenizer(tmp_path)
@@ -458,7 +460,7 @@ def test_a_tokenizer_that_stays_in_python_is_reported(tmp_path):
         json.dumps({"tokenizer_class": "CTRLTokenizer"})
     )
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    remedy = "exports of it take and give only token ids, unless you add a tokenizer.json"
+    remedy = "its exports take and return only token ids, unless you add a tokenizer.json"
     assert find_tokenizer(tmp_path).notes == [
-        f"no tokenizer.json can be made of a CTRLTokenizer: {remedy}"
+        f"a CTRLTokenizer cannot be converted to tokenizer.json: {remedy}"
     ]

@@ -345,7 +345,9 @@ def test_bytes_are_merged_to_the_size_asked_for(of_bytes):
     )
 
 
-@pytest.mark.parametrize("vocab_size, remedy", [(259, "ask for more"), (5000, "ask for fewer")])
+@pytest.mark.parametrize(
+    "vocab_size, remedy", [(259, "set a larger one"), (5000, "set a smaller one")]
+)
 def test_a_size_that_bytes_cannot_give_is_refused_with_both_sizes(vocab_size, remedy):
     with pytest.raises(
         ValueError, match=f"vocabulary of [0-9]+ entries, expected {vocab_size}: {remedy}"
@@ -393,7 +395,7 @@ def test_the_number_of_characters_may_be_given():
     assert len(train_tokenizer(LINES, len(CHARACTERS) + 4, kind="character")) == len(CHARACTERS) + 4
 
 
-@pytest.mark.parametrize("difference, remedy", [(-1, "ask for more"), (1, "ask for fewer")])
+@pytest.mark.parametrize("difference, remedy", [(-1, "set a larger one"), (1, "set a smaller one")])
 def test_another_number_of_characters_is_refused_with_both(difference, remedy):
     wrong = len(CHARACTERS) + 4 + difference
     with pytest.raises(

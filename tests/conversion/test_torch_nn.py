@@ -194,10 +194,11 @@ def test_what_is_wrong_is_named():
     )
     refused(r"layers.*weight has shape \(.*\), expected \(.*", embed_tokens=torch.zeros(V, 18))
     refused(
-        "extra.weight belongs to no torch.nn.Transformer", state | {"extra.weight": torch.zeros(2)}
+        "unknown tensors extra.weight, expected those of a torch.nn.Transformer",
+        state | {"extra.weight": torch.zeros(2)},
     )
     refused(
-        "layers.0.conv.weight belongs to no torch.nn.Transformer",
+        "unknown tensor layers.0.conv.weight, expected those of a torch.nn.Transformer",
         state | {"encoder.layers.0.conv.weight": torch.zeros(2)},
     )
     without = {
@@ -238,12 +239,12 @@ def test_what_is_wrong_is_named():
         (
             "encoder.layers.99999999999.linear1.weight",
             torch.ones(INNER, D),
-            "tensors that are missing for a VanillaSeq2SeqModel",
+            "missing tensors of a VanillaSeq2SeqModel",
         ),
         (
             "encoder.layers.x.linear1.weight",
             torch.ones(INNER, D),
-            "layers.x.linear1.weight belongs to no",
+            "unknown tensor layers.x.linear1.weight",
         ),
     ],
 )
@@ -296,12 +297,12 @@ def test_the_command_needs_heads_and_embeddings(files, capsys):
         ),
         ("layer_norm_eps=NaN", "layer_norm_eps must be at least 0 and finite, got nan"),
         ("N=1.5", "'num_hidden_layers'"),
-        ("norm_frist=true", "no config field 'norm_frist'; did you mean 'norm_first'?"),
-        ("force=true", "no config field 'force'"),
-        ("state_dict=1", "no config field 'state_dict'"),
-        ("dtype=nope", "no config field 'dtype'"),
-        ("encoder_layers=2", "no config field 'encoder_layers'"),  # of one stack
-        ("=5", "no config field ''"),
+        ("norm_frist=true", "unknown config field 'norm_frist'; did you mean 'norm_first'?"),
+        ("force=true", "unknown config field 'force'"),
+        ("state_dict=1", "unknown config field 'state_dict'"),
+        ("dtype=nope", "unknown config field 'dtype'"),
+        ("encoder_layers=2", "unknown config field 'encoder_layers'"),  # of one stack
+        ("=5", "unknown config field ''"),
         ("x=" + "[" * 100_000, "expected a value in JSON or text"),
         ("x=" + "9" * 5000, "expected a value in JSON or text"),
         ("hidden_act=\udce9", "expected UTF-8 text, got b'hidden_act=\\xe9'"),
@@ -328,12 +329,12 @@ def test_layers_that_the_state_dict_does_not_hold_are_refused_before_any_is_buil
 
 def test_options_of_the_other_kind_of_source_are_not_passed_over(files, capsys):
     for option in (["--dry-run"], ["--to", "bert"], ["--leave-out", "a"], ["--variant", "fp16"]):
-        message = f"{option[0]} is for a checkpoint directory or Hub id, and"
+        message = f"{option[0]} is not supported for {files}, a state dict file"
         assert message in usage_error(capsys, files, *option)
     with pytest.raises(SystemExit) as caught:
         main(["convert", str(files), str(files / "ours"), "--embeddings", "tables.safetensors"])
     assert caught.value.code == 2
     assert (
-        f"--embeddings is for the file of a state dict, and {files} is none"
+        f"--embeddings is not supported for {files}: expected a state dict file"
         in capsys.readouterr().err
     )

@@ -278,7 +278,7 @@ def test_bleu_of_text_that_is_in_tokens_takes_them_as_they_are(exported, tmp_pat
         (
             "encoder",
             ["text"],
-            "no metric for a VanillaEncoderModel, expected one of VanillaEncoderForMaskedLM",
+            "VanillaEncoderModel has no metric, expected one of VanillaEncoderForMaskedLM",
         ),
         ("causal", [], "a VanillaDecoderForCausalLM is evaluated on --text, got none"),
         ("causal", ["text", "labels"], "is evaluated on --text, got --text and --labels"),
@@ -322,7 +322,7 @@ def test_a_tokenization_that_sacrebleu_does_not_have_is_refused_with_the_nearest
 ):
     monkeypatch.setattr(module, "read_parallel", None)  # before anything is read
     for directory in exported("seq2seq"):
-        with pytest.raises(UsageError, match="no bleu_tokenize 'nope'; did you mean 'none'"):
+        with pytest.raises(UsageError, match="unknown bleu_tokenize 'nope'; did you mean 'none'"):
             evaluate(directory, **pair, bleu_tokenize="nope")
 
 
@@ -348,7 +348,7 @@ def test_tokens_outside_the_vocabulary_have_no_perplexity(exported, files, tmp_p
     seal(directory)
     with pytest.raises(
         ValueError,
-        match="the tokenizer gives token id 10[0-9][0-9], expected less than vocab_size, 60",
+        match="the tokenizer returned token id 10[0-9][0-9], expected less than vocab_size=60",
     ):
         evaluate(directory, text=files["text"])
 

@@ -89,7 +89,8 @@ def test_a_model_that_does_not_generate_is_refused(tmp_path):
     config = vanilla_transformer.VanillaEncoderConfig(**SIZES, num_hidden_layers=1)
     vanilla_transformer.VanillaEncoderModel(config).save_pretrained(tmp_path / "checkpoint")
     with pytest.raises(
-        ValueError, match="VanillaEncoderModel does not generate, expected no shortlist"
+        ValueError,
+        match="shortlist is not supported by a VanillaEncoderModel, which does not generate",
     ):
         export(tmp_path / "checkpoint", tmp_path / "out", shortlist=TOKENS)
 
@@ -125,7 +126,7 @@ def test_the_command_reads_the_tokens_of_a_text(tmp_path, capsys):
     arguments = [str(tmp_path / name) for name in ("checkpoint", "out")]
     shortlist = ["--shortlist", str(tmp_path / "words.txt")]
     with pytest.raises(
-        SystemExit, match="tokenizer.json is missing, expected the tokenizer that makes tokens of"
+        SystemExit, match="tokenizer.json is missing, expected the tokenizer of the shortlist"
     ):
         cli.main(["export", *arguments, *shortlist])
     tokenizer.save(str(tmp_path / "checkpoint" / "tokenizer.json"))

@@ -349,7 +349,7 @@ def test_the_choices_of_heads_are_compared(exported, name, least):
     ],
 )
 def test_the_checkpoint_of_another_model_is_refused_by_name(exported, export, checkpoint):
-    with pytest.raises(ValueError, match="is an export of .*not of the checkpoint"):
+    with pytest.raises(ValueError, match=", expected .* as in the checkpoint"):
         verify(exported(export).directory, exported(checkpoint).model, 3)
 
 
@@ -358,7 +358,8 @@ def test_a_checkpoint_of_another_size_is_refused_with_both_sizes(exported, field
     model = exported("encoder").model
     config = type(model.config)(**{**model.config.to_dict(), field: value})
     with pytest.raises(
-        ValueError, match=f"is an export of .*{getattr(model.config, field)}.*{value}"
+        ValueError,
+        match=f"{getattr(model.config, field)}.*, expected .*{value}.* as in the checkpoint",
     ):
         verify(exported("encoder").directory, type(model)(config).eval(), 3)
 

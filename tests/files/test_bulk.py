@@ -266,7 +266,7 @@ def test_bad_lines_of_text_are_set_aside_and_leave_their_place(bulk, runtime_of,
     assert (tmp_path / "out" / "a").read_text().split("\n") == [*expected, ""]
     first, second = bad_lines(tmp_path / "out" / "a.bad.jsonl")
     assert first[0] == 4 and "not UTF-8 text" in first[1]
-    assert second == (18, "it has more than 1,000,000 bytes, expected at most that")
+    assert second == (18, "it is longer than 1,000,000 bytes, expected at most 1,000,000")
     assert (report["lines"], report["bad"]) == (20, 2)
 
 
@@ -408,9 +408,7 @@ def test_a_truncated_shard_is_made_again(bulk, tmp_path):
     part.write_bytes(part.read_bytes()[:-3])
     (tmp_path / "out" / "a.parts" / "000002.facts").write_text('{"input": ')
     (tmp_path / "out" / "a.parts" / ".000003.new").write_text("half")
-    with pytest.warns(
-        UserWarning, match="000001 is damaged, expected what was written there: it is made again"
-    ):
+    with pytest.warns(UserWarning, match="000001 is damaged, its shard is computed again"):
         bulk().to_directory([source], tmp_path / "out")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
@@ -424,7 +422,7 @@ def test_a_truncated_input_is_an_error_that_goes_on_when_it_is_repaired(bulk, tm
     content = source.read_bytes()
     bulk(shard_lines=50).to_directory([source], tmp_path / "whole")
     source.write_bytes(content[: len(content) - 500])
-    with pytest.raises(ValueError, match=f"a.{kind} is not a whole (gzip|Parquet) file"):
+    with pytest.raises(ValueError, match=f"a.{kind} is not a complete (gzip|Parquet) file"):
         bulk(shard_lines=50).to_directory([source], tmp_path / "out")
     source.write_bytes(content)
     with pytest.MonkeyPatch.context() as patch:
@@ -442,7 +440,7 @@ def test_what_stops_a_run_says_what_is_kept(bulk, tmp_path, error, message):
     source = write(tmp_path / "a", some_lines(30))
     caught = begun(bulk(), [source], tmp_path / "out", 2, error)
     assert isinstance(caught.value, OSError) and message in str(caught.value)
-    assert "the shards that are whole stay in" in str(caught.value)
+    assert "the finished shards stay in" in str(caught.value)
     assert bulk().to_directory([source], tmp_path / "out")["lines"] == 30
 
 
@@ -497,9 +495,9 @@ def test_a_full_disk_leaves_whole_shards(runtime_of, tmp_path):
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # noqa: E731
     again = [*COMMAND, *call, "--output-dir", str(tmp_path / "out")]
     done = subprocess.run(again, preexec_fn=limit, capture_output=True, text=True)
-    assert (
-        done.returncode == 1 and "File too large; the shards that are whole stay in" in done.stderr
-    ), done.stderr
+    assert done.returncode == 1 and "File too large; the finished shards stay in" in done.stderr, (
+        done.stderr
+    )
     assert names(tmp_path / "out" / "a.jsonl.parts") == [
         "000000.facts",
         "000000.jsonl",
@@ -569,7 +567,7 @@ def test_a_call_with_other_arguments_is_refused_by_name(bulk, tmp_path):
     write(tmp_path / "a", some_lines(29))
     with pytest.raises(
         FileExistsError,
-        match="out/a was made of other lines than .*a has now: expected the same lines",
+        match="out/a was computed from other lines than .*a has now: expected the same lines",
     ):
         bulk().to_directory(inputs, tmp_path / "out")
 
@@ -642,7 +640,7 @@ def test_wrong_usage_is_refused_before_anything_is_written(bulk, runtime_of, tmp
             {},
             [tmp_path / "e.parquet"],
             ValueError,
-            "e.parquet has several columns of the name text, expected one",
+            "e.parquet has several columns with the name text, expected one",
         ),
         (
             {},
@@ -661,7 +659,7 @@ def test_wrong_usage_is_refused_before_anything_is_written(bulk, runtime_of, tmp
             {},
             [write(tmp_path / "d.parquet", ["w5"])],
             ValueError,
-            "d.parquet is not a whole Parquet file",
+            "d.parquet is not a complete Parquet file",
         ),
         (
             {},
@@ -674,7 +672,7 @@ def test_wrong_usage_is_refused_before_anything_is_written(bulk, runtime_of, tmp
             bulk(**settings).to_directory(inputs, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     with pytest.raises(
-        UsageError, match="the task reads question and context: expected JSON lines"
+        UsageError, match="the task needs question and context: expected a .jsonl file"
     ):
         select_format(text, Predictions(runtime_of("answers")))
     with pytest.raises(
@@ -722,7 +720,7 @@ def test_two_processes_do_not_write_one_directory(bulk, tmp_path):
     )
     other.stdout.readline()
     with pytest.raises(
-        FileExistsError, match="out is being written by another process: expected to be alone"
+        FileExistsError, match="out is being written by another process, expected no other writer"
     ):
         bulk().to_directory([source], tmp_path / "out")
     other.communicate(b"\n")

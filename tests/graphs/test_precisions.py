@@ -172,18 +172,18 @@ def test_data_outside_the_export_is_refused(both, tmp_path, file):
     [
         (
             dict(target="cpu", dtype=["fp32", "int8"]),
-            "are for the target 'portable', expected one for 'cpu'",
+            "expected one for the target 'cpu': only 'portable'",
         ),
         (
             dict(dtype=["fp32", "int4"]),
-            "no target 'portable' with dtype 'int4', expected one of: portable with fp32, int8;",
+            "the target 'portable' does not support dtype 'int4', expected one of: portable with fp32, int8;",
         ),
-        (dict(dtype=["int8", "int8"]), r"dtypes are \['int8', 'int8'\], expected each once"),
-        (dict(dtype=[]), "no target 'portable' with dtype ''"),
-        (dict(dtyp="fp32"), "no option 'dtyp' of export, .* target, .*; did you mean 'dtype'"),
-        (dict(opset=17), "no opset 17 for the target 'portable', expected 18 to 23"),
-        (dict(opset=24), "no opset 24 for the target 'portable', expected 18 to 23"),
-        (dict(target="cpu", opset=20), "no opset 20 for the target 'cpu', expected 21$"),
+        (dict(dtype=["int8", "int8"]), r"dtype is \['int8', 'int8'\], expected no duplicates"),
+        (dict(dtype=[]), "the target 'portable' does not support dtype ''"),
+        (dict(dtyp="fp32"), "export has no option 'dtyp', .* target, .*; did you mean 'dtype'"),
+        (dict(opset=17), "opset is 17, expected 18 to 23 for the target 'portable'"),
+        (dict(opset=24), "opset is 24, expected 18 to 23 for the target 'portable'"),
+        (dict(target="cpu", opset=20), "opset is 20, expected 21 for the target 'cpu'"),
     ],
     ids=str,
 )

@@ -214,7 +214,9 @@ def test_a_file_is_read_only_as_the_manifest_says(export):
     info = read_export_info(export)
     assert (info.read("onnx/model.onnx"), info.read("tokenizer.json")) == (GRAPH, None)
     (export / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match="manifest.json lists no tokenizer.json: export again"):
+    with pytest.raises(
+        ValueError, match="manifest.json does not list tokenizer.json: export again"
+    ):
         info.read("tokenizer.json")
     (export / "onnx/model.onnx").write_bytes(GRAPH[::-1])
     with pytest.raises(ValueError, match="model.onnx has SHA-256"):
@@ -336,7 +338,7 @@ def test_a_target_or_precision_that_this_build_cannot_run_is_refused_by_name(
         ),
         (
             dict(num_hidden_layers=3),
-            "model.onnx does not fit config.json: only one of them has past_key_values.2.key",
+            "model.onnx does not match config.json: only one of them has past_key_values.2.key",
         ),
         (
             dict(value_head_dim=11),
@@ -410,7 +412,7 @@ def test_a_graph_the_manifest_does_not_list_is_refused(exported, tmp_path):
     manifest = json.loads((directory / "manifest.json").read_text())
     del manifest["files"]["onnx/model.onnx"]
     (directory / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="manifest.json lists no onnx/model.onnx"):
+    with pytest.raises(ValueError, match="manifest.json does not list onnx/model.onnx"):
         Runtime(directory)
 
 

@@ -71,7 +71,7 @@ PICTURE = np.zeros((2, 3, 4, 4), np.float32)
 @pytest.mark.parametrize(
     "given, said",
     [
-        ({}, "Pictures takes pixel_values, which was not given"),
+        ({}, "Pictures needs the input pixel_values, got None"),
         (
             {"pixel_values": PICTURE, "mask": PICTURE},
             "Pictures takes no mask, expected pixel_values and kind",

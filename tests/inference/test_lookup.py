@@ -261,12 +261,13 @@ def test_values_that_are_no_count(name, value):
 
 def test_sampling_and_beams():
     with pytest.raises(
-        UsageError, match="prompt_lookup_num_tokens=4 does not go with num_beams=2, expected 1"
+        UsageError,
+        match="prompt_lookup_num_tokens=4 cannot be combined with num_beams=2, expected 1",
     ):
         Options(**LOOKUP, num_beams=2)
     with pytest.raises(
         UsageError,
-        match="prompt_lookup_num_tokens=4 does not go with do_sample=True, expected False",
+        match="prompt_lookup_num_tokens=4 cannot be combined with do_sample=True, expected False",
     ):
         Options(**LOOKUP, do_sample=True)
 
@@ -275,7 +276,7 @@ def test_rows_and_servers(opened, tmp_path):
     """Prompt lookup is for one row, not where rows share a batch, and its graph is part of the
     export."""
     _, runtime = opened("seq2seq", "cpu")
-    with pytest.raises(UsageError, match="prompt_lookup_num_tokens=4 is for one row, got 2"):
+    with pytest.raises(UsageError, match="prompt_lookup_num_tokens=4 is for one input, got 2"):
         runtime.generate(np.array([[5, 6], [7, 8]]), **LOOKUP)
     assert runtime.rows_together(100, 16, LOOKUP) == 1
     directory = runtime.info.directory
@@ -297,5 +298,5 @@ def test_rows_and_servers(opened, tmp_path):
     edit_json(
         copy / "manifest.json", files={name: facts for name, facts in files.items() if name != file}
     )
-    with pytest.raises(ValueError, match=f"manifest.json lists no {file}: export again"):
+    with pytest.raises(ValueError, match=f"manifest.json does not list {file}: export again"):
         Runtime(copy)

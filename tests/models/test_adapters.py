@@ -80,7 +80,7 @@ def test_an_encoder_refuses_a_prefix(name):
     model, ids = build(name), torch.randint(4, 40, (2, 5))
     with pytest.raises(
         ValueError,
-        match="got past_key_values, as of prefix tuning: an encoder keeps no keys and values",
+        match="an encoder has no key-value cache: expected past_key_values None",
     ):
         model(ids, past_key_values=[(torch.zeros(2, 4, 3, 6), torch.zeros(2, 4, 3, 10))] * 2)
     assert torch.isfinite(model(ids, past_key_values=None)[0]).all()

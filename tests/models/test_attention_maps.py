@@ -243,7 +243,7 @@ def test_the_verb_writes_a_figure_and_replaces_it_with_force_only(checkpoint, tm
         (["--layer", "1" + 30 * "0"], "below 2**63, got 1000000000"),
         (["--head", "-1"], "at least 0 and below 2**63, got -1"),
         (["--head", "x"], "expected a whole number of at least 0, got 'x'"),
-        (["--kind", "self"], "no kind of attention 'self'"),
+        (["--kind", "self"], "unknown kind of attention 'self'"),
         (
             ["--output", "map"],
             "map is not the name of an image, expected one that ends in .eps, .jpeg, .jpg, "
@@ -274,7 +274,7 @@ def test_the_name_of_a_figure_tells_its_format(checkpoint, tmp_path, kind):
 def test_a_text_with_more_tokens_than_maps_can_show_is_refused(checkpoint, tmp_path):
     with pytest.raises(
         ValueError,
-        match="has 5[0-9]{3} tokens, expected at most 4729 for maps of 6 layers and heads",
+        match="has 5[0-9]{3} tokens, expected at most 4729 for the maps of 6 attention heads",
     ):
         save_attention_maps(checkpoint, tmp_path / "map.png", "dog " * 5000)
 
@@ -282,7 +282,7 @@ def test_a_text_with_more_tokens_than_maps_can_show_is_refused(checkpoint, tmp_p
 def test_a_tokenizer_that_is_larger_than_the_vocabulary_is_refused():
     model, _ = made(PAIR)
     with pytest.raises(
-        ValueError, match=r"gives the token \d+, expected one of \[0, 59\], the model's vocabulary"
+        ValueError, match=r"returned token id \d+, expected less than vocab_size=60"
     ):
         attention_maps(model, train_tokenizer(LINES, 80), LINES[0] + LINES[1])
 

@@ -117,7 +117,7 @@ OF_WEIGHTS = ["average", "attention", "export", "evaluate"]
             lambda t: t.update({Q_PROJ: torch.ones(3, 32)}),
             ["of another shape", "(3, 32) for (32, 32)"],
         ),
-        (lambda t: t.update({Q_PROJ: t[Q_PROJ].to(torch.int64)}), ["no floating point", Q_PROJ]),
+        (lambda t: t.update({Q_PROJ: t[Q_PROJ].to(torch.int64)}), ["not floating point", Q_PROJ]),
         (lambda t: t.update(extra=torch.ones(2)), ["1 are unexpected: extra"]),
         (
             lambda t: t.update({name: torch.ones(()) for name in t}),
@@ -153,7 +153,7 @@ def test_a_file_that_is_no_safetensors_file_is_refused(checkpoint, change, capsy
     path.write_bytes(change(path.read_bytes()))
     assert_refused(
         checkpoint,
-        [str(path), "is not a whole safetensors file", f"({path.stat().st_size} bytes)"],
+        [str(path), "is not a complete safetensors file", f"({path.stat().st_size} bytes)"],
         capsys,
     )
 
@@ -174,7 +174,7 @@ def test_a_file_that_is_no_safetensors_file_is_refused(checkpoint, change, capsy
 )
 def test_a_header_of_wrong_types_is_refused(checkpoint, change, capsys):
     edit_header(checkpoint, change)
-    assert_refused(checkpoint, ["model.safetensors is not a whole safetensors file"], capsys)
+    assert_refused(checkpoint, ["model.safetensors is not a complete safetensors file"], capsys)
 
 
 def test_a_type_of_tensors_that_has_no_place_here_is_refused(checkpoint, capsys):
@@ -316,9 +316,9 @@ FIELDS = [
         (dict(_attn_implementation=value), f"_attn_implementation {value}, expected a name")
         for value in (True, 5, [1])
     ],
-    (dict(decoder="x"), "the configs decoder within"),
-    (dict(to_dict=5), "the key to_dict, expected none of a class's own attributes"),
-    (dict(attribute_map={}), "the key attribute_map, expected none of"),
+    (dict(decoder="x"), "the nested configs decoder"),
+    (dict(to_dict=5), "the key to_dict, an attribute of the config class: expected only fields"),
+    (dict(attribute_map={}), "the key attribute_map, an attribute of the config class"),
 ]
 
 
@@ -404,7 +404,7 @@ def test_a_damaged_companion_is_refused(checkpoint, file, content, word, capsys)
         (dict(decoder_start_token_id=[1]), r"decoder_start_token_id \[1\], expected one of"),
         (
             dict(penalty_alpha=0.5),
-            "penalty_alpha 0.5, which transformers runs with code of the Hub: expected none",
+            "penalty_alpha 0.5, which runs code from the Hub in transformers: expected none",
         ),
     ],
     ids=str,
@@ -496,7 +496,7 @@ def test_a_checkpoint_that_is_nothing_but_code_is_refused(checkpoint, foreign_co
 def test_a_tokenizer_that_is_nothing_but_code_is_refused(checkpoint, foreign_code):
     edit_json(checkpoint / "config.json", model_type="theirs")
     edit_json(checkpoint / "tokenizer_config.json", tokenizer_class="Theirs")
-    with pytest.raises(ValueError, match="has a tokenizer of its own code, which is not run"):
+    with pytest.raises(ValueError, match="has a tokenizer with custom code, .*, which is not run"):
         load_tokenizer(checkpoint)
     assert not foreign_code.exists()
 
@@ -604,7 +604,7 @@ def test_a_hub_id_that_cannot_be_reached_is_one_short_line(verb, tmp_path, monke
     line = error_of(
         (verbs("someone/nothing", "out") | {"info": ["info", "someone/nothing"]})[verb], capsys
     )
-    reason = "it is not in the cache, and the Hub cannot be reached"
+    reason = "it is not in the cache and the Hub cannot be reached"
     assert line == (
         "vanilla-transformer: someone/nothing is neither a checkpoint directory nor on the Hub: "
         f"{reason}"
@@ -644,7 +644,7 @@ def test_what_the_hub_says_is_not_repeated(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(
         FileNotFoundError,
-        match="^someone/model is neither .*: it is not in the cache, and the Hub cannot be",
+        match="^someone/model is neither .*: it is not in the cache and the Hub cannot be",
     ):
         checkpoint_directory("someone/model")
 

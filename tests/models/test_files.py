@@ -119,7 +119,7 @@ def test_a_new_file_has_the_name_it_will_have_while_it_is_written(folder):
         assert file.name == "map.png" and not (folder / "deep/map.png").exists()
         file.write_text("new")
     assert read(folder) == {"deep/map.png": "new"}
-    message = "map.png exists already; expected a new path, or --force"
+    message = "map.png exists already, expected a new path, or --force"
     with pytest.raises(FileExistsError, match=message), new_file(folder / "deep/map.png"):
         pytest.fail("the block must not run")
     with new_file(folder / "deep/map.png", force=True) as file:
@@ -147,7 +147,7 @@ def test_the_working_directory_the_home_directory_and_those_above_are_never_repl
     before = sorted(folder.parent.rglob("*"))
     refused(
         ValueError,
-        "is the (working|home) directory or holds it",
+        "is or contains the (working|home) directory",
         os.path.expanduser(out),
         force=True,
     )
@@ -160,7 +160,13 @@ def test_inputs_and_what_holds_them_are_never_replaced(folder, out):
     write(folder / "above", CHECKPOINT | {"vocab.txt": "a"})
     (folder / "link").symlink_to(folder / "model")
     inputs = [folder / "model", folder / "above/vocab.txt", "org/name-on-the-hub"]
-    refused(ValueError, "is the input .* or holds it", folder / out, force=True, inputs=inputs)
+    refused(
+        ValueError,
+        "is or contains the input .*, expected a path that does not",
+        folder / out,
+        force=True,
+        inputs=inputs,
+    )
     # inside one is a place as any other
     save(folder / "model/onnx", {"graph": "new"}, inputs=inputs)
     assert read(folder / "model") == CHECKPOINT | {"onnx/graph": "new"}
@@ -216,7 +222,7 @@ def test_what_we_wrote_is_replaced_by_force_only(folder, contents):
     write(folder / "out", contents)
     refused(
         FileExistsError,
-        "out exists already; expected a new path, or --force to replace it",
+        "out exists already, expected a new path, or --force to replace it",
         folder / "out",
     )
     assert read(folder / "out") == contents
@@ -397,7 +403,7 @@ def test_a_second_run_is_refused_at_its_start(folder):
     with new_directory(folder / "out"):
         refused(
             FileExistsError,
-            "out is being written by another process: expected to be alone",
+            "out is being written by another process, expected no other writer",
             folder / "out",
         )
     save(folder / "out", {"file": "new"})
@@ -414,7 +420,7 @@ def test_what_a_dead_process_left_and_cannot_be_removed_is_named(folder, monkeyp
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **options: None)
     refused(
         FileExistsError,
-        r"out\.partial/new, which a run that was killed left, cannot be removed",
+        r"out\.partial/new of a killed run cannot be removed",
         folder / "out",
     )
 
@@ -424,7 +430,9 @@ def test_what_is_in_the_place_of_claims_and_no_directory_is_named(folder, kind):
     (folder / ".out.partial").symlink_to("nowhere") if kind == "link" else (
         folder / ".out.partial"
     ).touch()
-    refused(FileExistsError, r"\.out\.partial is no directory of ours", folder / "out")
+    refused(
+        FileExistsError, r"\.out\.partial was not written by vanilla-transformer", folder / "out"
+    )
 
 
 def test_a_killed_process_that_nobody_has_waited_for_has_no_lock(folder):
@@ -442,7 +450,7 @@ def test_what_is_no_part_of_a_claim_is_named_and_stays(folder, name):
     write(folder / ".out.partial", {name: "mine"})
     refused(
         FileExistsError,
-        rf"\.out\.partial/{name} is of no run of vanilla-transformer",
+        rf"\.out\.partial/{name} was not written by vanilla-transformer",
         folder / "out",
     )
     assert read(folder) == {f".out.partial/{name}": "mine"}

@@ -500,7 +500,7 @@ def test_a_language_that_the_tokenizer_does_not_have_is_an_error(multilingual):
     )
     for name in ("src_lang", "tgt_lang"):
         message = (
-            f"^{name} 'fr_FR' is no language of the tokenizer, expected one of .*; did you mean "
+            f"^{name} 'fr_FR' is not a language of the tokenizer, expected one of .*; did you mean "
             "'fr_XX'?"
         )
         with pytest.raises(ValueError, match=message):

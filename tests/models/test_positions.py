@@ -355,7 +355,7 @@ def test_the_runtime_refuses_more_tokens_than_positions_whatever_the_padding(tmp
     with torch.no_grad():
         expected = model(torch.from_numpy(ids)).last_hidden_state
     np.testing.assert_allclose(runtime.encode(ids), expected, atol=1e-5)
-    with pytest.raises(ValueError, match="^9 tokens are more than the 8 learned positions"):
+    with pytest.raises(ValueError, match="^9 tokens, expected at most 8, the learned positions"):
         runtime.encode(np.array([[5] * 9]))
     directory = copy_of(tmp_path / "export", tmp_path)
     edit_json(directory / "config.json", position_ids_from="places")

@@ -557,7 +557,9 @@ def test_an_export_of_any_size_gives_what_torch_gives(body):
             found["last_hidden_state"], expected.last_hidden_state, atol=2e-5
         )
         np.testing.assert_allclose(found["pooler_output"], expected.pooler_output, atol=2e-5)
-    with pytest.raises(ValueError, match="the images are 3x50, expected at least 4x4, a patch"):
+    with pytest.raises(
+        ValueError, match="the images are 3x50, expected at least 4x4, the patch size"
+    ):
         runtime.outputs(pixel_values=np.zeros((1, 3, 3, 50), np.float32))
     config = runtime.info.config
     assert config["interpolate_pos_encoding"] and config["model_type"] == "vanilla-vision"
@@ -574,7 +576,10 @@ def test_images_without_a_resize_have_their_own_sizes(body, tmp_path):
     assert runtime.embed([picture(9, 22), picture(10, 23)]).shape == (2, 1 + 2 * 5, 24)
     with pytest.raises(
         ValueError,
-        match=r"have the shapes \(11, 24\) and \(17, 24\), expected one: give images of one size",
+        match=(
+            r"have the shapes \(11, 24\) and \(17, 24\), expected one shape: pass images of "
+            "the same size"
+        ),
     ):
         runtime.embed([picture(9, 22), picture(18, 18)])
 
@@ -586,16 +591,16 @@ def test_bad_images_are_errors_of_one_line(classifier, tmp_path):
     (tmp_path / "half.png").write_bytes(content[: len(content) // 2])
     (tmp_path / "text.png").write_text("no image")
     for images, error, said in (
-        ([tmp_path / "half.png"], ValueError, "half.png: it is no whole image: "),
-        ([tmp_path / "text.png"], ValueError, "text.png: it is no image that Pillow reads"),
-        ([tmp_path], FileNotFoundError, "is no file, expected an image"),
-        (["nothing.png"], FileNotFoundError, "'nothing.png' is no file, expected an image"),
+        ([tmp_path / "half.png"], ValueError, "half.png: it is not a complete image: "),
+        ([tmp_path / "text.png"], ValueError, "text.png: it is not an image that Pillow can read"),
+        ([tmp_path], FileNotFoundError, "is not a file, expected an image"),
+        (["nothing.png"], FileNotFoundError, "'nothing.png' is not a file, expected an image"),
         (
             "nothing.png",
             ValueError,
             "images must be a list of paths, Pillow images or arrays, got 'nothing.png'",
         ),
-        ([], ValueError, "no images, expected at least one"),
+        ([], ValueError, "images is empty, expected at least one"),
         ([PICTURES[0], None], ValueError, "image 1 of 2: it is a NoneType, expected a path"),
         (
             [np.zeros((9, 9))],
@@ -629,7 +634,9 @@ def test_an_export_of_one_size_refuses_another(classifier, tmp_path):
     directory = copy_of(classifier.directory, tmp_path)
     edit_json(directory / "preprocessor_config.json", size={"height": 18, "width": 22})
     seal(directory)
-    with pytest.raises(ValueError, match="image 0 of 1 is 3x18x22 for the model, expected 3x18x18"):
+    with pytest.raises(
+        ValueError, match="image 0 of 1 has shape 3x18x22 after preprocessing, expected 3x18x18"
+    ):
         ImageRuntime(directory).classify(PICTURES[:1])
     with pytest.raises(
         ValueError,
@@ -661,7 +668,7 @@ def test_an_export_without_an_image_processor_or_of_text_is_refused(classifier, 
 
 def test_an_image_size_is_for_images(tmp_path, checkpoints):
     with pytest.raises(
-        ExportUsageError, match="no image size 'any', expected one of trained, free"
+        ExportUsageError, match="image_size is 'any', expected one of trained, free"
     ):
         export(checkpoints / "classifier", tmp_path / "out", image_size="any")
     perturbed(
@@ -669,7 +676,7 @@ def test_an_image_size_is_for_images(tmp_path, checkpoints):
     ).save_pretrained(tmp_path / "text")
     with pytest.raises(
         ExportUsageError,
-        match="image size 'free' is for models of images, and .* has a VanillaEncoderModel",
+        match="image_size='free' is not supported for .*, a VanillaEncoderModel",
     ):
         export(tmp_path / "text", tmp_path / "out", image_size="free")
     assert not (tmp_path / "out").exists()
@@ -805,7 +812,7 @@ def test_the_command_draws_over_a_file_and_refuses_what_is_none(checkpoints, tmp
     )
     assert Image.open(tmp_path / "out.png").width > 300
     for words, said in (
-        ([str(tmp_path / "no.png")], "is no file, expected an image"),
+        ([str(tmp_path / "no.png")], "is not a file, expected an image"),
         ([str(tmp_path / "in.png"), "a text"], "reads one image, got kind=None and 2 arguments"),
         (
             [str(tmp_path / "in.png"), "--kind", "cross"],
@@ -819,7 +826,7 @@ def test_the_command_draws_over_a_file_and_refuses_what_is_none(checkpoints, tmp
                 *words[: words.index("--kind") if "--kind" in words else 2],
                 kind="cross" if "--kind" in words else None,
             )
-    with pytest.raises(ValueError, match="test_vision.py is no whole image: cannot identify"):
+    with pytest.raises(ValueError, match="test_vision.py is not a complete image: cannot identify"):
         save_attention_maps(checkpoints / "classifier", tmp_path / "new.png", __file__)
 
 
@@ -891,7 +898,7 @@ def test_what_is_of_text_or_no_image_is_refused(folder, tmp_path):
     broken = copy_of(folder, tmp_path)
     [*_, last] = sorted((broken / "train/dark").iterdir())
     last.write_bytes(last.read_bytes()[:40])
-    with pytest.raises(ValueError, match=f"{last.name} is no whole image"):
+    with pytest.raises(ValueError, match=f"{last.name} is not a complete image"):
         train(recipe(broken), tmp_path / "out")
 
 

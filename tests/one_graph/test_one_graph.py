@@ -388,23 +388,27 @@ def test_settings_of_the_model_are_in_the_graph(exported, tmp_path, mode, settin
         (
             "greedy",
             dict(repetition_penalty=1.2),
-            "repetition_penalty=1.2, which no graph holds: expected 1.0",
+            "repetition_penalty=1.2, which --generate does not support: expected 1.0",
         ),
         (
             "beam",
             dict(no_repeat_ngram_size=3),
-            "no_repeat_ngram_size=3, which no graph holds: expected 0",
+            "no_repeat_ngram_size=3, which --generate does not support: expected 0",
         ),
         (
             "beam",
             dict(num_return_sequences=2, num_beams=2),
-            "num_return_sequences=2, which no graph holds: expected 1",
+            "num_return_sequences=2, which --generate does not support: expected 1",
         ),
-        ("greedy", dict(bad_words_ids=[[4, 5]]), r"bad_words_ids with \[4, 5\], of several tokens"),
+        (
+            "greedy",
+            dict(bad_words_ids=[[4, 5]]),
+            r"bad_words_ids with \[4, 5\], a word of several tokens",
+        ),
         (
             "sample",
             dict(do_sample=True, min_p=0.1),
-            "min_p=0.1, which no graph holds: expected 0.0",
+            "min_p=0.1, which --generate does not support: expected 0.0",
         ),
         ("sample", dict(do_sample=True, typical_p=0.5), "sets typical_p to 0.5"),
     ],
@@ -424,26 +428,28 @@ def test_settings_that_count_the_prompt_are_refused_for_a_decoder(exported, tmp_
     exported("causal").model.save_pretrained(tmp_path / "checkpoint")
     edit_json(tmp_path / "checkpoint/generation_config.json", **settings)
     [(name, value)] = settings.items()
-    with pytest.raises(ValueError, match=f"{name}={value}, which no graph holds"):
+    with pytest.raises(ValueError, match=f"{name}={value}, which --generate does not support"):
         export(tmp_path / "checkpoint", tmp_path / "one", generate="greedy")
 
 
 def test_modes_and_models_that_do_not_go_together(exported, tmp_path):
     checkpoint, out = exported("seq2seq").checkpoint, tmp_path / "one"
     with pytest.raises(
-        UsageError, match="no mode 'beams' of generate, expected one of greedy, sample, beam"
+        UsageError, match="generate is 'beams', expected one of greedy, sample, beam"
     ):
         export(checkpoint, out, generate="beams")
     with pytest.raises(
         UsageError,
-        match="generate is 'greedy' for the target 'cuda', which has no graph that generates",
+        match="generate='greedy' is not supported by the target 'cuda', expected portable or cpu",
     ):
         export(checkpoint, out, target="cuda", generate="greedy")
-    with pytest.raises(UsageError, match="with image size 'free', expected no image size"):
+    with pytest.raises(
+        UsageError, match="generate='greedy' is not supported with image_size='free'"
+    ):
         export(checkpoint, out, image_size="free", generate="greedy")
     wanted = (
-        "expected for --generate a VanillaDecoderForCausalLM or a "
-        "VanillaSeq2SeqForConditionalGeneration"
+        "expected a VanillaDecoderForCausalLM or a VanillaSeq2SeqForConditionalGeneration for "
+        "--generate"
     )
     for name in ("encoder", "classification"):
         with pytest.raises(ValueError, match=wanted):
@@ -483,9 +489,7 @@ def test_the_export_says_what_it_is(generator, exported):
     ):
         with pytest.raises(
             ValueError,
-            match=(
-                "has one graph that generates by itself, by greedy search: run that in onnxruntime"
-            ),
+            match=("was exported with --generate greedy: run its graph in onnxruntime"),
         ):
             opened()
 

@@ -186,7 +186,9 @@ def test_a_target_that_is_registered_twice_or_not_at_all_is_an_error(throwaway, 
         registry.register(Throwaway())
     with pytest.raises(
         UsageError,
-        match="no target 'portabel', expected one of: portable with .*; did you mean 'portable'",
+        match=(
+            "unknown target 'portabel', expected one of: portable with .*; did you mean 'portable'"
+        ),
     ):
         export(exported("encoder").checkpoint, tmp_path / "out", target="portabel")
     assert not (tmp_path / "out").exists()
@@ -198,7 +200,9 @@ def test_an_export_for_a_target_that_is_not_registered_says_so(exported, tmp_pat
     registry.unregister("throwaway")
     with pytest.raises(
         ValueError,
-        match="is for the target 'throwaway': no target 'throwaway', expected one of: portable",
+        match=(
+            "is for the target 'throwaway': unknown target 'throwaway', expected one of: portable"
+        ),
     ):
         Runtime(tmp_path / "out")
 
@@ -210,7 +214,7 @@ def test_a_graph_that_the_decoder_does_not_know_is_an_error(exported_for, tmp_pa
     directory = copy_of(exported_for("causal", "cpu")[1], tmp_path)
     edit_json(directory / "manifest.json", target="portable")
     with pytest.raises(
-        ValueError, match="does not fit config.json: only one of them has attention_mask"
+        ValueError, match="does not match config.json: only one of them has attention_mask"
     ):
         Runtime(directory)
 

@@ -484,7 +484,7 @@ def test_what_fails_fails_alone(exported_for, started, monkeypatch):
         )
 
     error, answers = asyncio.run(check())
-    assert isinstance(error, ValueError) and "no token may follow" in str(error)
+    assert isinstance(error, ValueError) and "no token can be generated" in str(error)
     assert answers == engine.run([fine])
     run = engine.scheduler.workers[0].batch.session.run_bound
     monkeypatch.setattr(

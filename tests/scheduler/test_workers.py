@@ -183,7 +183,10 @@ def test_workers_that_cannot_be_are_wrong_usage(exported_for):
             Runtime(directory, threads=2, workers=workers)
     with pytest.raises(
         UsageError,
-        match="workers is 1, expected None: rows of this export, VanillaDecoder.*'portable', can",
+        match=(
+            "workers=1 is not supported by this export .*VanillaDecoder.*'portable'.*, "
+            "expected None"
+        ),
     ):
         Runtime(exported_for(DECODER, "portable")[1], workers=1)
 
@@ -258,5 +261,5 @@ def test_files_of_lines_texts_and_evaluations_run_in_workers(translator, steps, 
 
 
 def test_workers_are_for_exports(tmp_path):
-    with pytest.raises(UsageError, match="workers 2 is for an export, and .* is none"):
+    with pytest.raises(UsageError, match="workers=2 is not supported for a checkpoint"):
         evaluate(tmp_path, tmp_path, tmp_path, workers=2)

@@ -113,7 +113,7 @@ def test_what_may_be_given_again_is_a_list():
             "example.org",
             "expected an origin as https://example.org, or *, got 'example.org'",
         ),
-        ("log_level", "loud", "no level 'loud', expected one of debug, info, warning, error"),
+        ("log_level", "loud", "unknown level 'loud', expected one of debug, info, warning, error"),
     ],
 )
 def test_a_value_that_a_setting_cannot_have_is_wrong_usage(name, text, message):

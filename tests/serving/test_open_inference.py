@@ -429,7 +429,7 @@ WRONG = {
         f"input_ids must be in [0, {VOCABULARY - 1}], got 5 to {VOCABULARY}",
     ),
     "only a mask": (
-        one(name="attention_mask", data=[1, 1]), 400, "takes input_ids, which was not given"
+        one(name="attention_mask", data=[1, 1]), 400, "needs the input input_ids, got None"
     ),
     "no tokens": ({"inputs": EMPTY}, 400, "row 0 of attention_mask is all 0"),
     "rows": (one(data=[5] * 9, shape=[9, 1]), 413, "input_ids has 9 rows, expected at most 8"),

@@ -910,7 +910,7 @@ def test_a_client_that_goes_leaves_nothing_running(client, engine, prompt):
             "bad_words_ids",
             r"bad_words_ids must be in \[0, 47\], the vocabulary, got 48",
         ),
-        (dict(suppress_tokens=list(range(VOCABULARY))), None, "no token may follow"),
+        (dict(suppress_tokens=list(range(VOCABULARY))), None, "no token can be generated"),
         (dict(seed=-1), "seed", "seed is -1, expected .*greater than or equal to 0"),
         (dict(seed=1.5), "seed", "seed is 1.5, expected a valid integer"),
         (dict(stop=5), "stop", "stop is 5, expected a text or up to 4, none of them empty"),

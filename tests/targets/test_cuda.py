@@ -654,7 +654,7 @@ USED = dict(
             None,
             "has no CUDA, its providers are .*pip install onnxruntime-gpu",
         ),
-        (dict(gpu=None), None, "no NVIDIA GPU or no driver"),
+        (dict(gpu=None), None, "no NVIDIA GPU or driver"),
         (
             dict(libraries=("libnothing.so.1",)),
             None,
@@ -663,7 +663,7 @@ USED = dict(
         (
             dict(),
             ["CPUExecutionProvider"],
-            "fell back to ..CPUExecutionProvider.., its warning says why",
+            "onnxruntime runs on ..CPUExecutionProvider.., expected .*: see its warning",
         ),
         (dict(), GPU_BUILD, None),
     ],
@@ -694,12 +694,14 @@ def test_a_runtime_never_falls_back_to_the_cpu(exported, monkeypatch):
         Runtime(exported("causal")[1])
     with pytest.raises(
         ValueError,
-        match="device 'tpu' does not go with .* target 'cuda', .* expected one of .'cpu', 'cuda'",
+        match=(
+            "device 'tpu' is not supported by .* target 'cuda', .* expected one of .'cpu', 'cuda'"
+        ),
     ):
         Runtime(exported("causal")[1], device="tpu")
     with pytest.raises(
         ValueError,
-        match="device 'tensorrt' does not go with .* target 'cuda', .* expected one of .'cpu'",
+        match="device 'tensorrt' is not supported by .* target 'cuda', .* expected one of .'cpu'",
     ):
         Runtime(exported("causal")[1], device="tensorrt")
 

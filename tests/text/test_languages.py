@@ -317,7 +317,7 @@ def test_a_checkpoint_and_its_export_are_measured_in_the_same_languages(nllb_exp
     assert found == {**evaluate(checkpoint, **settings), "engine": "onnxruntime"}
     with pytest.raises(
         UsageError,
-        match="^tgt_lang 'fra' is no language of the tokenizer, .*; did you mean 'fra_Latn'?",
+        match="^tgt_lang 'fra' is not a language of the tokenizer, .*; did you mean 'fra_Latn'?",
     ):
         evaluate(checkpoint, **{**settings, "tgt_lang": "fra"})
 

@@ -602,7 +602,7 @@ def test_copied_texts_need_valid_options_too(translator, monkeypatch):
     for options, message in (
         ({"tgt_lang": "de"}, "tgt_lang is 'de', expected None"),
         ({"src_lang": "de"}, "src_lang is 'de', expected None"),
-        ({"num_beams": 2, "do_sample": True}, "do_sample=True does not go with num_beams=2"),
+        ({"num_beams": 2, "do_sample": True}, "do_sample=True cannot be combined with num_beams=2"),
     ):
         with pytest.raises(UsageError, match=message):
             translator.translate(["12345"], **options)
@@ -644,7 +644,8 @@ def test_a_sentence_of_more_tokens_than_positions_is_an_error_with_both_numbers(
     monkeypatch.setitem(translator.runtime.config, "max_position_embeddings", 10)
     texts = ["w5", "w6 . " * 6]
     with pytest.raises(
-        ValueError, match="text 1 of 2, 'w6 .*': 12 tokens.* are more than the 10 learned positions"
+        ValueError,
+        match="text 1 of 2, 'w6 .*': 12 tokens.*, expected at most 10, the learned positions",
     ):
         translator.translate(texts, split=False)
     assert len(translator.translate(["w5", "W6. " * 12], max_new_tokens=2)) == 2
@@ -736,7 +737,7 @@ def test_a_task_of_another_head_is_refused_and_names_this_one(made):
     ):
         with pytest.raises(
             ValueError,
-            match="VanillaEncoderForSequenceClassification, which .* is not for, expected one",
+            match="is not a task of a VanillaEncoderForSequenceClassification, expected one",
         ):
             call(["a"])
 
@@ -880,7 +881,7 @@ def test_prompts_and_modules_that_are_not_there_are_an_error(embedded, monkeypat
         ),
         (
             [pooling, {"type": "Dense", "use_residual": True}],
-            "use_residual=True, which this runtime does not apply",
+            "use_residual=True, which this runtime does not support",
         ),
         (
             [pooling, {"type": "Dense", "activation_function": "torch.nn.Mish"}],
@@ -977,7 +978,7 @@ def test_predict_reads_and_writes_lines_of_json(made, tmp_path, capsys, monkeypa
     first, *rest = runtime.tag([MANY[3], MANY[0], *MANY[4:]], aggregation_strategy="simple")
     same(found, [first, None, *rest])
     same(predicted(capsys, *call), found)
-    with pytest.raises(SystemExit, match="out exists already; expected a new path, or --force"):
+    with pytest.raises(SystemExit, match="out exists already, expected a new path, or --force"):
         predicted(capsys, *call, "--output", tmp_path / "out")
     objects = ["", json.dumps({"text": MANY[0]}), MANY[3]]
     given = io.TextIOWrapper(io.BytesIO("\n".join(objects).encode()))
@@ -991,7 +992,7 @@ def test_predict_reads_and_writes_lines_of_json(made, tmp_path, capsys, monkeypa
         (
             "classify",
             ["a", "--task", "tag"],
-            "tag is not what a VanillaEncoderForSequenceClassification is for",
+            "tag is not a task of a VanillaEncoderForSequenceClassification",
             2,
         ),
         ("classify", ["a", "--task", "nothing"], "expected one of classify, zero-shot", 2),
@@ -1007,11 +1008,11 @@ def test_predict_reads_and_writes_lines_of_json(made, tmp_path, capsys, monkeypa
             "zero_shot needs candidate_labels, expected --set candidate",
             2,
         ),
-        ("classify", ["a", "--input", "in"], "--input goes without texts", 2),
+        ("classify", ["a", "--input", "in"], "--input cannot be combined with TEXT", 2),
         ("classify", ["a", "--output", "out"], "--output and --output-dir need --input", 2),
         ("classify", ["a", "--force"], "--force needs --output", 2),
         ("classify", ["a", "--num-beams", "2"], "classify has no option 'num_beams', expected", 2),
-        ("classify", ["a"] * 2 + ['{"text": "a"'], "argument 3: it is no JSON that can be read", 1),
+        ("classify", ["a"] * 2 + ['{"text": "a"'], "argument 3: it is not valid JSON", 1),
         (
             "classify",
             ['{"question": "a"}'],

@@ -234,7 +234,9 @@ def test_a_tokenizer_the_manifest_does_not_list_is_refused(exported, directory, 
     ):
         TextRuntime(added, threads=1)
     shutil.copy(directory / "tokenizer.json", added)
-    with pytest.raises(ValueError, match="manifest.json lists no tokenizer.json: export again"):
+    with pytest.raises(
+        ValueError, match="manifest.json does not list tokenizer.json: export again"
+    ):
         TextRuntime(added, threads=1)
 
 

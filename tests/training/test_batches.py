@@ -203,7 +203,7 @@ def test_bad_lines_of_a_file_are_set_aside_beside_the_output(runtime, tmp_path):
     assert bad["line"] == 2 and "not UTF-8 text" in bad["reason"]
     assert names(tmp_path) == ["in", "out", "out.bad.jsonl"]
     (tmp_path / "out").unlink()
-    with pytest.raises(FileExistsError, match="out.bad.jsonl exists already; expected a new path"):
+    with pytest.raises(FileExistsError, match="out.bad.jsonl exists already, expected a new path"):
         runner(runtime).to_file(tmp_path / "in", tmp_path / "out")
     write(tmp_path / "in", ["w5"])
     runner(runtime).to_file(tmp_path / "in", tmp_path / "out", force=True)
@@ -222,7 +222,7 @@ def test_a_bad_line_stops_a_run_that_resumes_with_skip_or_once_it_is_repaired(
     for output in (Runner.to_file, Runner.to_directory):
         source, out = tmp_path / "in", tmp_path / output.__name__
         given = source if output is Runner.to_file else [source]
-        with pytest.raises(ValueError, match="line 6 of .*in: .*; the shards that are whole stay"):
+        with pytest.raises(ValueError, match="line 6 of .*in: .*; the finished shards stay"):
             output(Runner(job, shard_lines=4, skips_bad_lines=False), given, out)
         report = output(Runner(job, shard_lines=4), given, out)
         assert report["bad"] == 1
@@ -344,11 +344,13 @@ def test_a_call_with_another_export_or_prefixes_is_refused_by_name(
     other = TextRuntime(
         with_words(exported("seq2seq-untied").directory, tmp_path / "other"), threads=1
     )
-    with pytest.raises(FileExistsError, match="another export: expected the same call"):
+    with pytest.raises(FileExistsError, match="another export: expected the same command"):
         runner(other).to_file(*begun)
     with pytest.raises(FileExistsError, match="another target_prefix None, now '.*in': expected"):
         runner(runtime, prefix=begun[0]).to_file(*begun)
-    with pytest.raises(FileExistsError, match="another threads 1, now 2: expected the same call"):
+    with pytest.raises(
+        FileExistsError, match="another threads 1, now 2: expected the same command"
+    ):
         runner(TextRuntime(runtime.path.parent, threads=2)).to_file(*begun)
 
 
@@ -378,7 +380,7 @@ def test_two_processes_do_not_write_one_file(runtime, begun):
         stdout=subprocess.PIPE,
     )
     other.stdout.readline()
-    with pytest.raises(FileExistsError, match="is being written by another process: expected to"):
+    with pytest.raises(FileExistsError, match="is being written by another process, expected no"):
         runner(runtime).to_file(*begun)
     other.communicate(b"\n")
     assert sorted(partial_of(begun[1]).rglob("*")) == before
@@ -391,15 +393,19 @@ def test_an_output_that_may_not_be_written_is_refused(runtime, export, tmp_path)
     source, job = write(tmp_path / "in", ["w5"]), runner(runtime)
     for out, kind, message in (
         (source, UsageError, "the output is .*in, an input"),
-        (tmp_path, FileExistsError, "is no file, expected a file or a new path"),
-        (tmp_path / "out.gz", UsageError, "written as plain text: expected a name without .gz"),
+        (tmp_path, FileExistsError, "is not a file, expected a file or a new path"),
+        (
+            tmp_path / "out.gz",
+            UsageError,
+            "expected a name without .gz: it is written as plain text",
+        ),
         (tmp_path / "out.jsonl", UsageError, "results are text: expected a name without .jsonl"),
         (tmp_path / "out.parquet", UsageError, "results are text: expected a name without .parq"),
         (export / "out", UsageError, "inside the export: expected a place outside"),
         (
             write(tmp_path / "there", ["mine"]),
             FileExistsError,
-            "exists already; expected a new path, or --force",
+            "exists already, expected a new path, or --force",
         ),
     ):
         with pytest.raises(kind, match=message):
@@ -414,14 +420,16 @@ def test_a_table_has_a_table_as_its_output(runtime, tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"text": ["w5"]}), tmp_path / "a.parquet")
     with pytest.raises(UsageError, match="results are Parquet: expected a name with .parquet"):
         runner(runtime).to_file(tmp_path / "a.parquet", tmp_path / "out.jsonl")
-    with pytest.raises(UsageError, match="a.parquet is a table, expected a file for the results"):
+    with pytest.raises(
+        UsageError, match="a.parquet is a Parquet table, expected --output FILE for the results"
+    ):
         [*runner(runtime).file(tmp_path / "a.parquet")]
 
 
 def test_input_that_is_no_text_is_refused_and_nothing_stays(runtime, tmp_path):
     for name, content, message in (
-        ("bad.gz", b"w5\n", "is not a whole gzip file"),
-        ("bad.gz", gzip.compress(b"w5 " * 999)[:-9], "is not a whole gzip file"),
+        ("bad.gz", b"w5\n", "is not a complete gzip file"),
+        ("bad.gz", gzip.compress(b"w5 " * 999)[:-9], "is not a complete gzip file"),
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=message):
@@ -457,16 +465,21 @@ def test_what_changes_while_it_is_read_is_an_error(runtime, tmp_path, monkeypatc
 
 def test_options_that_cannot_be_are_refused_at_once(runtime, exported, tmp_path):
     for name, value in {"num_return_sequences": 1, "seeds": [1], "target_prefix": ["w5"]}.items():
-        with pytest.raises(UsageError, match=f"{name} has no effect on lines: expected"):
+        with pytest.raises(UsageError, match=f"{name} has no effect on files of lines: expected"):
             runner(runtime, {name: value})
     with pytest.raises(UsageError, match="num_return_sequences must be at most num_beams, 2,"):
         runner(runtime, dict(num_beams=2), n_best=3)
     with pytest.raises(UsageError, match=r"unknown generation options \['beams'\]"):
         runner(runtime, dict(beams=2))
-    with pytest.raises(UsageError, match="n_best is for the task generate, and the task is transl"):
+    with pytest.raises(
+        UsageError,
+        match="n_best is not supported by the task translate, expected the task generate",
+    ):
         Predictions(runtime, "translate", n_best=2)
     reader = TextRuntime(with_words(exported("classification").directory, tmp_path), threads=1)
-    with pytest.raises(UsageError, match="generate is not what a VanillaEncoderForSequenceClass"):
+    with pytest.raises(
+        UsageError, match="generate is not a task of a VanillaEncoderForSequenceClass"
+    ):
         runner(reader, {})
     with pytest.raises(UsageError, match="classify has no option 'num_beams', expected some of"):
         Predictions(reader, None, {"num_beams": 2})
@@ -474,9 +487,11 @@ def test_options_that_cannot_be_are_refused_at_once(runtime, exported, tmp_path)
     decoder = TextRuntime(with_words(exported("causal").directory, tmp_path / "decoder"), threads=1)
     assert [Predictions(each).field for each in (runtime, decoder)] == ["translation", "prediction"]
     source = write(tmp_path / "in", ["w5"])
-    with pytest.raises(UsageError, match="expected an encoder-decoder: a decoder continues its"):
+    with pytest.raises(
+        UsageError, match="expected an encoder-decoder model: a decoder continues its"
+    ):
         runner(decoder, {}, prefix=source)
-    with pytest.raises(UsageError, match="expected the task generate, not translate"):
+    with pytest.raises(UsageError, match="expected the task generate, got translate"):
         Runner(Predictions(runtime, "translate"), target_prefix=source)
     other = write(tmp_path / "other", ["w5"])
     with pytest.raises(UsageError, match="expected one input, got 2"):
@@ -486,21 +501,27 @@ def test_options_that_cannot_be_are_refused_at_once(runtime, exported, tmp_path)
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["w5", "--input", "in"], "--input goes without texts and --stream"),
-        (["--input", "in", "--stream"], "--input goes without texts and --stream"),
+        (["w5", "--input", "in"], "--input cannot be combined with TEXT or --stream"),
+        (["--input", "in", "--stream"], "--input cannot be combined with TEXT or --stream"),
         (["--output", "out"], "--output and --output-dir need --input"),
         (["--output-dir", "out", "--stream"], "--output and --output-dir need --input"),
         (["--input", "in", "--output", "a", "--output-dir", "b"], "not allowed with argument"),
-        (["--input", "a", "b", "--output", "out"], "--input has 2 files, expected one, or --outp"),
-        (["--input", "a", "--input", "b"], "--input has 2 files, expected one, or --output-dir"),
+        (
+            ["--input", "a", "b", "--output", "out"],
+            "--input has 2 files, expected one file or --outp",
+        ),
+        (
+            ["--input", "a", "--input", "b"],
+            "--input has 2 files, expected one file or --output-dir",
+        ),
         (["--input", "in", "--force"], "--force needs --output"),
         (["--input", "in", "--output-dir", "out", "--force"], "--force needs --output"),
         (["--input", "in", "--output", "out", "--ray", "auto"], "--ray needs --output-dir"),
         (["--target-prefix", "in"], "--target-prefix needs --input"),
         (["w5", "--output-field", "de"], "--output-field needs --input"),
-        (["--on-bad-line", "drop"], "no reaction 'drop', expected one of stop, skip"),
-        (["w5", "--scores"], "--scores is for lines, expected no texts and no --stream"),
-        (["--n-best", "2", "--stream"], "--n-best is for lines, expected no texts and no --stream"),
+        (["--on-bad-line", "drop"], "unknown value 'drop', expected one of stop, skip"),
+        (["w5", "--scores"], "--scores needs lines from --input or standard input"),
+        (["--n-best", "2", "--stream"], "--n-best needs lines from --input or standard input"),
         (["--n-best", "2", "--scores"], "not allowed with argument"),
     ],
 )

@@ -58,7 +58,7 @@ def test_a_tokenization_whose_package_is_missing_is_named(monkeypatch):
     sys.modules.pop("sacrebleu.tokenizers.tokenizer_ja_mecab", None)
     check_tokenize("ja-mecab")
     with pytest.raises(
-        UsageError, match="^evaluation.bleu_tokenize is 'ja-mecab', which cannot be had here: "
+        UsageError, match="^evaluation.bleu_tokenize is 'ja-mecab', which is not available: "
     ):
         bleu_metric("ja-mecab", "evaluation.bleu_tokenize")
 

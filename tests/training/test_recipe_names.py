@@ -60,26 +60,29 @@ def test_an_unknown_key_is_an_error_with_the_known_ones(table, name, end):
     [
         (
             {"training.word_replacment": 1},
-            r"no key of [training] 'word_replacment'; did you mean 'word_replacement'?",
+            r"unknown key of [training] 'word_replacment'; did you mean 'word_replacement'?",
         ),
-        ({"training.replace": 1}, r"no key of [training] 'replace'; did you mean "),
+        ({"training.replace": 1}, r"unknown key of [training] 'replace'; did you mean "),
         (
             {"tokenizer.bpe-dropout": 0.1},
-            r"no key of [tokenizer] 'bpe-dropout'; did you mean 'bpe_dropout'?",
+            r"unknown key of [tokenizer] 'bpe-dropout'; did you mean 'bpe_dropout'?",
         ),
         (
             {"learning_rate": 1},
-            r"no key of a recipe 'learning_rate'; did you mean 'training.learning_rate'?",
+            "unknown recipe key 'learning_rate'; did you mean 'training.learning_rate'?",
         ),
         (
             {"training.vocab_size": 9},
-            r"no key of [training] 'vocab_size'; did you mean 'tokenizer.vocab_size'?",
+            r"unknown key of [training] 'vocab_size'; did you mean 'tokenizer.vocab_size'?",
         ),
         (
             {"generation.preset": "a"},
-            r"no key of [generation] 'preset'; did you mean 'model.preset'?",
+            r"unknown key of [generation] 'preset'; did you mean 'model.preset'?",
         ),
-        ({"evaluation.xyz": 1}, r"no key of [evaluation] 'xyz', expected one of bleu_tokenize"),
+        (
+            {"evaluation.xyz": 1},
+            r"unknown key of [evaluation] 'xyz', expected one of bleu_tokenize",
+        ),
     ],
 )
 def test_a_key_that_there_is_not_is_answered_with_the_nearest(changes, said):
@@ -156,7 +159,7 @@ def test_a_new_task_is_one_file_and_one_line(tmp_path, monkeypatch):
         Recipe("first-words", data, {"bpe_dropout": 0.1})
     with pytest.raises(UsageError, match="data.words is 0, expected a whole number of at least 1"):
         Recipe("first-words", data | {"words": 0})
-    with pytest.raises(UsageError, match="no task 'first-word'; did you mean 'first-words'"):
+    with pytest.raises(UsageError, match="unknown task 'first-word'; did you mean 'first-words'"):
         Recipe("first-word", data)
     del data["words"]
     recipe = Recipe("first-words", data, tokenizer, model, training)

@@ -131,7 +131,7 @@ def test_a_value_of_another_type_or_range_is_refused_with_what_is_expected(key, 
             r"no key of \[training\] 'learning_rat'; did you mean 'learning_rate'",
         ),
         ({"training.output_dir": "a"}, r"no key of \[training\] 'output_dir'"),
-        ({"trainin.seed": 1}, "no key of a recipe 'trainin'; did you mean 'training'"),
+        ({"trainin.seed": 1}, "unknown recipe key 'trainin'; did you mean 'training'"),
         (
             {"generation.num_return_sequences": 2},
             r"no key of \[generation\] 'num_return_sequences'",
@@ -139,11 +139,11 @@ def test_a_value_of_another_type_or_range_is_refused_with_what_is_expected(key, 
         ({"generation.temperature": 0.5}, "generation: .*temperature.*do_sample"),
         (
             {"evaluation.bleu_tokenize": "nope"},
-            "no evaluation.bleu_tokenize 'nope'; did you mean 'none'",
+            "unknown evaluation.bleu_tokenize 'nope'; did you mean 'none'",
         ),
         (
             {"training.metric_for_best_model": "blue"},
-            "no training.metric_for_best_model 'blue'; did you mean 'bleu'",
+            "unknown training.metric_for_best_model 'blue'; did you mean 'bleu'",
         ),
         (
             {"training.lr_scheduler_kwargs": {"min_lrr": 1}},
@@ -184,7 +184,7 @@ def test_a_value_of_another_type_or_range_is_refused_with_what_is_expected(key, 
         ),
         (
             {"training.average_last": 5, "training.load_best_model_at_end": True},
-            "average_last=5 does not go with load_best",
+            "average_last=5 cannot be combined with load_best",
         ),
         (
             {"training.early_stopping_patience": 2},
@@ -196,11 +196,11 @@ def test_a_value_of_another_type_or_range_is_refused_with_what_is_expected(key, 
         ),
         (
             {"data.dataset": "d", "data.train": ["a", "b"]},
-            "data.dataset is 'd', expected no data.train beside it",
+            "data.dataset is 'd', expected no data.train with it",
         ),
         (
             {"data.dataset": "d", "data.directory": "x"},
-            "data.dataset is 'd', expected no data.directory beside it",
+            "data.dataset is 'd', expected no data.directory with it",
         ),
         ({"data.columns": ["a", "b"]}, r"data.columns is \['a', 'b'\], expected data.dataset too"),
     ],
@@ -223,7 +223,7 @@ def test_what_does_not_go_together_is_refused(changes, said):
         (
             "trec",
             {"data.validation": "a"},
-            "data.validation is 'a', expected no data.folds beside it",
+            "data.validation is 'a', expected no data.folds with it",
         ),
         (
             "trec",

@@ -77,7 +77,7 @@ def test_a_vocabulary_size_the_text_cannot_give_is_refused_with_both_sizes(vocab
 
 
 def test_a_vocabulary_smaller_than_the_alphabet_is_told_to_be_larger():
-    with pytest.raises(ValueError, match="ask for more"):
+    with pytest.raises(ValueError, match="set a larger one"):
         train_tokenizer(TEXT, 20)
 
 
@@ -124,7 +124,8 @@ def test_a_tokenizer_of_words_has_the_most_frequent_ones_whole():
     ]  # fmt: skip
     assert tokenizer.decode([5, 4, 2], skip_special_tokens=True) == "the dog"
     with pytest.raises(
-        ValueError, match="the text gives a vocabulary of 12 entries, expected 13: ask for fewer"
+        ValueError,
+        match="the text gives a vocabulary of 12 entries, expected 13: set a smaller one",
     ):
         train_tokenizer(lines, 13, kind="word", lowercase=True)
 
@@ -272,9 +273,7 @@ def test_a_data_set_on_disk_is_read_by_its_own_names(tmp_path):
 
 
 def test_files_are_not_streamed():
-    with pytest.raises(
-        ValueError, match="data.streaming goes with a data set, expected data.dataset"
-    ):
+    with pytest.raises(ValueError, match="data.streaming is true, expected data.dataset with it"):
         translation.read({"train": ["a.en", "a.de"], "streaming": True}, "train")
 
 

@@ -203,7 +203,7 @@ def test_restart_moves_the_state_aside(recipe, state, is_damaged, capsys):
         (state / "run.json").write_text("{")
         with pytest.raises(
             ValueError,
-            match=r"run\.json is damaged .*; --restart moves .*model-run aside and begins anew",
+            match=r"run\.json is damaged .*: --restart moves .*model-run aside and starts again",
         ):
             open_state(state, recipe, restart=False)
     for number in (1, 2):
@@ -280,7 +280,7 @@ def test_a_checkpoint_of_others_whose_name_a_run_may_need_is_refused(recipe, sta
     (state / "checkpoint-15").mkdir()
     with pytest.raises(
         FileExistsError,
-        match="checkpoint-15 is not of the run, which may need its name: expected it elsewhere",
+        match="checkpoint-15 was not written by this run, which may need its name",
     ):
         open_state(state, recipe, restart=False)
 
@@ -320,7 +320,7 @@ def test_the_best_checkpoint_is_looked_for_where_the_state_is_now(state):
     assert noted.best_model_checkpoint == str(path)
     (path / "model.safetensors").write_text("other")
     with pytest.raises(
-        ValueError, match="checkpoint-5, the best checkpoint until now, is damaged or not there"
+        ValueError, match="checkpoint-5, the best checkpoint so far, is damaged or missing"
     ):
         callback.on_train_begin(arguments, noted, None)
 

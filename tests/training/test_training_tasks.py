@@ -230,13 +230,15 @@ def test_numbers_of_labels_have_the_names_of_the_recipe_in_its_order(tmp_path):
     batch = sequence_classification.collator(tokenizer, model)([*rows["train"], *rows["test"]])
     assert batch["labels"].tolist() == [0, 1, 0, 2]
     (tmp_path / "train").write_text("0 what is it\n3 who is it\n")
-    said = "train: line 2 has the label '3', expected one of 0 to 2, the places of data.label_names"
+    said = (
+        "train: line 2 has the label '3', expected one of 0 to 2, the indices of data.label_names"
+    )
     with pytest.raises(ValueError, match=said):
         prepare(recipe)
     recipe.data["skip_bad_rows"] = True
     assert sequence_classification.read(recipe.data, "train")["label"] == ["HUM"]
     with pytest.raises(
-        UsageError, match=r"data.label_names is \['A', 'A'\], expected names that differ"
+        UsageError, match=r"data.label_names is \['A', 'A'\], expected distinct names"
     ):
         Recipe("sequence-classification", {**files, "label_names": ["A", "A"]})
 
@@ -497,7 +499,7 @@ def test_the_metrics_of_words_and_sentences():
 def test_a_text_without_pairs_is_refused(documents, text, seen):
     documents.write_text(text)
     with pytest.raises(
-        ValueError, match=f"the train text has {seen} sentences, expected at least 2 of 2"
+        ValueError, match=f"the train text has {seen} sentences, expected at least 2 documents of 2"
     ):
         pretraining.read({"train": str(documents)}, "train")
 

@@ -299,7 +299,7 @@ def check_same(state: Path, before: dict, facts: dict) -> None:
             raise UsageError(
                 f"{state} is the state of a run with {key}={one.get(key)!r}, expected "
                 f"{other.get(key)!r}: "
-                "--restart moves it aside and begins anew"
+                "--restart moves it aside and starts again"
             )
 
 

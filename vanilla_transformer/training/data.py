@@ -133,7 +133,7 @@ def checked(line: str, encoding: str, fault: Check | None) -> str | Fault:
     if not line.isascii() and (byte := NO_TEXT.search(line)):
         return Fault(no_text(byte, encoding))
     if len(line if line.isascii() else line.encode(errors="surrogatepass")) > LONGEST:
-        return Fault(f"has more than {LONGEST:,} bytes, expected at most that")
+        return Fault(f"is longer than {LONGEST:,} bytes, expected at most {LONGEST:,}")
     what = fault and fault(line)
     return Fault(what) if what else line
 

@@ -53,7 +53,7 @@ def train(
 
     Args:
         force: replace `output` if it is a checkpoint of ours.
-        restart: move the state of an earlier run aside and begin anew.
+        restart: move the state of an earlier run aside and start again.
 
     Raises:
         FileExistsError: if `output` cannot be written, see `files.new_directory`, or `<output>-run`

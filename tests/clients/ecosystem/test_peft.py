@@ -114,7 +114,7 @@ def test_prefix_tuning_of_an_encoder_is_refused_with_a_reason(name):
         model_of(name), peft.PrefixTuningConfig(task_type=MODELS[name], num_virtual_tokens=3)
     )
     with pytest.raises(
-        ValueError, match="does not support past key values|an encoder keeps no keys and values"
+        ValueError, match="does not support past key values|an encoder has no key-value cache"
     ):
         model(**given(name))
 

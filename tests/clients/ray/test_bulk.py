@@ -186,7 +186,7 @@ def test_a_shard_whose_workers_always_die_is_an_error_that_says_what_is_kept(
     assert process.returncode == 1 and "Traceback" not in said, said
     assert (
         "the Ray cluster could not compute a shard" in said
-        and "the shards that are whole stay in" in said
+        and "the finished shards stay in" in said
     )
     assert shards(tmp_path / "out") > 2
     finished(started(export, source, tmp_path / "out", None))
@@ -214,7 +214,7 @@ def test_an_input_that_is_damaged_leaves_the_shards_before(bulk, address, tmp_pa
     source = tmp_path / "a.gz"
     source.write_bytes(content[: len(content) // 2])
     with pytest.raises(
-        ValueError, match="a.gz is not a whole gzip file: .* the shards that are whole stay in"
+        ValueError, match="a.gz is not a complete gzip file: .* the finished shards stay in"
     ):
         bulk.to_directory([source], tmp_path / "out", ray=address)
     assert shards(tmp_path / "out") > 10
@@ -251,12 +251,12 @@ def test_what_the_cluster_cannot_do_is_refused_before_anything_is_written(
             "no Ray cluster answers at '127.0.0.1:1', expected auto, local or HOST:PORT",
         ),
         (bulk, "somewhere", ConnectionError, "no Ray cluster answers at 'somewhere'"),
-        (bulk, "ray://127.0.0.1:1", UsageError, "a node of the cluster makes this call"),
+        (bulk, "ray://127.0.0.1:1", UsageError, "run this on a node of the cluster"),
         (
             two,
             address,
             UsageError,
-            "threads is 2, expected at most 1: the processors of the largest node",
+            "threads is 2, expected at most 1, the CPUs of the cluster's largest node",
         ),
     ):
         with pytest.raises(kind, match=message):
