@@ -225,38 +225,40 @@ class Runtime:
         Options take precedence over generation_config.json. They have the meanings and defaults of
         transformers:
 
-            max_new_tokens: new tokens at most (20)
-            max_length: as max_new_tokens, with the prompt; max_new_tokens goes before it (None)
-            num_beams: hypotheses of beam search; 1 is greedy search, or sampling (1)
-            length_penalty: of beam search: scores are divided by length^length_penalty (1.0)
-            early_stopping: of beam search: stop at num_beams finished ones, or 'never' while better
-                ones are possible (False)
-            num_return_sequences: sequences for each input: samples, or the best of num_beams (1)
-            do_sample: draw tokens instead of taking the likeliest (False)
-            temperature: of sampling: logits are divided by it (1.0)
-            top_k: of sampling: draw from so many likeliest tokens; 0 is all (50)
-            top_p: of sampling: draw from the fewest tokens that are as likely together (1.0)
-            min_p: of sampling: draw from tokens this likely in relation to the likeliest (0.0)
-            seed: of sampling: the same seed draws the same tokens; without one they differ (None)
-            repetition_penalty: makes tokens that occurred less likely, above 1 (1.0)
-            no_repeat_ngram_size: no so many tokens in a row occur twice; 0 is off (0)
-            bad_words_ids: rows of tokens that are never generated (None)
-            min_new_tokens: new tokens before the end token at least (0)
-            min_length: as min_new_tokens, with the prompt; min_new_tokens goes before it (None)
-            forced_bos_token_id: the first token of all, after the start token (None)
-            forced_eos_token_id: the last token where max_new_tokens is reached (None)
+            max_new_tokens: maximum number of new tokens (20)
+            max_length: maximum length including the prompt; ignored if max_new_tokens is set (None)
+            num_beams: number of beams; 1 is greedy search, or sampling with do_sample (1)
+            length_penalty: beam search: scores are divided by length^length_penalty (1.0)
+            early_stopping: beam search: stop at num_beams finished sequences, or 'never' while
+                better ones are possible (False)
+            num_return_sequences: number of sequences per input: samples, or the best of num_beams
+                (1)
+            do_sample: sample tokens instead of choosing the most likely (False)
+            temperature: sampling: temperature by which logits are divided (1.0)
+            top_k: sampling: keep this many of the most likely tokens; 0 keeps all (50)
+            top_p: nucleus sampling: keep the smallest set of tokens whose probabilities sum to at
+                least top_p (1.0)
+            min_p: sampling: minimum probability of a token, relative to the most likely one (0.0)
+            seed: seed of sampling; without a seed, each call draws other tokens (None)
+            repetition_penalty: penalty for tokens that occurred before; above 1 makes them less
+                likely (1.0)
+            no_repeat_ngram_size: n-grams of this size may not repeat; 0 turns it off (0)
+            bad_words_ids: token sequences that are never generated (None)
+            min_new_tokens: minimum number of new tokens before the end token (0)
+            min_length: minimum length including the prompt; ignored if min_new_tokens is set (None)
+            forced_bos_token_id: token to generate first (None)
+            forced_eos_token_id: token to generate last if max_new_tokens is reached (None)
             suppress_tokens: tokens that are never generated (None)
-            begin_suppress_tokens: tokens that are not generated first (None)
-            renormalize_logits: of beam search: the options before this leave probabilities that sum
-                to 1 again (False)
-            prompt_lookup_num_tokens: of greedy search of one row: candidates of a step, looked up
-                in what was read (None)
-            max_matching_ngram_size: of prompt lookup: so many of the last tokens are looked up, or
-                fewer (2)
-            eos_token_id: ends a sequence; that of the model if not given (None)
-            pad_token_id: fills rows that ended; that of the model if not given (None)
-            decoder_start_token_id: of seq2seq: the first token; that of the model if not given
-                (None)
+            begin_suppress_tokens: tokens that are never generated first (None)
+            renormalize_logits: beam search: normalize probabilities again after all options above
+                (False)
+            prompt_lookup_num_tokens: prompt lookup decoding: candidate tokens per step; for greedy
+                search of one input (None)
+            max_matching_ngram_size: prompt lookup decoding: maximum n-gram size to look up (2)
+            eos_token_id: token that ends a sequence; default: the model's (None)
+            pad_token_id: token that fills finished sequences; default: the model's (None)
+            decoder_start_token_id: first decoder token of an encoder-decoder model; default: the
+                model's (None)
 
         Raises:
             UsageError: for an unknown option, a value an option cannot have, options that do not go

@@ -42,31 +42,30 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
     and `leave_out` a list.
 
     Args:
-        target: portable (standard operators), cpu (onnxruntime's own operators for processors),
-            cuda (onnxruntime's own operators for NVIDIA GPUs) ('portable')
-        dtype: of the weights: portable with fp32, int8; cpu with fp32, int8, int4; cuda with fp32,
-            fp16, bf16, int8, int4; if not given fp32, on GPUs fp16, or bf16 where float16
-            overflows; portable: also several in one directory, as fp32,int8 (None)
-        opset: of the graphs: portable 18 to 23; the lowest if not given (None)
-        image_size: of images: the model's own (trained) or any (free); by the model's config if not
-            given (None)
-        shortlist: text: only its tokens, and the special ones, can be generated (None)
-        calibrate: text: int8 products of the cpu target get one scale for all rows, by what they
-            read of it; faster (None)
-        generate: one graph that takes ids and returns sequences, of a model that generates: greedy,
-            sample or beam search (None)
-        keep: keep the converted checkpoint there, where CHECKPOINT is of another family; temporary
-            if not given (None)
-        config: field of the config.json of a CHECKPOINT of another family: architectures=BertModel
+        target: portable (standard operators), cpu (onnxruntime's own operators for CPUs), cuda
+            (onnxruntime's own operators for NVIDIA GPUs) ('portable')
+        dtype: dtype of the weights: portable with fp32, int8; cpu with fp32, int8, int4; cuda with
+            fp32, fp16, bf16, int8, int4; default: fp32, on GPUs fp16, or bf16 if float16 overflows;
+            portable: also several in one directory, as fp32,int8 (None)
+        opset: opset of the graphs: portable 18 to 23; default: the lowest (None)
+        image_size: images of a vision model: trained (only the size of the config) or free (any
+            size); default: by the model's config (None)
+        shortlist: text file; only its tokens and the special tokens can be generated (None)
+        calibrate: text file to calibrate int8 on the cpu target: one activation scale for all rows
+            instead of one per row; faster (None)
+        generate: write one graph with the whole generation loop, from token ids to sequences:
+            greedy, sample or beam (None)
+        keep: directory for the converted CHECKPOINT of another family; default: temporary (None)
+        config: field of config.json, for a CHECKPOINT of another family: architectures=BertModel
             ... (None)
-        leave_out: names of tensors to leave out, with * and ? as in a shell: 'cls.chain.*'; may be
+        leave_out: names of tensors to leave out, with shell wildcards: 'cls.chain.*'; may be
             repeated (())
         variant: variant of the weights, as in from_pretrained: fp16 reads model.fp16.safetensors
             (None)
-        triton: also write a model of Triton there, its folder in a model repository; without
-            generation, or with --generate (None)
-        force: replace OUTPUT if it is ours (False)
-        cases: random inputs on which the graphs are compared with torch (12)
+        triton: directory for a Triton model, a folder of a model repository; for models that do not
+            generate, or with --generate (None)
+        force: replace OUTPUT if vanilla-transformer wrote it (False)
+        cases: number of random inputs on which the graphs are compared with torch (12)
 
     Raises:
         FileExistsError: if `out` or `triton` cannot be written, see `files.new_directory`.

@@ -124,8 +124,8 @@ def test_a_value_of_another_type_or_range_is_refused_with_what_is_expected(key, 
     [
         ({"data": 1}, "data is 1, expected a table"),
         ({"data": [1], "data.train": "a"}, r"data is \[1\], expected a table"),
-        ({"task": ["translation"]}, r"no task \['translation'\]; did you mean 'translation'"),
-        ({"save_dtype": 16}, "no save_dtype 16, expected"),
+        ({"task": ["translation"]}, r"unknown task \['translation'\]; did you mean 'translation'"),
+        ({"save_dtype": 16}, "unknown save_dtype 16, expected"),
         (
             {"training.learning_rat": 1},
             r"no key of \[training\] 'learning_rat'; did you mean 'learning_rate'",
