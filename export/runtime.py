@@ -169,8 +169,8 @@ class Runtime:
         Rows of similar length run together. Outputs of padding may be 0.
 
         Args:
-            input_ids: integers (B, S), for multiple choice (B, C, S). Rows are padded on the right;
-                those of a decoder-only model on either side.
+            input_ids: integers (B, S), for multiple choice (B, C, S). Rows are padded on the right,
+                or on either side for a decoder-only model.
             attention_mask: 1 for tokens, 0 for padding, by default all 1.
             token_type_ids: by default all 0.
             decoder_input_ids, decoder_attention_mask: (B, T), for a seq2seq model that returns
@@ -179,7 +179,7 @@ class Runtime:
                 (B, C, H, W).
 
         Raises:
-            ValueError: for an input that is missing, or that the graph does not take; for an empty
+            ValueError: for an input that is missing or unknown to the graph; for an empty
                 batch, shapes that do not fit each other, ids outside the vocabulary, token types
                 the model does not have, a mask with holes for a decoder, a sequence longer than a
                 learned position table, a row without the end token that a seq2seq classifier reads,

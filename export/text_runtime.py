@@ -54,8 +54,8 @@ class TextRuntime:
 
     @classmethod
     def around(cls, runtime: Any) -> "TextRuntime":
-        """Return the text side of `runtime`: a `Runtime`, or what has the `info` of an export and
-        those of its methods that are called."""
+        """Return the text side of `runtime`: a `Runtime`, or an object with the same `info` and
+        methods."""
         text_runtime = cls.__new__(cls)
         text_runtime._read_tokenizer(runtime)
         return text_runtime
@@ -112,23 +112,23 @@ class TextRuntime:
         """Return one text for each of `texts`, or `num_return_sequences`: the translation, or the
         continuation of a decoder. `options` as `Runtime.generate`.
 
-        `target_prefix`, for seq2seq only, is what each translation begins with, one text (or an
-        empty one) for each of `texts`; the translation has it too.
+        `target_prefix`, for encoder-decoder models only, has the start of each translation: one
+        text (or an empty one) per text of `texts`. The translation includes it.
 
         `src_lang` and `tgt_lang`, for multilingual models only, are the languages of the texts and
-        of the translations, as the tokenizer names them: one, or a list of one for each of `texts`.
-        By default they are the tokenizer's source language, and the target language that
-        generation_config.json names, if it does.
+        of the translations, by their names in the tokenizer: one for all, or a list with one per
+        text. Defaults are the tokenizer's source language and the target language of
+        generation_config.json.
 
-        `seeds`, one for each of `texts` in place of the option `seed`, make the samples of a text
-        independent of the other texts.
+        `seeds`, one per text instead of the option `seed`, make the samples of a text independent
+        of the other texts.
 
         Raises:
-            UsageError: for a language that the model does not have, without a target language
-                that it needs, and for another number of `seeds`.
-            ValueError: for no texts, what is no list of strings, an empty text, one that the
-                tokenizer fails on, one that begins with the word of an unknown language, a
-                `target_prefix` of another length, and as `Runtime.generate`.
+            UsageError: for an unknown language, for a missing target language that the model
+                needs, and for another number of `seeds`.
+            ValueError: for no texts, anything but a list of strings, an empty text, a text that the
+                tokenizer fails on or that begins with an unknown language, a `target_prefix` of
+                another length, and as `Runtime.generate`.
         """
         options = option_fields.check(options)
         rows = self.rows(texts, src_lang)
@@ -220,7 +220,7 @@ class TextRuntime:
     def stream(
         self, text: str, /, src_lang: str | None = None, tgt_lang: str | None = None, **options: Any
     ) -> Iterator[str]:
-        """Return an iterator over pieces of the text that `generate` returns for `text`. A piece
+        """Return an iterator over parts of the text that `generate` returns for `text`. A piece
         comes as soon as its tokens exist. `options` as `Runtime.stream`.
 
         Raises:
@@ -275,7 +275,7 @@ class TextRuntime:
         return CleanPieces(pieces) if self.tokenizer_settings.cleans_up else pieces
 
     def decode_stream(self, steps: Iterator[np.ndarray]) -> Iterator[str]:
-        """Yield the pieces of the text of one row, whose tokens come in arrays of one."""
+        """Yield the text of one row in parts, from `steps` with one token each."""
         pieces = self.pieces()
         for [token] in steps:
             if piece := pieces.add(int(token)):

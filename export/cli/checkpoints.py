@@ -72,7 +72,7 @@ def convert(args: argparse.Namespace) -> None:
     if is_file:
         conversion.check_state_dict(Path(args.source))
     check_convert_flags(args, is_file)
-    # one is of no use, two are wrong
+    # a dry run ignores one output; two are an error
     if args.dry_run and (args.positional_output is None or args.output is None):
         say(
             conversion.plan_conversion(
@@ -93,8 +93,8 @@ def convert(args: argparse.Namespace) -> None:
 
 
 def check_convert_flags(args: argparse.Namespace, is_file: bool) -> None:
-    """Raise UsageError for a flag that a checkpoint directory has no use for, or the file of a
-    state dict."""
+    """Raise UsageError for a flag that this kind of source does not support: a state dict file or
+    a checkpoint directory."""
     names = ("to", "dry_run", "leave_out", "variant") if is_file else ("embeddings",)
     for name in names:
         if getattr(args, name):

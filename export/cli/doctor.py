@@ -1,4 +1,4 @@
-"""The verb that shows what is installed, and what each target runs on here."""
+"""The verb that shows the installed packages, and where each target runs."""
 
 import argparse
 import json

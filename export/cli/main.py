@@ -40,10 +40,12 @@ VERBS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with `argv`, by default that of the process. On an error, print one line on
-    standard error and end the process. The exit code is 2 for wrong usage, 1 for other errors, and
-    130 and 143 for interrupts. If the reader of standard output has gone, end quietly with code
-    0."""
+    """Run the command with the arguments `argv`, by default `sys.argv[1:]`.
+
+    An error is one line on standard error and ends the process. The exit code is 2 for wrong usage,
+    1 for other errors, and 130 and 143 for interrupts. If the reader of standard output is gone,
+    the process ends silently with code 0.
+    """
     open_standard_streams()
     try:
         with terminated_as_interrupted(), warnings_in_one_line():

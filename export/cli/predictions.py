@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from ..files.predictions import Predictions
     from ..files.run import Runner
 
-STREAM_LINES = 512  # lines of standard input that run together, unless --shard-lines is given
+STREAM_LINES = 512  # lines of standard input per shard, without --shard-lines
 
 
 # ------------------------------------------------------------------------------------------- flags
 
 
 def add_files(parser: Parser) -> None:
-    """Add the flags of what is read and where results go."""
+    """Add the flags of inputs and outputs."""
     group = parser.add_argument_group("files", "Files instead of TEXT or standard input.")
     input_help = (
         "input files: text lines, .jsonl or .parquet; the first two also .gz, .bz2 or .xz; "

@@ -87,7 +87,7 @@ def add_language_arguments(parser: Parser) -> None:
 
 
 def language_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the languages that were given."""
+    """Return the languages that the user set."""
     languages = {"src_lang": args.src_lang, "tgt_lang": args.tgt_lang}
     return {name: language for name, language in languages.items() if language is not None}
 
@@ -106,7 +106,7 @@ def add_generation_options(parser: Parser, excluded: Collection[str] = ()) -> No
 
 
 def generation_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that were given."""
+    """Return the generation options that the user set."""
     from ..inference.options import Options
 
     options = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(Options)}

@@ -1,8 +1,7 @@
-"""The ranges of the inputs of matrix multiplications while the model runs on text. With them the
-products can be quantized with one scale for all rows.
+"""Calibration: the ranges of the inputs of matrix multiplications while the model runs on text.
 
-The ranges of activations are found once, on given text, instead of in each row while the graph runs
-(Jacob et al. 2018, section 3.1).
+With these ranges, all rows of a matmul are quantized with one scale, instead of one scale per row
+that the graph computes while it runs (Jacob et al. 2018, section 3.1).
 """
 
 import os

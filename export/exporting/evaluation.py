@@ -8,7 +8,7 @@ export.
 | masked language model | one text a line | pseudo-perplexity of each token given its whole line |
 | sequence classifier | one text a line, one label a line | accuracy |
 
-The pseudo-perplexity is that of Salazar et al. 2020: each token is masked, and all others are seen.
+Pseudo-perplexity (Salazar et al. 2020) masks one token at a time and reads all other tokens.
 """
 
 import os
@@ -37,7 +37,7 @@ MAX_LOGITS = 1 << 26  # held at once, 256 MB
 
 
 class Backend(Protocol):
-    """A model that is run. Logits are float32; a place is a position in a sequence, from 0 on."""
+    """A model that runs in torch or onnxruntime. Logits are float32."""
 
     name: str
     architecture: str

@@ -72,12 +72,12 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
         ImportError: where torch is not installed, for a checkpoint of another family, for
             `calibrate`, and for a tokenizer without tokenizer.json.
         UsageError: for an option that is unknown or has a wrong value, for several dtypes where
-            there can be one, for `keep`, `config` or `leave_out` where nothing is converted, for an
-            image size where there are no images, for `calibrate` where there are no such products,
-            and if one of `out` and `triton` is inside the other.
+            the target takes one, for `keep`, `config` or `leave_out` if nothing is converted, for
+            an image size of a text model, for `calibrate` without integer matmuls, and if `out` or
+            `triton` is inside the other.
         FileNotFoundError, OSError, ValueError: as `load_checkpoint` and `calibration.calibrate`;
-            ValueError for a target or dtype that cannot hold the model, and if the graphs do not
-            give what torch gives. Half precision is compared where there is a GPU.
+            ValueError for a target or dtype that does not support the model, and if the graphs
+            differ from torch. Half precision is only compared on a GPU.
     """
     parsed = ExportOptions.of(options)
     check_apart(out, parsed.triton)

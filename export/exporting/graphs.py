@@ -102,7 +102,7 @@ def write_graph(
 def check_standard(model: ir.Model) -> None:
     """Check that `model` is valid and has standard operators only.
 
-    Its weights are inputs in what is checked, so that they are not read.
+    In the checked model the weights are inputs, so that they are not read.
 
     Raises:
         onnx.checker.ValidationError: if it is not.

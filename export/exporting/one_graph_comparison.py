@@ -73,7 +73,7 @@ def random_feeds(
     rows, length = rng.integers(1, MAX_ROWS), rng.integers(1, longest + 1)
     ids = rng.integers(0, size, (rows, length))
     pad = config.get("pad_token_id")
-    if pad is not None:  # what is not padding does not look like it
+    if pad is not None:  # only padding may have the pad token
         ids[ids == pad] = (pad + 1) % size
     mask = (np.arange(length) < rng.integers(1, length + 1, (rows, 1))).astype(np.int64)
     if is_decoder and rng.random() < 0.5:  # padding of a prompt may stand on either side

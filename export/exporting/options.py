@@ -1,6 +1,8 @@
-"""The options of `export` beside the checkpoint and the output directory. An option is one field of
-`ExportOptions`: its default, how its flag is read, its help, and its check. The flags of the
-command, the docstring of `export` and the table of the documentation are made from the fields."""
+"""The options of `export`, other than the checkpoint and the output directory.
+
+An option is one field of `ExportOptions`, with its default, its flag, its help and its check. The
+flags of the command, the docstring of `export` and the table of the documentation come from here.
+"""
 
 import argparse
 import dataclasses
@@ -173,7 +175,7 @@ def option(
         help: a function if it names the targets that are registered.
         read: reads the value of its flag, and raises ArgumentTypeError.
         check: raises UsageError for a value that it cannot have.
-        is_repeated: whether the flag may be given again.
+        is_repeated: whether the flag may be repeated.
         flag: `--set` for `config`; by default the name of the field.
     """
     metadata = {"help": help, "read": read, "check": check, "is_repeated": is_repeated}

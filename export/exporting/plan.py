@@ -92,7 +92,7 @@ def check_fields(config: Config, target: Target) -> None:
 
 
 def graph_source(checkpoint: Checkpoint, options: ExportOptions) -> GraphSource:
-    """Return what graphs are written from: the weights, and what is found in texts."""
+    """Return the source of the graphs: the weights, the shortlist and the calibration."""
     tokens = shortlisted(checkpoint, options.shortlist)
     rows = {} if tokens is None else {f"{LM_HEAD}.{part}": tokens for part in ("weight", "bias")}
     calibration = None

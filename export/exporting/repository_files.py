@@ -124,9 +124,9 @@ def write_genai_config(directory: Path, config: dict, generation: dict, file: st
     """Write genai_config.json for the portable graph `file` of a decoder. `config` and `generation`
     are its configs. Return the entry for the manifest.
 
-    Without a tokenizer that genai reads rightly it names a folder that does not exist as that of
-    the tokenizer: genai would otherwise give wrong ids without a word. There is no
-    genai_config.json where values are not as wide as keys.
+    If genai would read the tokenizer wrongly, the config names a tokenizer folder that does not
+    exist: otherwise genai would return wrong ids without an error. There is no genai_config.json
+    if values are not as wide as keys.
     """
     width = config["head_dim"]
     if width != config["value_head_dim"]:

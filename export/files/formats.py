@@ -194,7 +194,7 @@ def to_json(value: Any) -> str:
 
 
 def generated_text(number: int, result: Any, n_best: int | None, scores: bool) -> str:
-    """Return what is written of the result of a line, without its last line break. A line without a
+    """Return the output of the result of a line, without the last line break. A line without a
     result is empty."""
     if n_best is not None:
         pairs = result or [{"text": "", "score": 0.0}]

@@ -1,8 +1,8 @@
-"""The output of a run, of which each file appears whole or not at all.
+"""The output of a run. Each file appears complete or not at all.
 
 manifest.json      what the results depend on, and which files are finished
-NAME.parts/        while NAME grows: the results of each shard, and then `N.facts` with what they
-                   were made of
+NAME.parts/        while NAME grows: the results of each shard, and then `N.facts` with the hashes
+                   of its lines and results
 NAME               the results of a file, in order
 NAME.bad.jsonl     its bad lines, if it has any
 
@@ -49,7 +49,7 @@ def written(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a file of JSON, whole or not at all."""
+    """Write a JSON file atomically."""
     with written(path) as new:
         new.write_text(json.dumps(value), encoding="utf-8")
 
@@ -76,8 +76,8 @@ class Directory:
         """Yield the facts of finished files by name.
 
         Raises:
-            FileExistsError: if the directory holds anything else, was begun with other facts, or is
-                in use by another process.
+            FileExistsError: if the directory holds anything else, was started with other facts, or
+                is in use by another process.
             NotADirectoryError: for a file.
         """
         if self.path.exists() and not self.path.is_dir():
@@ -131,7 +131,7 @@ def removed_unless_started(directory: Directory) -> Iterator[None]:
 
 @contextlib.contextmanager
 def remedies(directory: Directory) -> Iterator[None]:
-    """Add to an error of a run what is kept, and how to resume."""
+    """Add the finished shards and how to resume to the errors of a run."""
     try:
         yield
     except (UsageError, FileExistsError):
@@ -194,7 +194,7 @@ class Parts:
         return self.folder / f"{number:06}.facts"
 
     def facts(self, number: int, digest: str) -> dict | None:
-        """Return the facts of a shard, if it is whole and was made of lines with this `digest`."""
+        """Return the facts of a shard; `None` if it is damaged or its lines have another `digest`."""
         facts = read_json(self.facts_path(number))
         if facts is None or facts.get("input") != digest:
             return None

@@ -30,7 +30,7 @@ class Parquet:
         """Return itself if `path` is a table that it reads.
 
         Raises:
-            ValueError: for what is none or has two columns of one name.
+            ValueError: for another file, and for two columns with one name.
             UsageError: for one without the columns that the task reads, or with a column
                 `output_field` already.
         """

@@ -111,7 +111,7 @@ class Predictions:
         return options if self.n_best is None else options | {"num_return_sequences": self.n_best}
 
     def call(self, examples: list[dict[str, Any]], numbers: list[int]) -> list[Any]:
-        """Return the result of each example, ready for JSON. `numbers` are those of their lines."""
+        """Return the result of each example, ready for JSON. `numbers` are their line numbers."""
         if self.generates:
             return self.generate(examples, numbers)
         results = self.function(self.runtime, *self.arguments(examples), **self.options)
@@ -147,7 +147,7 @@ class Predictions:
         return [sorted(row, key=lambda pair: -pair["score"]) for row in rows]  # as samples are not
 
     def rows_together(self, count: int) -> int:
-        """Return how many of `count` examples are best given to `call` at once."""
+        """Return the best number of examples, of `count`, for one `call`."""
         if self.kind.method == "translate":  # translate makes batches of sentences itself
             return max(count, 1)
         if not self.generates:

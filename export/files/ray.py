@@ -1,9 +1,9 @@
-"""A run whose shards are computed on a Ray cluster, by Ray Data; all else stays in the process that
-was called.
+"""A run whose shards are computed on a Ray cluster by Ray Data. The calling process reads and
+writes the files.
 
-A reader on the node of that process gives one shard after the other. Workers, which have opened the
-export each, give the results. Ray Data places the workers, keeps the order, and tries again what
-one that died was at.
+A reader on the node of that process yields the shards in order. Each worker opens the export and
+returns the results. Ray Data places the workers, keeps the order, and retries the shards of a
+worker that died.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ try:
 except ImportError:
     ray = None
 
-LOG_LEVELS = {  # by Ray Data, on standard error: no errors, which are raised as well
+LOG_LEVELS = {  # of Ray Data's loggers; its errors are raised, so they need no log line
     "ray.data": logging.WARNING,
     "ray.data.exceptions": logging.CRITICAL,
     "ray.data._internal.execution.streaming_executor_state": logging.CRITICAL,
     "ray.data._internal.progress": logging.ERROR,
 }
-PATIENCE = 10  # seconds, for an address
-TRIES = 3  # more, of a shard whose worker died
-AHEAD = 2  # shards that a worker has at once, so that it need not wait for the next
+PATIENCE = 10  # seconds to connect to an address
+TRIES = 3  # retries of a shard whose worker died
+AHEAD = 2  # shards per worker in flight, so that a worker does not wait for the next
 
 
 class ShardId(NamedTuple):
@@ -52,15 +52,16 @@ class ShardId(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardSource:
-    """The inputs of a run, as its workers get them."""
+    """The inputs of a run, sent to its workers."""
 
     inputs: Sequence[Input]
     shard_lines: int
 
     def shards(self, start: tuple[int, int]) -> Iterator[tuple[ShardId, int, list[Row]]]:
-        """Yield the place, the first line and the rows of each shard from the file and the shard
-        `start` on. Records are left out: only what is written needs them. Ends where a file is
-        damaged: the process that was called reads it as well, and reports it."""
+        """Yield the id, the first line and the rows of each shard from the file and shard `start`.
+
+        Rows have no records, which only the calling process needs. The iterator ends at a damaged
+        file: the calling process reads it too and reports the error."""
         for file, source in enumerate(self.inputs):
             with contextlib.suppress(ValueError, OSError):
                 for shard in source.shards(self.shard_lines) if file >= start[0] else ():
@@ -228,7 +229,7 @@ def cluster(
     Raises:
         ImportError: without Ray Data.
         ConnectionError: where no cluster answers.
-        UsageError: for an address of Ray Client, and for more threads than a node has processors.
+        UsageError: for an address of Ray Client, and for more threads than a node has CPUs.
     """
     if ray is None:
         raise ImportError("Ray Data is not installed: pip install 'vanilla-transformer[ray]'")

@@ -55,7 +55,7 @@ def length_key(row: Row) -> tuple[int, int]:
 def try_rows(
     predictions: Predictions, rows: Sequence[Row], indices: list[int], first: int
 ) -> Iterator[tuple[int, Any, str | None]]:
-    """Yield the result of each of `indices`, or what is wrong with it."""
+    """Yield the result or the fault of each of the rows `indices`."""
     read = (rows[index].example for index in indices)
     examples = [example for example in read if example is not None]
     try:

@@ -108,8 +108,7 @@ class RecordFields:
 
 
 def find_value(record: Mapping[str, Any], name: str) -> Any:
-    """Return the field `name`, or the nested field that its dots lead to; `MISSING` if there is
-    none."""
+    """Return the field `name`, or the nested field of its dots, or `MISSING`."""
     if name in record:
         return record[name]
     outer, dot, inner = name.partition(".")

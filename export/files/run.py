@@ -151,21 +151,21 @@ class Runner:
         """Write a file for each of `paths` into the directory `output`, with as many lines in the
         same order. Return the number of `lines`, of `bad` lines, and both for each of `files`.
 
-        A call that was stopped, in whatever way, resumes where it was: the result is the same, byte
-        for byte. So it does after lines were repaired: shards of other lines are made again. With
-        the address `ray` the workers of that cluster compute the shards that are missing.
+        An interrupted call resumes where it stopped, with the same result byte for byte. After lines
+        were repaired, only the changed shards are computed again. With the address `ray`, the
+        workers of that cluster compute the missing shards.
 
         Raises:
             ImportError: for `ray` without Ray Data.
             ConnectionError: for `ray` where no cluster answers.
-            FileNotFoundError, IsADirectoryError: for an input that is no file.
+            FileNotFoundError, IsADirectoryError: for an input that is not a file.
             FileExistsError: for an `output` that holds anything else, that another process writes,
-                or that a call began with other arguments, or finished with other lines.
+                or that has results of other arguments or other lines.
             ValueError: for an input that is damaged, or changes meanwhile, and for a bad line
                 unless these are skipped.
             UsageError: for two inputs of one name, an input within `output`, an `output` within the
                 export, and options that the task does not take.
-            OSError: for a full disk, where memory is short, and for what a cluster cannot do.
+            OSError: for a full disk, too little memory, and errors of a cluster.
         """
         names = unique_names(paths, output, self.predictions)
         check_outside(output, paths, self.export)
@@ -197,7 +197,7 @@ class Runner:
         `to_directory` does: until the file is finished, its parts are in `.OUTPUT.partial`.
 
         Raises:
-            FileExistsError: if `output` exists and `force` is not given.
+            FileExistsError: if `output` exists without `force`.
             UsageError: if the name of `output` is not that of its format, and if it is an input.
             Exception: as `to_directory`.
         """
@@ -244,8 +244,8 @@ class File:
     force: bool = True
 
     def finish(self, before: dict | None, bar: Bar | ProgressLog) -> dict:
-        """Compute the shards that are missing, and join them. Return the facts of the file, which
-        are those of `before` if it was finished."""
+        """Compute the missing shards and join them. Return the facts of the file, or `before` if it
+        was already finished."""
         stamps = self.stamps()
         before = before if self.parts.path.exists() else None
         digest = hashlib.sha256()
@@ -331,7 +331,7 @@ def bad_messages(bad: Iterable[tuple[int, str]], unit: str) -> Iterator[str]:
 
 
 def report(facts: dict[Path, dict]) -> dict:
-    """Return the numbers of lines and of bad lines, and those of each file."""
+    """Return the numbers of lines and of bad lines, in total and per file."""
     files = {
         str(path): {key: counts[key] for key in ("lines", "bad", "warnings")}
         for path, counts in facts.items()

@@ -31,7 +31,7 @@ class Shard:
 
     @property
     def digest(self) -> str:
-        """A hash of the lines, with their place in the file."""
+        """A hash of the lines and their position in the file."""
         prefixes = "" if self.prefixes is None else f" {hash_lines(self.prefixes)}"
         return f"{self.first} {self.format.digest(self.content)}{prefixes}"
 

@@ -113,7 +113,7 @@ class Choice:
 
     @property
     def exported_error(self) -> float:
-        """The error of what is exported."""
+        """The error of the exported matmul."""
         return self.row_error if self.steps is None else self.error
 
 

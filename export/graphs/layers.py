@@ -169,7 +169,7 @@ def fused_rms_norm(g: GraphContext, x: Value, weight: Value, epsilon: float) -> 
 
 
 def last_index(g: GraphContext, indices: Value) -> Value:
-    """Return the largest index of each row: its place, since an index stands at its own place."""
+    """Return the largest of `indices` in each row, where index i is stored at position i."""
     return g.op("ArgMax", indices, axis=1, keepdims=0)
 
 

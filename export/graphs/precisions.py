@@ -78,7 +78,7 @@ def rounded_rows(g: GraphContext, x: Value) -> tuple[Value, np.float32, np.uint8
     """Return x in 8 bits, its step and zero point for rows whose largest magnitude is 1, and the
     largest magnitudes.
 
-    A row of zeros is divided by 0; the product of what that gives is multiplied by 0.
+    A row of zeros is divided by 0. Its matmul is multiplied by 0 in the end, so it is 0.
     """
     producer = x.producer()
     is_positive = producer is not None and producer.op_type == "Relu"
@@ -127,10 +127,10 @@ def block_int4_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Val
 def block_weight_matmul(
     bits: int, g: GraphContext, x: Value, names: Sequence[str], bias: Value | None
 ) -> Value:
-    """Write weights of `bits` bits with a scale for each block of a column, and x as it is.
+    """Write weights of `bits` bits with a scale for each block of a column. x is not quantized.
 
-    A matrix is padded to a multiple of `COLUMN_MULTIPLE`: the CUDA provider unpacks any other
-    before each product.
+    Columns are padded to a multiple of `COLUMN_MULTIPLE`: the CUDA provider would unpack any other
+    matrix before each matmul.
     """
     count = columns(g, names)
     scaled = block_matmul(g, x, names, bits, multiple=COLUMN_MULTIPLE)

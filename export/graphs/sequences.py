@@ -182,9 +182,9 @@ def token_flags(g: GraphContext, ids: Value, mask: Value) -> Value:
 def mean(g: GraphContext, states: Value, mask: Value) -> Value:
     """Return the mean of the states (B, S, D) that are not padding, (B, D).
 
-    It is a product of matrices: `ReduceSum` adds in one order for one row and in another for
-    several. Two equal rows of weights keep the product from becoming one with a vector, which has
-    another order again.
+    It is a matmul, because `ReduceSum` adds in one order for one row and in another for several.
+    Two equal rows of weights keep it a matrix-matrix product: a matrix-vector product would add in
+    a third order.
     """
     op = g.op
     weights = op("Unsqueeze", op.cast(mask, op.dtype.name), [1])

@@ -96,10 +96,10 @@ def tied_names(config: Config) -> Collection[str]:
 
 
 class WeightStore:
-    """Tensors made of weights, each made once for all graphs of an export.
+    """Tensors computed from weights, once for all graphs of an export.
 
-    Each is written to the file `path` when it is made, so that only the matrices of one product are
-    in memory at a time.
+    A tensor is written to the file `path` at once, so that only the matrices of one matmul are in
+    memory at a time.
     """
 
     def __init__(self, weights: CheckpointWeights, dtype: np.dtype, path: Path):

@@ -89,7 +89,7 @@ class ExportInfo:
         return [default, *(dtype for dtype in self.manifest["variants"] if dtype != default)]
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of the file `name`, or `None` if the export has no such file.
+        """Return the content of the file `name`, or `None` if the export does not have it.
 
         Raises:
             FileNotFoundError, ValueError: as in `read_export_info`, if the file is missing,
@@ -103,8 +103,8 @@ class ExportInfo:
         return None
 
     def check_listed(self) -> None:
-        """Raise ValueError for an unlisted file beside the graphs: onnxruntime opens whatever a
-        graph names there.
+        """Raise ValueError for an unlisted file beside the graphs: onnxruntime opens any
+        file that a graph names there.
 
         onnxruntime itself rejects graphs that name a file outside of their folder.
         """

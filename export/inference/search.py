@@ -279,7 +279,7 @@ class FinishedBeams:
     def __init__(self, tokens: np.ndarray, scores: np.ndarray):
         self.sequences = tokens.reshape(*scores.shape, -1)
         self.scores = np.full_like(scores, -np.inf)
-        self.lengths = np.zeros(scores.shape, np.int64)  # 0 for an empty place
+        self.lengths = np.zeros(scores.shape, np.int64)  # 0 for an empty slot
 
     def are_full(self) -> np.ndarray:
         return np.logical_and.reduce(self.lengths, axis=1, keepdims=True)

@@ -1,9 +1,8 @@
 """Beam search as nodes of a loop: `runtime.search.BeamSearch`, but each input has its own number of
 beams, penalty and steps.
 
-B inputs, K the most beams of any, C the candidates of each, t the tokens so far. Beams that an
-input has not are empty: their scores are `EXCLUDED_SCORE`, so that they go on with no token before
-any other's.
+B inputs, K the largest number of beams, C candidates per input, t tokens so far. An input with
+fewer beams has empty ones: their score is `EXCLUDED_SCORE`, so that beams with tokens always win.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ SEQUENCES = TensorSpec("sequences", "int64", ("batch_size", "sequence_length"))
 ZERO = np.array(0, np.float64)
 # below it, as at it, only the most likely token is left
 MIN_TEMPERATURE = np.array(1e-6, np.float32)
-# Logits (B, V), the place of the token and the settings -> tokens (B, 1).
+# Logits (B, V), the position of the token and the settings -> tokens (B, 1).
 ChooseTokens = Callable[[Ops, Value, Value, Values], Value]
 
 
@@ -55,7 +55,7 @@ class GraphSearch(Protocol):
     def advance(
         self, ops: Ops, logits: Value, states: list[Value], position: Value
     ) -> tuple[Value, Value | None, list[Value], Value]:
-        """Return the next tokens, their parents, the new states, and whether to go on (a scalar).
+        """Return the next tokens, their parents, the new states, and a scalar, True to continue.
 
         Logits are (rows, V), tokens (rows, 1). The parents are the beams (B, K) that the tokens
         continue, `None` if each row continues itself.

@@ -396,7 +396,7 @@ class LookupGraph:
     def run(self, caches: dict, tokens: np.ndarray, place: int, position: int) -> np.ndarray:
         """Return the logits (1, T, V) after each of `tokens` (1, T).
 
-        They are written to `caches` from slot `place` and have positions from `position`."""
+        They are written to `caches` from slot `slot` and have positions from `position`."""
         if caches is not self.caches:
             self.caches, self.bound = caches, {}
         count = tokens.shape[1]

@@ -60,7 +60,7 @@ def grow_caches(graph: ir.Graph) -> None:
             for index, operand in enumerate([query, key, value, None, None, bias, *past]):
                 node.replace_input_with(index, operand)
     inputs = {value.name: value for value in graph.inputs}
-    # whose first axis is that of the mask, which is all that may still be read of it
+    # the first axis of the mask, the only thing that may still be read of it
     writers = inputs["cache_indirection"]
     writers.replace_all_uses_with(inputs["encoder_attention_mask"])
     graph.inputs.remove(writers)
