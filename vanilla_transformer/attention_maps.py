@@ -53,12 +53,16 @@ class AttentionMaps:
 
 @dataclass
 class ImageAttentionMaps:
-    """`weights` (layers, heads, rows, columns): how much the first token looks at each patch of
-    `picture`, the image as a model sees it, (H, W, 3) of 0 to 255. `patch` is the height and the
-    width of one."""
+    """The attention of the first token to each patch of an image.
+
+    Attributes:
+        weights: (layers, heads, rows, columns) of patches.
+        image: the preprocessed image (H, W, 3), 0 to 255.
+        patch: height and width of a patch in pixels.
+    """
 
     weights: np.ndarray
-    picture: np.ndarray
+    image: np.ndarray
     patch: tuple[int, int]
 
 
@@ -79,7 +83,7 @@ def save_attention_maps(
     `force`. `variant` is as in `checkpoint.load_checkpoint`.
 
     Raises:
-        FileExistsError: if `out` exists and `force` is not given.
+        FileExistsError: if `out` exists without `force`.
         UsageError: as `attention_maps` and `plot`, for the name of a file that is of no image
             format, and for a kind or a target with an image.
         FileNotFoundError, ValueError: as `attention_maps`, `image_attention_maps`,
@@ -110,10 +114,10 @@ def compute_maps(
         raise FileNotFoundError(f"{path!r} is not a file, expected an image")
     check_no_pointer(path)
     try:
-        picture = load_image(path)
+        image = load_image(path)
     except (OSError, SyntaxError) as error:
         raise ValueError(f"{path} is not a complete image: {error}") from None
-    return image_attention_maps(model, load_image_processor(checkpoint), picture)
+    return image_attention_maps(model, load_image_processor(checkpoint), image)
 
 
 def image_attention_maps(
@@ -139,8 +143,8 @@ def image_attention_maps(
     weights = torch.cat(outputs.attentions)[:, :, 0, model.config.num_first_tokens :].unflatten(
         -1, (rows, columns)
     )
-    picture = np.broadcast_to(seen.transpose(1, 2, 0), (*seen.shape[1:], 3))  # one channel is grey
-    return ImageAttentionMaps(weights.double().numpy(), picture, model.config.patch_shape)
+    pixels = np.broadcast_to(seen.transpose(1, 2, 0), (*seen.shape[1:], 3))  # one channel is grey
+    return ImageAttentionMaps(weights.double().numpy(), pixels, model.config.patch_shape)
 
 
 def attention_maps(
@@ -288,7 +292,7 @@ def draw(axes: Axes, maps: AttentionMaps | ImageAttentionMaps, weights: np.ndarr
     scale = {"vmin": 0, "vmax": maps.weights.max()}
     if isinstance(maps, AttentionMaps):
         return axes.imshow(weights, cmap="Blues", aspect="auto", **scale)
-    axes.imshow(maps.picture)
+    axes.imshow(maps.image)
     height, width = (count * side for count, side in zip(weights.shape, maps.patch))
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)  # pixel centres are whole numbers
     return axes.imshow(weights, cmap="inferno", alpha=0.6, extent=extent, **scale)

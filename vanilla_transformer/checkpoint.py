@@ -109,11 +109,11 @@ def load_directory(source: str | os.PathLike, directory: Path) -> PreTrainedMode
 def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a checkpoint, a directory or Hub id.
 
-    If target text is split in another way, the tokenizer does so for `text_target`.
+    Its `text_target` uses the tokenization of target texts, if the checkpoint has one.
 
     Raises:
-        FileNotFoundError: without a directory, or files of a tokenizer.
-        ValueError: for files that are damaged, and for a tokenizer that is code beside them.
+        FileNotFoundError: for a missing directory, and without tokenizer files.
+        ValueError: for damaged files, and for a tokenizer with custom code.
     """
     directory = checkpoint_directory(source)
     check_tokenizer(directory)

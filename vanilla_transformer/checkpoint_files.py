@@ -94,8 +94,8 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
 
 
 def parent_hint(file: Path) -> str:
-    """Return the end of an error about a file in place of a directory: the directory that holds it,
-    if it is a checkpoint."""
+    """Return a hint for errors about a file where a directory is expected: its parent directory, if
+    that is a checkpoint."""
     return f", such as {file.parent}" if (file.parent / CONFIG).is_file() else ""
 
 
@@ -173,7 +173,7 @@ def check_generation(path: Path, vocab_size: int) -> None:
 
 
 def generation_fault(name: str, value: object, vocab_size: int = 2**31) -> str | None:
-    """Return what is wrong with a field of a generation config, or `None`."""
+    """Return the fault of a field of a generation config, or `None` if it is valid."""
     if name in OF_THE_HUB:
         return "which runs code from the Hub in transformers: expected none"
     if name in COUNTS and not (type(value) is int and 0 <= value < 2**31):
@@ -201,8 +201,8 @@ def weight_files(directory: Path, names: tuple[str, ...] = (WEIGHTS,)) -> list[P
     """Return the first file of `names` that exists, or its shards.
 
     Raises:
-        FileNotFoundError: if there is none, or a shard is missing.
-        ValueError: for an index that is none, and for a git-lfs pointer.
+        FileNotFoundError: without weights, or if a shard is missing.
+        ValueError: for an invalid index, and for a git-lfs pointer.
     """
     for name in names:
         if (directory / name).is_file():
@@ -254,7 +254,7 @@ def stored_tensors(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
     """Return the shape and the type of each tensor of a safetensors file, by its header.
 
     Raises:
-        ValueError: for a file that is not whole, and a type of tensors that has no place here.
+        ValueError: for an incomplete file, and for an unsupported dtype.
     """
     facts = {}
     try:

@@ -26,7 +26,7 @@ REQUIRED_FILES = {
     "Dense": ((MODULE_CONFIG,), MODULE_WEIGHTS),
     "Normalize": (),
 }
-# What transformers reads beside the weights and a checkpoint of another family has no place for.
+# files that transformers reads with the weights, and that a converted checkpoint cannot keep
 ADAPTERS = re.compile(
     r"adapter_config\.json|adapter_model\.(safetensors|bin)|custom_generate/generate\.py"
 )

@@ -1,17 +1,17 @@
-"""Outputs: directories and files that appear whole or not at all, and take the place only of what
-we wrote.
+"""Atomic outputs: directories and files that appear complete or not at all, and that replace only
+what this package wrote.
 
-While OUT is being made, `.OUT.partial` stands beside it (or `OUT/.partial` inside, if OUT is a
-mount point, which cannot be renamed). A lock on it claims OUT for one process of this machine. It
-holds
+While OUT is written, the folder `.OUT.partial` is next to it (or `OUT/.partial` inside it, if OUT
+is a mount point, which cannot be renamed). A lock on the folder claims OUT for one process of this
+machine. The folder contains
 
-    new      what is being written
-    ready    `new`, whole, while its entries move into a mount point
-    old      what OUT was, from when it is moved aside until `new` has its name
-    trash    what OUT was, afterwards
+    new      the output that is being written
+    ready    the complete output, while its entries move into a mount point
+    old      the previous OUT, until `new` is renamed to OUT
+    trash    the previous OUT, afterwards
 
-The lock ends with its process. So whoever locks a folder that is there already knows what a killed
-process left to do.
+The lock ends with its process. A process that locks an existing folder therefore finishes or undoes
+the work of a killed process.
 """
 
 import contextlib
@@ -111,16 +111,15 @@ def new_directory(
     Args:
         path: a new path, or an empty directory. A symbolic link to a directory stays; its target is
             replaced.
-        force: whether what is at `path` may be replaced, if it is an export or a checkpoint that we
-            wrote.
+        force: whether an export or a checkpoint of this package at `path` may be replaced.
         inputs: paths that the caller reads, which must be neither `path` nor inside it.
 
     Raises:
-        FileNotFoundError: if `path` is a link that leads nowhere.
+        FileNotFoundError: if `path` is a broken link.
         NotADirectoryError: if it is a file.
-        FileExistsError: if it exists and `force` is not given; if it holds anything that we do not
-            write; if another process is writing it; or if it has changed at the end. In the last
-            case the changed directory stays, and the error names the result beside it.
+        FileExistsError: if it exists without `force`, holds files of anyone else, is being written
+            by another process, or has changed at the end. In the last case the changed directory
+            stays, and the error names the folder of the result.
         ValueError: if it is the working directory, the home directory, an input, one that holds any
             of these, or a mount point that is not empty.
     """
@@ -354,12 +353,12 @@ def file_states(path: Path) -> dict[str, tuple] | None:
 
 @contextlib.contextmanager
 def claimed(out: Path) -> Iterator[Path]:
-    """Yield the claim of `out`, a folder beside it. What a killed process left there is settled
-    first.
+    """Yield the claim of `out`, a locked folder next to it. The work of a killed process in it is
+    finished or undone first.
 
     Raises:
-        FileExistsError: if another process of this machine has the claim, or if something else is
-            in its place.
+        FileExistsError: if another process of this machine has the claim, or if the folder's name
+            is taken.
     """
     claim = out / ".partial" if os.path.ismount(out) else out.with_name(f".{out.name}.partial")
     created = [folder for folder in claim.parents if not folder.exists()]

@@ -736,8 +736,8 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
 
 
 class VanillaDecoderModel(VanillaPreTrainedModel):
-    """The right half of Figure 1: embeddings and N layers, each position looking at itself and what
-    is before it, and, in an encoder-decoder, at the encoder's output."""
+    """The right half of Figure 1: embeddings and N layers. A position attends to itself and earlier
+    positions and, in an encoder-decoder, to the encoder's output."""
 
     config_class = VanillaDecoderConfig
     _can_record_outputs = {

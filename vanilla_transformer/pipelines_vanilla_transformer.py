@@ -35,25 +35,25 @@ class Text2TextGenerationPipeline(Pipeline):
     Args:
         truncation (`bool` or `str`, defaults to `False`): cut a text that is longer than the
             tokenizer's `model_max_length`. It is an error of the model otherwise.
-        return_tensors (`bool`, defaults to `False`): `"generated_token_ids"` (a tensor) in place of
-            the text.
+        return_tensors (`bool`, defaults to `False`): `"generated_token_ids"` (a tensor) instead
+            of the text.
         return_text (`bool`, *optional*): the opposite of `return_tensors`.
         clean_up_tokenization_spaces (`bool`, defaults to `False`): as in the tokenizer's `decode`.
         stop_sequence (`str`, *optional*): generation ends with the first token of it.
         batch_size (`int`, defaults to 1): texts that are generated together.
         assistant_model, assistant_tokenizer (*optional*): for assisted generation, for
             `transformers.pipeline` only.
-        generate_kwargs: every parameter of `generate`. What is not given here is looked up in the
-            model config's `task_specific_params[task]`, in the model's generation config and in the
-            defaults of the pipeline (`max_new_tokens=256, num_beams=4`), in this order.
-            `max_length` takes the place of a `max_new_tokens` that comes later in this order, and
-            the reverse. A `generation_config` in a call leaves only the model's own to look in.
+        generate_kwargs: parameters of `generate`. Missing ones come from the model config's
+            `task_specific_params[task]`, then from the model's generation config, then from the
+            defaults of the pipeline (`max_new_tokens=256, num_beams=4`). `max_length` replaces a
+            `max_new_tokens` of a later source, and the reverse. With a `generation_config` in a
+            call, only the model's generation config is used besides.
 
     The text is put after the `prefix` of the model config's `task_specific_params[task]`, or of the
     model config, if any.
 
     Raises:
-        TypeError: for a text that is no string.
+        TypeError: for a text that is not a string.
         ValueError: for a model that is not an encoder-decoder, a missing tokenizer, an empty text,
             a `stop_sequence` without tokens, and a token id outside the model's vocabulary.
     """

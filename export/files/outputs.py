@@ -194,7 +194,7 @@ class Parts:
         return self.folder / f"{number:06}.facts"
 
     def facts(self, number: int, digest: str) -> dict | None:
-        """Return the facts of a shard; `None` if it is damaged or its lines have another `digest`."""
+        """Return the facts of a shard; `None` if it is damaged or has another `digest`."""
         facts = read_json(self.facts_path(number))
         if facts is None or facts.get("input") != digest:
             return None

@@ -151,8 +151,8 @@ class Runner:
         """Write a file for each of `paths` into the directory `output`, with as many lines in the
         same order. Return the number of `lines`, of `bad` lines, and both for each of `files`.
 
-        An interrupted call resumes where it stopped, with the same result byte for byte. After lines
-        were repaired, only the changed shards are computed again. With the address `ray`, the
+        An interrupted call resumes where it stopped, with the same result byte for byte. After
+        lines were repaired, only the changed shards are computed again. With the address `ray`, the
         workers of that cluster compute the missing shards.
 
         Raises:

@@ -24,7 +24,7 @@ def require(config: PreTrainedConfig, **expected: Any) -> None:
 def require_padding(config: PreTrainedConfig) -> int:
     """Return the `pad_token_id`, after which positions that count ids start.
 
-    Raises ValueError if there is none.
+    Raises ValueError without one.
     """
     if config.pad_token_id is None or config.pad_token_id < 0:
         raise ValueError(

@@ -160,9 +160,9 @@ class TensorFiles:
     """The tensors of a checkpoint directory or of one file, by name, read when asked for.
 
     `shapes` maps each name to its shape and dtype. `prefixed` are the names that had the prefix of
-    a base model. `removed` are tensors that are not to be converted. safetensors are preferred,
-    whole or in shards; pickles are read with `weights_only=True`, and mapped into memory, but for
-    those of torch before 1.6, of which a warning tells.
+    a base model. `removed` are tensors that are not converted. safetensors files and their shards
+    take precedence over pickles. Pickles are read with `weights_only=True` and memory-mapped; a
+    pickle of torch before 1.6 is loaded into memory, with a warning.
 
     Raises:
         FileNotFoundError: if there are no weights, or a shard is missing.

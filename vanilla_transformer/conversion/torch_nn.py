@@ -52,17 +52,15 @@ def from_torch(
         state_dict: of `torch.nn.TransformerEncoder`, `TransformerDecoder` or `Transformer`.
         num_attention_heads: the module's `nhead`.
         embeddings: `embed_tokens` (V, D), and `decoder_embed_tokens` (V, D) if the target has its
-            own; `embed_positions` (and `decoder_embed_positions`), (positions, D), if positions are
-            learned; with one more row in front, that of padding, if `position_ids_from` is not
-            `"place"`.
-        fields: config fields that hold for the module: `norm_first`, `hidden_act` (its
-            `activation`, `"relu"` by default), `layer_norm_eps`; and for how it was fed:
-            `scale_embedding`, `position_embedding_type`, token ids ...
+            own. Learned positions are `embed_positions` and `decoder_embed_positions`, (positions,
+            D). If `position_ids_from` is not `"place"`, their first row is for padding.
+        fields: config fields of the module, such as `norm_first`, `hidden_act` (its `activation`,
+            `"relu"` by default) and `layer_norm_eps`, and of its inputs, such as `scale_embedding`,
+            `position_embedding_type` and token ids.
 
     Raises:
-        UsageError: for fields that no config has, or values that no config takes.
-        ValueError: for tensors of none of the three modules, missing tensors, and embeddings that
-            are unknown or of other shapes.
+        UsageError: for unknown config fields and invalid values.
+        ValueError: for unknown or missing tensors, and for unknown embeddings or other shapes.
     """
     check_matrices(state_dict, embeddings)
     stacks = split_stacks(state_dict)

@@ -31,7 +31,7 @@ def is_foreign(prefix: str, names: set[str], known: set[str]) -> bool:
 def further_heads(
     names: Collection[str], known: Collection[str], files: TensorFiles, fault: str
 ) -> list[str]:
-    """Return those of `names` that are not `known`, which are heads beside the model.
+    """Return the `names` that are not `known` and belong to other heads.
 
     Raises:
         ValueError: that begins with `fault`, for names inside of a module that is converted.

@@ -84,10 +84,10 @@ class Watch(TrainerCallback):
     """A callback that counts the tokens of a model for the log, and stops the run if a loss is not
     finite.
 
-    The log gets `tokens`: those of source and target that are not padding, or first tokens and
-    patches. It also gets `tokens_per_second`; both are sums over all processes. On GPUs of `PEAK`
-    it gets `mfu`, the model FLOPs utilisation. This is three times the forward pass's matrix
-    multiplications, without those of attention, over the peak.
+    The log gets `tokens`, the source and target tokens without padding, or first tokens and
+    patches, and `tokens_per_second`; both are sums over all processes. On GPUs of `PEAK` it gets
+    `mfu`, the model FLOPs utilisation: three times the matmuls of the forward pass, without
+    attention, divided by the peak.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast):

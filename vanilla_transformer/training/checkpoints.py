@@ -189,7 +189,7 @@ def check_state(state: Path, facts: dict, restart: bool) -> None:
         restart: accept the state of another recipe, or a damaged one, which is then moved aside.
 
     Raises:
-        FileExistsError: if `state` holds something that no run wrote in a place that a run needs.
+        FileExistsError: if `state` has a file that no run wrote, with a name that a run needs.
         UsageError: if it has checkpoints of another recipe or text, naming what differs, unless
             that changes no weights.
     """

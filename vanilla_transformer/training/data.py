@@ -98,10 +98,10 @@ def no_text(byte: re.Match, encoding: str) -> str:
 
 
 class Fault(str):
-    """A description of what is wrong with a line; it takes the place of the line."""
+    """The description of a bad line, returned instead of the line."""
 
 
-Check = Callable[[str], str | None]  # a line -> what is wrong with it, or `None`
+Check = Callable[[str], str | None]  # a line -> its fault, or `None`
 
 
 def empty(line: str) -> str | None:
@@ -111,7 +111,7 @@ def empty(line: str) -> str | None:
 def lines(
     path: str | Path, encoding: str = "UTF-8", fault: Check | None = None
 ) -> Iterator[str | Fault]:
-    """Yield the lines of a file, with a `Fault` in place of each bad line.
+    """Yield the lines of a file, with a `Fault` instead of each bad line.
 
     A line is bad if it is not text in `encoding`, has more than `LONGEST` bytes, or has a `fault`.
     An empty file is one empty line.

@@ -116,8 +116,8 @@ def prepare(
 ) -> tuple[PreTrainedTokenizerFast, PreTrainedModel, dict[str, Any]]:
     """Return the tokenizer (or image processor), a new model, and the examples of each split.
 
-    The tokenizer is that of `checkpoint` if there is one. A task of images has an image processor
-    in its place.
+    The tokenizer comes from `checkpoint`, if one is passed. Tasks with images have an image
+    processor instead.
 
     Raises:
         UsageError, FileNotFoundError, ValueError: as `check_complete`; ValueError for text in

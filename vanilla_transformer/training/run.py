@@ -61,7 +61,7 @@ def train(
         FloatingPointError: if the loss is not finite, with the text of the batch; earlier
             checkpoints stay.
         UsageError: for a recipe that is not complete; if `<output>-run` is the state of a run of
-            another recipe or text, and `restart` is not given.
+            another recipe or text, without `restart`.
         ValueError: for text and settings that do not fit each other.
     """
     state = Path(f"{os.path.abspath(output)}-run")

@@ -39,9 +39,8 @@ def train_tokenizer(
 
     Args:
         lines: the text.
-        vocab_size: entries of the vocabulary, with the four special tokens. May be `None` for
-            characters only, whose number the text determines; where it is given, it has to be that
-            number.
+        vocab_size: entries of the vocabulary, with the four special tokens. With kind
+            `"character"` the text determines the size: `None`, or exactly this number.
         kind: `"bpe"` is byte-pair encoding (section 5.1 of the paper, Sennrich et al. 2016) of
             words that keep the space in front of them as "▁"; punctuation is always its own token.
             Decoding gives back the text, in composed Unicode characters and without a space in
@@ -53,13 +52,13 @@ def train_tokenizer(
             those, and any other character is `<unk>`. `"bpe"` and `"word"` read each run of white
             space as one space, and none at the ends of a text. The names of the special tokens
             stand for these tokens wherever they are in a text, for all kinds.
-        variant: of the model. An encoded sequence ends with `</s>` for `"seq2seq"`; for `"encoder"`
-            it also begins with `<s>`, whose state stands for all of it, and there is `<mask>`; for
-            `"decoder"` nothing is added, which a model would go on from.
-        token_types: whether the second of two sequences has token type 1, and `token_type_ids` are
-            given.
-        lowercase: whether capitals are read as small letters; what is decoded then has none. For
-            `"bpe"` and `"word"`.
+        variant: variant of the model. With `"seq2seq"` an encoded sequence ends with `</s>`. With
+            `"encoder"` it also begins with `<s>`, and the vocabulary has `<mask>`. With `"decoder"`
+            nothing is added, because a decoder would continue after it.
+        token_types: whether the tokenizer returns `token_type_ids`, 1 for the second of two
+            sequences.
+        lowercase: whether text is lowercased, for `"bpe"` and `"word"`. Decoded text then has no
+            capitals.
 
     Raises:
         ValueError: for an unknown `variant` or `kind`, for `lowercase` with kinds of bytes or

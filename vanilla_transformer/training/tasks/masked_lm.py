@@ -25,9 +25,9 @@ ABILITIES = Abilities(sparse_labels=True)
 CONFIG = VanillaEncoderConfig
 MODEL = VanillaEncoderForMaskedLM
 PIPELINE = "fill-mask"
-# Each split is a file. If these are `labelled`, they are those of a sequence classification, whose
-# labels are left out. With `block_size` a training example is as many texts as so many tokens hold,
-# which do not see each other.
+# Each split is a file. `labelled` files are those of sequence classification; their labels are
+# ignored. With `block_size` texts are packed into training examples of at most this many tokens,
+# and do not attend to each other.
 DATA = sequence_classification.DATA | data_keys(
     *SOURCES, "streaming", "block_size", labelled=KeyType(bool)
 )

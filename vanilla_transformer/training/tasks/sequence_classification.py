@@ -20,9 +20,9 @@ ABILITIES = Abilities(bpe_dropout=True, row_labels=True)
 CONFIG = VanillaEncoderConfig
 MODEL = VanillaEncoderForSequenceClassification
 PIPELINE = "text-classification"
-# With `folds`, the training lines without their duplicates are cut into that many parts at random,
-# always the same ones, and part `fold` (from 0 on) is the validation split. With `label_names` the
-# files have numbers, the places of the names from 0 on.
+# With `folds`, the training lines without their duplicates are split into that many parts, at
+# random but always the same, and part `fold` (counted from 0) is the validation split. With `label_names`
+# the labels in files are indices into these names.
 DATA = data_keys(
     *("directory", *SPLITS, "encoding", "skip_bad_rows"),
     folds=KeyType(int, at_least(2)),
