@@ -260,8 +260,8 @@ class VanillaTextConfig(VanillaTransformerConfig):
         relative_attention_max_distance (`int`, defaults to 128): distances from here on share one
             bucket.
         sliding_window (`int`, *optional*): in self-attention, a decoder's token attends to this
-            many tokens, itself included, an encoder's to this many before and after it (Beltagy et al.
-            2020, section 3.1); by default to all. At least 2 with a decoder.
+            many tokens, itself included, an encoder's to this many before and after it (Beltagy et
+            al. 2020, section 3.1); by default to all. At least 2 with a decoder.
         scale_embedding (`bool`, defaults to `True`): multiply token embeddings by
             sqrt(embedding_size), section 3.4.
         embedding_norm (`bool`, defaults to `False`): LayerNorm after the sum of embeddings and

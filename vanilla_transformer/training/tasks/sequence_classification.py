@@ -21,8 +21,8 @@ CONFIG = VanillaEncoderConfig
 MODEL = VanillaEncoderForSequenceClassification
 PIPELINE = "text-classification"
 # With `folds`, the training lines without their duplicates are split into that many parts, at
-# random but always the same, and part `fold` (counted from 0) is the validation split. With `label_names`
-# the labels in files are indices into these names.
+# random but always the same, and part `fold` (counted from 0) is the validation split. With
+# `label_names` the labels in files are indices into these names.
 DATA = data_keys(
     *("directory", *SPLITS, "encoding", "skip_bad_rows"),
     folds=KeyType(int, at_least(2)),
