@@ -523,8 +523,8 @@ def test_export_writes_where_the_flag_tells_it(exported, tmp_path, capsys):
     "words, message",
     [
         ([], "the output is missing, expected OUTPUT or --output OUTPUT"),
-        (["b", "--output", "c"], "two outputs, b and --output c: expected one of them"),
-        (["--output", "b", "b"], "two outputs, b and --output b: expected one of them"),
+        (["b", "--output", "c"], "got two outputs, b and --output c, expected one of them"),
+        (["--output", "b", "b"], "got two outputs, b and --output b, expected one of them"),
     ],
 )
 def test_no_output_and_two_are_wrong_usage(verb, words, message, exported, tmp_path, monkeypatch):
