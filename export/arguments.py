@@ -76,7 +76,7 @@ def add_field(group: argparse._ArgumentGroup, field: dataclasses.Field) -> None:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, help=help)
     else:
         group.add_argument(
-            flag, type=of_kind(field.metadata["kind"]), metavar=metavar(field.type), help=help
+            flag, type=json_argument(field.metadata["kind"]), metavar=metavar(field.type), help=help
         )
 
 
@@ -127,7 +127,7 @@ def choice_type(what: str, known: Iterable[str]) -> Callable[[str], str]:
     return name
 
 
-def of_kind(kind: Any) -> Callable[[str], Any]:
+def json_argument(kind: Any) -> Callable[[str], Any]:
     """Return the type of a JSON argument for which `kind.holds`. `kind.expected` describes such
     values."""
 

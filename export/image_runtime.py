@@ -74,7 +74,9 @@ class ImageRuntime:
         """
         if not is_int64(top_k) or top_k < 1:
             raise UsageError(f"top_k must be a whole number of at least 1, got {top_k!r}")
-        scores = activated(self._outputs(images, "logits"), self.info.config.get("problem_type"))
+        scores = apply_activation(
+            self._outputs(images, "logits"), self.info.config.get("problem_type")
+        )
         labels = self.info.config["id2label"]
         ranked = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
         return [
@@ -116,7 +118,7 @@ class ImageRuntime:
         if isinstance(image, str | os.PathLike):
             name = os.fspath(image)
         try:
-            pixels = self.processor(opened(image))
+            pixels = self.processor(open_image(image))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         expected = self.info.specs["encoder"].inputs[0].shape[1:]
@@ -158,7 +160,7 @@ class ImageRuntime:
                 yield np.stack(batch)
 
 
-def opened(image: Input) -> Image.Image | np.ndarray:
+def open_image(image: Input) -> Image.Image | np.ndarray:
     """Return the image. Raises FileNotFoundError for a path without a file, and ValueError for
     other files and git-lfs pointers."""
     if isinstance(image, np.ndarray):
@@ -168,16 +170,16 @@ def opened(image: Input) -> Image.Image | np.ndarray:
             raise FileNotFoundError(f"{os.fspath(image)!r} is not a file, expected an image")
         check_no_pointer(image)
         with image_errors(), Image.open(image) as file:
-            return upright(file)
+            return rotate_upright(file)
     if not isinstance(image, Image.Image):
         raise ValueError(
             f"it is a {type(image).__name__}, expected a path, a Pillow image or an array"
         )
     with image_errors():
-        return upright(image)
+        return rotate_upright(image)
 
 
-def upright(image: Image.Image) -> Image.Image:
+def rotate_upright(image: Image.Image) -> Image.Image:
     """Return the image as RGB, rotated as the EXIF data say."""
     turned = ImageOps.exif_transpose(image)
     assert turned is not None  # it is only where the image itself is turned
@@ -197,7 +199,7 @@ def image_errors() -> Iterator[None]:
         raise ValueError(f"it is not a complete image: {' '.join(str(error).split())}") from None
 
 
-def activated(logits: np.ndarray, problem_type: str | None) -> np.ndarray:
+def apply_activation(logits: np.ndarray, problem_type: str | None) -> np.ndarray:
     """Return the scores of the logits (B, num_labels), as `classify` describes them."""
     if problem_type == "regression":
         return logits

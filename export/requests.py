@@ -27,7 +27,7 @@ def check_options(info: ExportInfo, options: dict[str, Any]) -> Options:
     """Return `options` over those of the export. Raise as `Runtime.generate` does for options that
     are wrong with any inputs."""
     check_generates(info)
-    return resolved(info, option_fields.check(options), prompt_length=1)
+    return resolve_options(info, option_fields.check(options), prompt_length=1)
 
 
 def check_generates(info: ExportInfo) -> None:
@@ -36,7 +36,7 @@ def check_generates(info: ExportInfo) -> None:
         raise ValueError(f"{info.architecture} cannot generate: use encode")
 
 
-def resolved(info: ExportInfo, options: dict[str, Any], prompt_length: int) -> Options:
+def resolve_options(info: ExportInfo, options: dict[str, Any], prompt_length: int) -> Options:
     """Return checked `options` over those of the export, for prompts of `prompt_length` tokens."""
     return resolve(options, info.generation_config | info.defaults, info.config, prompt_length)
 
@@ -116,7 +116,7 @@ def decoder_request(
 ) -> GenerationRequest:
     """Return the batch of a decoder, whose prompts are padded on the left."""
     ids, mask = prompt
-    final = resolved(info, options, ids.shape[1])
+    final = resolve_options(info, options, ids.shape[1])
     check_contiguous(mask, "attention_mask")
     check_positions(int(mask.sum(axis=1).max()) + final.max_new_tokens - 1, info.config)
     assert final.pad_token_id is not None  # see `resolve`
@@ -134,7 +134,7 @@ def seq2seq_request(
     """Return the batch of a seq2seq model, whose sources are padded on the right."""
     ids, mask = source
     start = start_tokens(info, len(ids), decoder_input_ids, options)
-    final = resolved(info, options, start.shape[1])
+    final = resolve_options(info, options, start.shape[1])
     check_positions(num_positions(ids, mask, info.config), info.config)
     check_positions(start.shape[1] + final.max_new_tokens - 1, info.config)
     assert final.pad_token_id is not None  # see `resolve`

@@ -32,7 +32,7 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
+def raise_on_termination() -> Iterator[None]:
     def terminate(*_):
         raise Terminated
 

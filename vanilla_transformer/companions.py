@@ -172,7 +172,7 @@ def module_files(directory: Path, module: Module) -> list[str]:
     return [name for names in files.values() for name in names]
 
 
-def left_out(source: str | os.PathLike, content: dict) -> list[str]:
+def omitted_files(source: str | os.PathLike, content: dict) -> list[str]:
     """Return other files of a checkpoint that change its results: adapters, and the code of its
     config."""
     references = content.get("auto_map")

@@ -124,7 +124,7 @@ def new_directory(
             of these, or a mount point that is not empty.
     """
     out = output_path(path, inputs)
-    with claimed(out) as claim:
+    with claim_output(out) as claim:
         check_replaceable(out, force)
         before, new = file_states(out), claim / "new"
         new.mkdir()
@@ -143,7 +143,7 @@ def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ())
         FileNotFoundError, FileExistsError, ValueError: as `new_directory`.
     """
     out = output_path(path, inputs)
-    with claimed(out) as claim:
+    with claim_output(out) as claim:
         if out.is_dir():
             raise IsADirectoryError(f"{out} is a directory, expected a file or a new path")
         if out.exists() and not force:
@@ -352,7 +352,7 @@ def file_states(path: Path) -> dict[str, tuple] | None:
 
 
 @contextlib.contextmanager
-def claimed(out: Path) -> Iterator[Path]:
+def claim_output(out: Path) -> Iterator[Path]:
     """Yield the claim of `out`, a locked folder next to it. The work of a killed process in it is
     finished or undone first.
 
@@ -364,7 +364,7 @@ def claimed(out: Path) -> Iterator[Path]:
     created = [folder for folder in claim.parents if not folder.exists()]
     claim.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with locked(claim, out):
+        with hold_lock(claim, out):
             check_ours(claim)
             settle(claim, out)
             if left := sorted(claim.iterdir()):
@@ -382,7 +382,7 @@ def claimed(out: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def locked(claim: Path, out: Path) -> Iterator[None]:
+def hold_lock(claim: Path, out: Path) -> Iterator[None]:
     """Make the folder `claim` and hold its lock, where the system has such locks."""
     while True:
         make_claim(claim)

@@ -15,7 +15,7 @@ from ..terminal import (
     fail,
     is_expected,
     open_standard_streams,
-    terminated_as_interrupted,
+    raise_on_termination,
     warnings_in_one_line,
 )
 from . import checkpoints, doctor, exports, predictions, serving, training
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     open_standard_streams()
     try:
-        with terminated_as_interrupted(), warnings_in_one_line():
+        with raise_on_termination(), warnings_in_one_line():
             run(parse(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt as interrupt:
         fail("interrupted", 143 if isinstance(interrupt, Terminated) else 130)
@@ -87,7 +87,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main_parser() -> Parser:
     """Return the parser of the arguments before a verb."""
-    package = installed()
+    package = package_metadata()
     lines = [f"    {name:<15} {verb.help}" for name, verb in VERBS.items()]
     parser = Parser(
         prog=PROGRAM,
@@ -105,7 +105,7 @@ def main_parser() -> Parser:
     return parser
 
 
-def installed() -> Mapping[str, str]:
+def package_metadata() -> Mapping[str, str]:
     """Return the package's summary and version. Both are placeholders if the package is on the path
     but not installed."""
     from importlib.metadata import PackageNotFoundError, metadata

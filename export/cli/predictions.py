@@ -204,7 +204,7 @@ def run_task(args: argparse.Namespace, task: str | None) -> None:
     """Run a task on what `args` name, and print the results or a report."""
     from ..files.run import SHARD_LINES, Runner
 
-    predictions = opened(args, task)
+    predictions = open_predictions(args, task)
     if args.text and predictions.generates:
         say("\n".join(predictions.function(predictions.runtime, args.text, **predictions.options)))
         return
@@ -222,11 +222,11 @@ def run_task(args: argparse.Namespace, task: str | None) -> None:
     elif args.output is not None:
         say(json.dumps(runner.to_file(args.input[0], args.output, args.force)))
     else:
-        for results in printed(args, runner):
+        for results in iterate_results(args, runner):
             say(results, end="")
 
 
-def printed(args: argparse.Namespace, runner: "Runner") -> Iterator[str]:
+def iterate_results(args: argparse.Namespace, runner: "Runner") -> Iterator[str]:
     """Yield the results of a file, of arguments or of standard input."""
     from ..files.text_lines import raw_lines
 
@@ -238,7 +238,7 @@ def printed(args: argparse.Namespace, runner: "Runner") -> Iterator[str]:
     return runner.lines(lines, "line {} of standard input")
 
 
-def opened(args: argparse.Namespace, task: str | None) -> "Predictions":
+def open_predictions(args: argparse.Namespace, task: str | None) -> "Predictions":
     """Open the export for a task."""
     from ..files.predictions import Predictions
     from ..text_runtime import open_runtime

@@ -46,7 +46,7 @@ def calibrate(
             inputs = [{"input_ids": ids[:, None]} for ids in batches]
         else:
             inputs = [{"input_ids": ids} for ids in batches]
-        with observed(model) as calibration:
+        with observe_inputs(model) as calibration:
             for feeds in inputs:
                 model(**feeds)
     return calibration
@@ -107,7 +107,7 @@ def read(
 
 
 @contextmanager
-def observed(model: PreTrainedModel) -> Iterator[Calibration]:
+def observe_inputs(model: PreTrainedModel) -> Iterator[Calibration]:
     """Record what the linear layers of `model` read."""
     calibration, generator = Calibration(), np.random.default_rng(0)
 

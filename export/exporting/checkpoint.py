@@ -22,7 +22,7 @@ from vanilla_transformer.generation_settings import read_generation_settings
 
 from ..errors import UsageError
 from ..graphs.config import Config
-from ..graphs.expected_weights import checked_weights
+from ..graphs.expected_weights import load_checked_weights
 from ..graphs.weights import CheckpointWeights
 from ..heads import HEADS, READS_IMAGES
 from ..inference.export_info import CARD
@@ -74,7 +74,7 @@ class Checkpoint:
         if image_size is not None:
             set_image_size(name, config, image_size)
         model = load_model(directory) if HAS_TORCH else None
-        weights = (checked_weights if model is None else CheckpointWeights)(directory, config)
+        weights = (load_checked_weights if model is None else CheckpointWeights)(directory, config)
         generation = generation_settings(directory, config, model)
         companion_files = companions(directory)
         return cls(name, directory, config, weights, generation, model, tokenizer, companion_files)

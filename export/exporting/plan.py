@@ -93,16 +93,16 @@ def check_fields(config: Config, target: Target) -> None:
 
 def graph_source(checkpoint: Checkpoint, options: ExportOptions) -> GraphSource:
     """Return the source of the graphs: the weights, the shortlist and the calibration."""
-    tokens = shortlisted(checkpoint, options.shortlist)
+    tokens = shortlist_tokens(checkpoint, options.shortlist)
     rows = {} if tokens is None else {f"{LM_HEAD}.{part}": tokens for part in ("weight", "bias")}
     calibration = None
     if options.calibrate is not None:
-        calibration = calibrated(checkpoint, tokens, options.calibrate)
+        calibration = calibrate_inputs(checkpoint, tokens, options.calibrate)
     weights = checkpoint.weights.with_rows(rows)
     return GraphSource(checkpoint.config, weights, tokens, calibration)
 
 
-def shortlisted(
+def shortlist_tokens(
     checkpoint: Checkpoint, shortlist: Iterable[int] | str | os.PathLike | None
 ) -> list[int] | None:
     if shortlist is None:
@@ -112,7 +112,7 @@ def shortlisted(
     return with_special_tokens(shortlist, checkpoint.config, checkpoint.generation)
 
 
-def calibrated(
+def calibrate_inputs(
     checkpoint: Checkpoint, tokens: list[int] | None, text: str | os.PathLike
 ) -> Calibration:
     from vanilla_transformer.checkpoint import load_tokenizer

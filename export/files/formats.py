@@ -90,7 +90,7 @@ def select_format(
             if number is not None:
                 problem = f"line {number} of {path} has a field {name} already"
                 raise UsageError(f"{problem}: expected another --output-field NAME for the results")
-            read = lambda line: without_field(fields.of_json(line), name)  # noqa: E731
+            read = lambda line: without_field(fields.parse_json(line), name)  # noqa: E731
             return Lines(
                 read,
                 lambda number, row, result: to_json(
@@ -106,13 +106,15 @@ def select_format(
             raise UsageError(
                 f"{option} is {value!r}, expected None for {path}: lines of text have no fields"
             )
-    return text_format(predictions, fields.of_text)
+    return text_format(predictions, fields.parse_text)
 
 
 def line_format(predictions: Predictions) -> "Lines":
     """Return how arguments and standard input are read, and how their results are written."""
     fields = RecordFields(predictions.kind.forms)
-    return text_format(predictions, fields.of_text if predictions.generates else fields.of_line)
+    return text_format(
+        predictions, fields.parse_text if predictions.generates else fields.parse_line
+    )
 
 
 def text_format(predictions: Predictions, read: Callable[[bytes], Row]) -> "Lines":
@@ -131,7 +133,7 @@ def first_line_with(path: Path, name: str) -> int | None:
     key = to_json(name).encode()
     with contextlib.suppress(ValueError), open_lines(path) as file:
         for number, line in enumerate(raw_lines(file, str(path)), 1):
-            if key in line and name in (RecordFields(()).of_json(line).record or ()):
+            if key in line and name in (RecordFields(()).parse_json(line).record or ()):
                 return number
     return None
 

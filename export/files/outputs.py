@@ -35,7 +35,7 @@ BAD_LINES = ".bad.jsonl"  # after the name of the output
 
 
 @contextlib.contextmanager
-def written(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Yield the path to write the file `path` to. It is renamed when the block ends without an
     error."""
     new = path.with_name(f".{path.name}.new")
@@ -50,7 +50,7 @@ def written(path: Path) -> Iterator[Path]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically."""
-    with written(path) as new:
+    with atomic_write(path) as new:
         new.write_text(json.dumps(value), encoding="utf-8")
 
 
@@ -119,7 +119,7 @@ class Directory:
 
 
 @contextlib.contextmanager
-def removed_unless_started(directory: Directory) -> Iterator[None]:
+def remove_unless_started(directory: Directory) -> Iterator[None]:
     """Remove the directory after an error before its first shard."""
     try:
         yield
@@ -211,7 +211,7 @@ class Parts:
         """Yield the path to write the results of a shard to."""
         self.folder.mkdir(exist_ok=True)
         self.facts_path(number).unlink(missing_ok=True)
-        with written(self.part_path(number)) as part_file:
+        with atomic_write(self.part_path(number)) as part_file:
             yield part_file
             facts["output"] = sha256_or_none(part_file)
         write_json(self.facts_path(number), facts)
@@ -220,7 +220,7 @@ class Parts:
         """Write the file of the bad lines of `count` shards, if there are any."""
         all_facts = (read_json(self.facts_path(number)) or {} for number in range(count))
         bad = (pair for facts in all_facts for pair in facts["bad"])
-        with written(self.bad_lines) as new, open(new, "w", encoding="utf-8") as file:
+        with atomic_write(self.bad_lines) as new, open(new, "w", encoding="utf-8") as file:
             for number, reason in bad:
                 line = {"line": number + 1, "reason": reason}
                 file.write(json.dumps(line, ensure_ascii=True) + "\n")
@@ -259,7 +259,7 @@ def check_outside(output: Path, paths: Sequence[Path], export: Path) -> None:
             )
 
 
-def checked_output(output: Path, inputs: Sequence[Path | None], export: Path, force: bool) -> Path:
+def check_output(output: Path, inputs: Sequence[Path | None], export: Path, force: bool) -> Path:
     """Return the path that the file `output` leads to."""
     out = Path(os.path.realpath(output))
     if without_compression(out.name) != out.name:

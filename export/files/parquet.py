@@ -47,7 +47,7 @@ class Parquet:
         if self.output_field in schema.names:
             problem = f"{path} has a column {self.output_field} already"
             raise UsageError(f"{problem}: expected another --output-field NAME for the results")
-        if fault := self.fields.of_record(sample_record(schema)).fault:
+        if fault := self.fields.parse_record(sample_record(schema)).fault:
             raise UsageError(f"{path}: {fault}")
         return self
 
@@ -76,7 +76,7 @@ class Parquet:
         names = content.schema.names
         columns = dict.fromkeys(name if name in names else name.partition(".")[0] for name in read)
         known = content.select([name for name in columns if name in names])
-        return [self.fields.of_record(record) for record in known.to_pylist()]
+        return [self.fields.parse_record(record) for record in known.to_pylist()]
 
     def write(self, path: Path, shard: Shard, rows: list[Row], results: list[Any]) -> None:
         kind = pyarrow.list_(pyarrow.float32()) if self.has_vectors else pyarrow.string()

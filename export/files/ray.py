@@ -111,7 +111,7 @@ class PredictionWorker:
         self.predictions: Predictions | None = None
 
     def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
-        shard_id, first, rows = unpacked(table)
+        shard_id, first, rows = unpack(table)
         result: Results | Exception
         try:
             # not before, as Ray tries again what fails while a worker starts
@@ -120,7 +120,7 @@ class PredictionWorker:
             result = compute(self.predictions, rows, first, lambda count: None)
         except (OSError, ValueError, MemoryError, ImportError) as error:
             result = error
-        return packed((shard_id, result))
+        return pack((shard_id, result))
 
 
 @dataclass
@@ -184,7 +184,7 @@ class Cluster:
                 **resources(self.recipe.arguments),
             )
         for table in results.iter_batches(batch_size=None, batch_format="pyarrow"):
-            yield unpacked(table)
+            yield unpack(table)
 
 
 def read(
@@ -192,7 +192,7 @@ def read(
 ) -> Iterator["pyarrow.Table"]:
     """Yield all shards. Ray Data calls this once, on this node, and takes shards as workers need
     them."""
-    yield from map(packed, source.shards(start))
+    yield from map(pack, source.shards(start))
 
 
 def settings() -> Any:
@@ -210,11 +210,11 @@ def resources(arguments: dict[str, Any]) -> dict[str, int]:
     return {"num_cpus": arguments["threads"], "num_gpus": 0 if arguments["device"] == "cpu" else 1}
 
 
-def packed(value: object) -> "pyarrow.Table":
+def pack(value: object) -> "pyarrow.Table":
     return pyarrow.table({"pickled": pyarrow.array([pickle.dumps(value)], pyarrow.large_binary())})
 
 
-def unpacked(table: "pyarrow.Table") -> Any:
+def unpack(table: "pyarrow.Table") -> Any:
     [value] = table["pickled"].to_pylist()
     return pickle.loads(value)
 

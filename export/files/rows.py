@@ -45,25 +45,25 @@ class RecordFields:
                 f"{' and '.join(self.forms[0])}"
             )
 
-    def of_text(self, line: bytes) -> Row:
+    def parse_text(self, line: bytes) -> Row:
         """Read a line of text, for a task that reads one."""
         try:
             return self.row(None, {self.forms[0][0]: decode_line(line, "it")})
         except ValueError as error:
             return Row(fault=str(error))
 
-    def of_line(self, line: bytes) -> Row:
+    def parse_line(self, line: bytes) -> Row:
         """Read an argument or a line of standard input: a JSON object if it begins with {, else a
         text."""
         if line.lstrip().startswith(b"{"):
-            return self.of_json(line)
+            return self.parse_json(line)
         keys = self.forms[0]
         if line.strip() and len(keys) > 1:
             seen = reprlib.repr(line.decode(errors="replace"))
             return Row(fault=f"it is {seen}, expected a JSON object with {' and '.join(keys)}")
-        return self.of_text(line)
+        return self.parse_text(line)
 
-    def of_json(self, line: bytes) -> Row:
+    def parse_json(self, line: bytes) -> Row:
         """Read a line that is a JSON object."""
         try:
             text = decode_line(line, "it")
@@ -82,9 +82,9 @@ class RecordFields:
             return Row(fault=f"it is not valid JSON: {error}")
         if not isinstance(record, dict):
             return Row(fault=f"it is {reprlib.repr(record)}, expected a JSON object")
-        return self.of_record(record)
+        return self.parse_record(record)
 
-    def of_record(self, record: Mapping[str, Any]) -> Row:
+    def parse_record(self, record: Mapping[str, Any]) -> Row:
         """Read a JSON object, or the row of a table."""
         forms = [(self.field,)] if self.field is not None else self.forms
         present = (

@@ -25,11 +25,11 @@ from .formats import (
 from .outputs import (
     Directory,
     Parts,
+    atomic_write,
+    check_output,
     check_outside,
-    checked_output,
     remedies,
-    removed_unless_started,
-    written,
+    remove_unless_started,
 )
 from .predictions import Predictions
 from .progress import Bar, ProgressLog, progress
@@ -201,13 +201,13 @@ class Runner:
             UsageError: if the name of `output` is not that of its format, and if it is an input.
             Exception: as `to_directory`.
         """
-        out = checked_output(output, [path, self.target_prefix], self.export, force)
+        out = check_output(output, [path, self.target_prefix], self.export, force)
         check_suffix(output, path, self.predictions)
         [source] = self.inputs([path])
         count = count_lines([source])
         directory = Directory(out.with_name(f".{out.name}.partial"), self.facts([path]))
         parts = Parts(out, directory.path)
-        with directory.open(), removed_unless_started(directory), remedies(directory):
+        with directory.open(), remove_unless_started(directory), remedies(directory):
             with progress(count) as bar:
                 facts = File(self, 0, source, parts, self.work, force).finish(None, bar)
             shutil.rmtree(directory.path)
@@ -312,7 +312,7 @@ class File:
                 f"{self.parts.folder}"
             )
         self.parts.write_bad(count)
-        with written(path) as temporary:
+        with atomic_write(path) as temporary:
             self.source.format.join(
                 (self.parts.part_path(number) for number in range(count)), temporary
             )

@@ -19,7 +19,7 @@ from onnx_ir import Value
 
 from .context import Caches, GraphContext, Pair, Pairs, Tokens
 from .layers import Attention, linear
-from .positions import bidirectional_bias, masked
+from .positions import bidirectional_bias, mask_scores
 
 MIN_BLOCK = 64  # queries; with fewer, matrices would be too small to multiply well
 
@@ -39,14 +39,14 @@ def growing_attention(g: GraphContext, positions: Value, bias: Value, caches: Ca
 
     def attend(layer: int, name: str, x: Value) -> Value:
         query, *new = project_heads(g, name, x, positions)
-        states = grown(g, caches.past[layer], new)
+        states = append_keys(g, caches.past[layer], new)
         caches.present.append(states)
         return scaled_dot_product(g, query, *states, bias)
 
     return attend
 
 
-def grown(g: GraphContext, past: Pair, new: Sequence[Value]) -> Pair:
+def append_keys(g: GraphContext, past: Pair, new: Sequence[Value]) -> Pair:
     """Return the keys and values of `past`, (B, H, S, d), with the `new` ones behind them."""
     keys, values = (g.op("Concat", *parts, axis=2) for parts in zip(past, new))
     return keys, values
@@ -195,7 +195,7 @@ def block_attention(g: GraphContext, tokens: Tokens) -> Attention:
     distance = op(
         "Sub", op("Range", -block, 2 * block, 1), op("Unsqueeze", op("Range", 0, block, 1), [1])
     )
-    bias = masked(g, op("And", is_key, op("LessOrEqual", op("Abs", distance), reach)))
+    bias = mask_scores(g, op("And", is_key, op("LessOrEqual", op("Abs", distance), reach)))
 
     def attend(layer: int, name: str, x: Value) -> Value:
         query, key, value = project(g, name, x, tokens.positions)

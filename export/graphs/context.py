@@ -137,7 +137,7 @@ class GraphContext:
 
     def weight(self, name: str) -> Value:
         """Return the weights `name` as they are."""
-        return self.transformed([name], unchanged)[0]
+        return self.transform_weights([name], unchanged)[0]
 
     def bias(self, name: str) -> Value | None:
         """Return the bias of the linear map `name`, if it has one."""
@@ -145,11 +145,11 @@ class GraphContext:
 
     def matrices(self, names: Sequence[str], transform: Callable, *arguments: Any) -> list[Value]:
         """Return what `transform` makes of the matrices of the linear maps `names`."""
-        return self.transformed([f"{name}.weight" for name in names], transform, *arguments)
+        return self.transform_weights([f"{name}.weight" for name in names], transform, *arguments)
 
-    def transformed(
+    def transform_weights(
         self, names: Sequence[str], transform: Callable, *arguments: Any
     ) -> list[Value]:
         """Return what `transform` makes of the weights `names`, see `WeightStore`."""
-        tensors = self.store.transformed(names, transform, *arguments)
+        tensors = self.store.transform_weights(names, transform, *arguments)
         return [self.op.initializer(id(tensor), tensor) for tensor in tensors]

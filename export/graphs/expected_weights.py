@@ -24,7 +24,7 @@ ACTIVATIONS: dict[str, dict[str, Shape]] = {
 }
 
 
-def checked_weights(checkpoint: Path, config: Config) -> CheckpointWeights:
+def load_checked_weights(checkpoint: Path, config: Config) -> CheckpointWeights:
     """Return the weights in `checkpoint`, whose files are checked without torch.
 
     Raises:

@@ -177,7 +177,9 @@ def choose(inputs: InputStatistics, matrices: Sequence[np.ndarray]) -> Choice:
     loses less."""
     make_steps, error = best_steps(inputs, matrices)
     row_error = largest_error(
-        [multiply_rows(inputs.rows, matrix) for matrix in sampled(matrices)], inputs.rows, matrices
+        [multiply_rows(inputs.rows, matrix) for matrix in sample_columns(matrices)],
+        inputs.rows,
+        matrices,
     )
     if error >= MAX_ERROR and error > row_error:
         return Choice(None, error, row_error)
@@ -229,11 +231,12 @@ def held_out_error(
         for lowest, highest in zip(inputs.lowest, inputs.highest)
     ]
     approximations = [
-        np.empty((len(inputs.rows), matrix.shape[1]), np.float32) for matrix in sampled(matrices)
+        np.empty((len(inputs.rows), matrix.shape[1]), np.float32)
+        for matrix in sample_columns(matrices)
     ]
     for half in (0, 1):
         held_out = inputs.halves != half
-        for approximation, matrix in zip(approximations, sampled(matrices)):
+        for approximation, matrix in zip(approximations, sample_columns(matrices)):
             approximation[held_out] = steps[half].multiply(inputs.rows[held_out], matrix)
     return largest_error(approximations, inputs.rows, matrices)
 
@@ -247,7 +250,7 @@ def multiply_rows(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return (np.rint(rows / scales * levels) @ (weights * column_scales)) * (scales / levels)
 
 
-def sampled(matrices: Sequence[np.ndarray]) -> list[np.ndarray]:
+def sample_columns(matrices: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the first `MEASURED_COLUMNS` columns of each matrix."""
     return [matrix[:, :MEASURED_COLUMNS] for matrix in matrices]
 
@@ -259,7 +262,7 @@ def largest_error(
     sampled columns of all `matrices`."""
     return max(
         relative_error(approximation, rows @ matrix)
-        for approximation, matrix in zip(approximations, sampled(matrices))
+        for approximation, matrix in zip(approximations, sample_columns(matrices))
     )
 
 

@@ -69,12 +69,12 @@ def row_int8_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value
     if steps is not None:
         return calibrated_matmul(g, x, names, bias, steps)
     weights, scales = g.matrices(names, int8_matrices)
-    integers, step, zero, largest = g.op.once(("rounded rows", x), lambda: rounded_rows(g, x))
+    integers, step, zero, largest = g.op.once(("rounded rows", x), lambda: quantize_rows(g, x))
     scaled = g.contrib("MatMulIntegerToFloat", integers, weights, step, scales, zero)
     return add_bias(g, g.op("Mul", scaled, largest), bias)
 
 
-def rounded_rows(g: GraphContext, x: Value) -> tuple[Value, np.float32, np.uint8, Value]:
+def quantize_rows(g: GraphContext, x: Value) -> tuple[Value, np.float32, np.uint8, Value]:
     """Return x in 8 bits, its step and zero point for rows whose largest magnitude is 1, and the
     largest magnitudes.
 
@@ -107,14 +107,14 @@ def calibrated_matmul(
 ) -> Value:
     """Write int8 weights with a scale for each column, and x in 8 bits with one scale for all
     rows."""
-    integers = g.op.once(("rounded", x), lambda: rounded(g, x, steps))
+    integers = g.op.once(("rounded", x), lambda: quantize_linear(g, x, steps))
     weights, scales = g.matrices(names, calibrated_matrices, steps)
     return g.contrib(
         "MatMulIntegerToFloat", integers, weights, steps.scale, scales, steps.zero, None, bias
     )
 
 
-def rounded(g: GraphContext, x: Value, steps: Steps) -> Value:
+def quantize_linear(g: GraphContext, x: Value, steps: Steps) -> Value:
     divided = x if steps.smoothing is None else g.op("Mul", x, 1 / steps.smoothing)
     return g.op("QuantizeLinear", divided, steps.scale, steps.zero)
 
@@ -167,7 +167,7 @@ def columns(g: GraphContext, names: Sequence[str]) -> int:
 
 def block_look_up(g: GraphContext, table: str, ids: Value) -> Value:
     """Write rows in 8 bits with a scale for each block of a row."""
-    integers, scales = g.transformed([table], block_table)
+    integers, scales = g.transform_weights([table], block_table)
     attributes = {"bits": 8, "block_size": EMBEDDING_BLOCK, "gather_axis": 0, "quantize_axis": 1}
     return g.contrib("GatherBlockQuantized", integers, ids, scales, **attributes)
 
@@ -191,7 +191,7 @@ def standard_int8_matmul(
 
 def row_look_up(g: GraphContext, table: str, ids: Value) -> Value:
     """Write rows in int8 with a scale for each."""
-    integers, scales = g.transformed([table], int8_table)
+    integers, scales = g.transform_weights([table], int8_table)
     return g.op(
         "Mul", g.op.cast(g.op("Gather", integers, ids), "float32"), g.op("Gather", scales, ids)
     )

@@ -109,7 +109,7 @@ class WeightStore:
         self.tensors: dict[Any, list[ir.TensorProtocol]] = {}
         path.write_bytes(b"")
 
-    def transformed(
+    def transform_weights(
         self, names: Sequence[str], transform: Callable, *arguments: Any
     ) -> list[ir.TensorProtocol]:
         """Return the arrays that `transform` returns for the weights `names`, in the dtype of the

@@ -82,7 +82,7 @@ def facts() -> dict:
     cpu = Cpu.detect()
     report = {
         "python": platform.python_version(),
-        "packages": installed(),
+        "packages": installed_versions(),
         "threads": available_cpus(),
         "processor": cpu.name,
         "instructions": sorted(cpu.instructions.intersection(INSTRUCTIONS)),
@@ -106,7 +106,7 @@ def onnxruntime_problem() -> str | None:
         return None
     if tuple(map(int, installed_version.split(".")[:2])) >= ONNXRUNTIME:
         return None
-    name = "onnxruntime-gpu" if "onnxruntime-gpu" in installed() else "onnxruntime"
+    name = "onnxruntime-gpu" if "onnxruntime-gpu" in installed_versions() else "onnxruntime"
     lowest = ".".join(map(str, ONNXRUNTIME))
     return (
         f"{name} {installed_version} is too old for these graphs, expected {lowest} or newer: "
@@ -147,7 +147,7 @@ def tensorrt_problem(report: dict) -> str | None:
     )
 
 
-def installed() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """Return the versions of the installed `PACKAGES`."""
     versions = {}
     for package in PACKAGES:

@@ -236,7 +236,7 @@ def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.take_along_axis(values, order, axis=1), np.take_along_axis(indices, order, axis=1)
 
 
-def derived_seed(seed: int, number: int) -> int:
+def derive_seed(seed: int, number: int) -> int:
     """Return the seed of text number `number`, such as a line of a file."""
     return int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0])
 
@@ -309,12 +309,12 @@ class Sampler:
         # Every filter keeps a prefix of a sorted row, so sort only until the end of this prefix.
         while True:
             values, tokens = top(logits, count)
-            weights = self.filtered(values, total)
+            weights = self.filter_weights(values, total)
             if count == width or not weights[:, -1].any():
                 return weights, tokens
             count = min(8 * count, width)
 
-    def filtered(self, values: np.ndarray, total: np.ndarray | None) -> np.ndarray:
+    def filter_weights(self, values: np.ndarray, total: np.ndarray | None) -> np.ndarray:
         """Return the weights exp(value - largest), 0 for filtered tokens.
 
         `values` (R, n) are sorted, largest first. `total` (R, 1) is the sum of the weights of the

@@ -135,7 +135,7 @@ class TokenSearch:
         """Select one token per row. Finished rows get the pad token."""
         logits = as_rows(logits, self.rows)
         if self.length == self.tokens.shape[1]:
-            self.tokens = doubled(self.tokens, self.fill_token_id)
+            self.tokens = double_length(self.tokens, self.fill_token_id)
         if self.processors is not None:
             self.processors(self.tokens[:, : self.length], logits)
         # sampling overwrites the logits
@@ -159,7 +159,7 @@ def greedy(logits: np.ndarray) -> np.ndarray:
     return logits.argmax(axis=1)
 
 
-def doubled(tokens: np.ndarray, fill_token_id: int) -> np.ndarray:
+def double_length(tokens: np.ndarray, fill_token_id: int) -> np.ndarray:
     """(..., t) -> (..., 2 * t), padded with `fill_token_id`."""
     return np.concatenate([tokens, np.full_like(tokens, fill_token_id)], axis=-1)
 
@@ -199,8 +199,8 @@ class BeamSearch:
         """Select the best K running hypotheses and store those that just ended."""
         options = self.options
         if self.length == self.tokens.shape[1]:
-            self.tokens = doubled(self.tokens, options.fill_token_id)
-            self.ended.sequences = doubled(self.ended.sequences, options.fill_token_id)
+            self.tokens = double_length(self.tokens, options.fill_token_id)
+            self.ended.sequences = double_length(self.ended.sequences, options.fill_token_id)
         candidates, tokens, parents = self.best_candidates(logits)
         sequences = self.tokens[parents]
         sequences[:, :, self.length] = tokens
@@ -239,7 +239,7 @@ class BeamSearch:
         new = self.tokens[::beams, :0] if is_first else self.tokens[:, : self.length]
         count = min(self.options.candidates, logits.shape[1])
         if self.processors:
-            log_p, tokens = processed(logits, new, count, self.processors)
+            log_p, tokens = process_logits(logits, new, count, self.processors)
         else:
             log_p, tokens = top_k_tokens(logits, count, self.threads)
         if is_first:
@@ -258,7 +258,7 @@ class BeamSearch:
         return self.ended.best(self.options.num_return_sequences)
 
 
-def processed(
+def process_logits(
     logits: np.ndarray, new: np.ndarray, count: int, processors: LogitsProcessors
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the top `count` log p and tokens after `processors` have changed the log p.

@@ -50,7 +50,7 @@ class Session:
                 graph, options, providers=providers, enable_fallback=0
             )
         except Exception as error:
-            raise self.explained(error, "load") from None
+            raise self.describe_error(error, "load") from None
 
     def run(self, names: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Return the outputs `names`. Raise SessionError if onnxruntime fails, such as out of
@@ -59,7 +59,7 @@ class Session:
             return self.inner.run(names, feeds)
         except Exception as error:
             shapes = {name: feeds[name].shape for name in feeds if name.endswith("input_ids")}
-            raise self.explained(error, "run", f" with {shapes}") from None
+            raise self.describe_error(error, "run", f" with {shapes}") from None
 
     def run_bound(
         self, binding: "onnxruntime.IOBinding", options: "onnxruntime.RunOptions | None" = None
@@ -68,12 +68,12 @@ class Session:
         try:
             self.inner.run_with_iobinding(binding, options)
         except Exception as error:
-            raise self.explained(error, "run") from None
+            raise self.describe_error(error, "run") from None
 
     def io_binding(self) -> "onnxruntime.IOBinding":
         return self.inner.io_binding()
 
-    def explained(self, error: Exception, what: str, feeds: str = "") -> SessionError:
+    def describe_error(self, error: Exception, what: str, feeds: str = "") -> SessionError:
         import onnxruntime
 
         reason = " ".join(str(error).split())

@@ -55,7 +55,7 @@ class Beams:
         """
         ops = inputs.ops
         self.limit, self.settings, self.prompt = limit, settings, prompt
-        self.row_limit = inputs.repeated(limit)
+        self.row_limit = inputs.repeat_rows(limit)
         self.beam_indices = ops.range(self.max_count)
         self.exists = ops("Less", self.beam_indices, self.counts)
         self.width = ops("Mul", self.max_count, self.per_beam)

@@ -57,15 +57,15 @@ def one_graph(
     lengths = None
     prompt = ops.filled([ops.size(ids, 0), 1], np.int64(rules.options.decoder_start_token_id or 0))
     if config["model_type"] == "vanilla-decoder":
-        ids, mask, lengths = padded_on_the_left(ops, ids, mask, rules.options.pad_token_id)
+        ids, mask, lengths = pad_left(ops, ids, mask, rules.options.pad_token_id)
         prompt = ids
     positions = position_limit(config)
-    limit = at_most_positions(ops, max_steps(ops, settings), lengths, positions)
+    limit = limit_steps(ops, max_steps(ops, settings), lengths, positions)
     trips = ops("ReduceMax", limit, keepdims=0)
     inputs = LoopInputs(ops, ids, mask, search.beams(ops, settings), lengths, positions)
     last = ops("Slice", prompt, [-1], [np.iinfo(np.int64).max], [1])
     initial = [
-        inputs.repeated(last),
+        inputs.repeat_rows(last),
         *search.begin(inputs, settings, prompt, limit),
         *step.begin(inputs),
     ]
@@ -101,9 +101,7 @@ def set_types(values: Sequence[Value], types: Sequence[ir.TensorType]) -> None:
         value.type = type_
 
 
-def padded_on_the_left(
-    ops: Ops, ids: Value, mask: Value, pad: int | None
-) -> tuple[Value, Value, Value]:
+def pad_left(ops: Ops, ids: Value, mask: Value, pad: int | None) -> tuple[Value, Value, Value]:
     """Return `ids` (B, S) with all padding moved to the left, their mask, and their lengths (B, 1).
 
     A row without tokens keeps its last one."""
@@ -119,9 +117,7 @@ def padded_on_the_left(
     return moved, ops.cast(is_token, "int64"), lengths
 
 
-def at_most_positions(
-    ops: Ops, steps: Value, lengths: Value | None, positions: int | None
-) -> Value:
+def limit_steps(ops: Ops, steps: Value, lengths: Value | None, positions: int | None) -> Value:
     """Return `steps` (B, 1), at least 0 and limited by the `positions` of a learned table.
 
     Prompts have `lengths` (B, 1), or 1 token if `None`."""
@@ -152,7 +148,7 @@ def loop_body(
     )
     if parents is not None:
         masks, caches = states[: step.num_masks], states[step.num_masks :]
-        states = [*masks, *inputs.reordered(ops, caches, parents)]
+        states = [*masks, *inputs.reorder_rows(ops, caches, parents)]
     results = [tokens, *search_states, *states]
     set_types(results, types)
     goes_on.type, goes_on.shape = before.type, ir.Shape([])

@@ -35,7 +35,7 @@ def test_an_interrupted_verb_ends_with_one_line_its_code_and_nothing_on_disk(
         os.kill(os.getpid(), number)
         time.sleep(60)  # until it is there
 
-    monkeypatch.setattr(averaging, "averaged", interrupted)
+    monkeypatch.setattr(averaging, "average_weights", interrupted)
     before, interrupts = (
         signal.getsignal(signal.SIGTERM),
         signal.signal(signal.SIGINT, signal.default_int_handler),
@@ -57,7 +57,7 @@ def test_a_full_disk_is_one_line_whoever_finds_it(tmp_path, monkeypatch, error):
     def full(*_):
         raise error
 
-    monkeypatch.setattr(averaging, "averaged", full)
+    monkeypatch.setattr(averaging, "average_weights", full)
     assert str(error) in error_of("average", "one", "--output", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -74,7 +74,7 @@ def test_what_is_wrong_with_a_path_is_one_line_with_what_was_expected(
     tmp_path, monkeypatch, place, opened, said
 ):
     (tmp_path / "file").touch()
-    monkeypatch.setattr(averaging, "averaged", lambda *_: opened(tmp_path / place))
+    monkeypatch.setattr(averaging, "average_weights", lambda *_: opened(tmp_path / place))
     found = error_of("average", "one", "--output", tmp_path / "out")
     assert found == f"vanilla-transformer: {str(tmp_path / place)!r}: {said}"
 
@@ -89,7 +89,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(tmp_path, monkeypatch, error):
     def mistaken(*_):
         raise error
 
-    monkeypatch.setattr(averaging, "averaged", mistaken)
+    monkeypatch.setattr(averaging, "average_weights", mistaken)
     with pytest.raises(type(error)):
         main(["average", "one", "--output", str(tmp_path / "out")])
     assert list(tmp_path.iterdir()) == []

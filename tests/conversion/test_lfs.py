@@ -9,7 +9,7 @@ from checkpoints import copy_of, with_words
 from command_line import error_of
 from safetensors.torch import save_file
 
-from vanilla_transformer_export.image_runtime import opened
+from vanilla_transformer_export.image_runtime import open_image
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\nsize 12345\n"
 
@@ -88,7 +88,7 @@ def test_a_pointer_in_place_of_a_table_or_an_image_is_named(exported, tmp_path):
         said = error_of("predict", export, *files)
         assert f"{tmp_path / name} is a git-lfs pointer" in said
     with pytest.raises(ValueError, match="picture.png is a git-lfs pointer"):
-        opened(tmp_path / "picture.png")
+        open_image(tmp_path / "picture.png")
 
 
 def test_a_pointer_in_an_export_is_named(exported, tmp_path):

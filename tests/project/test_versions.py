@@ -76,7 +76,7 @@ def test_newer_ones_are_not(found, monkeypatch):
 def test_doctor_says_that_onnxruntime_is_too_old(monkeypatch, capsys):
     monkeypatch.setattr(onnxruntime, "__version__", "1.9.0")
     monkeypatch.setattr(devices, "gpu", lambda: None)
-    monkeypatch.setattr(devices, "installed", lambda: {"onnxruntime-gpu": "1.9.0"})
+    monkeypatch.setattr(devices, "installed_versions", lambda: {"onnxruntime-gpu": "1.9.0"})
     said = (
         "onnxruntime-gpu 1.9.0 is too old for these graphs, expected 1.30 or newer: pip install "
         "'onnxruntime-gpu>=1.30'"

@@ -30,7 +30,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from vanilla_transformer import VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
 from vanilla_transformer.training import run as runs
 from vanilla_transformer.training import trainer
-from vanilla_transformer.training.averaging import average, averaged
+from vanilla_transformer.training.averaging import average, average_weights
 from vanilla_transformer.training.callbacks import Watch
 from vanilla_transformer.training.card import model_card, toml
 from vanilla_transformer.training.curves import draw_curves, panels
@@ -378,7 +378,7 @@ def test_with_r_drop_a_model_sees_each_row_twice(short, corpus, tmp_path):
 
 
 def is_mean_of(directory, checkpoints):
-    expected = dict(averaged(checkpoints).named_parameters())
+    expected = dict(average_weights(checkpoints).named_parameters())
     return all(torch.equal(weight, expected[name]) for name, weight in weights(directory).items())
 
 
@@ -386,7 +386,7 @@ def test_the_average_is_the_mean_of_every_weight(short, corpus, tmp_path):
     state = short[0].with_name("model-run")
     paths = sorted(state.glob("checkpoint-*"))
     assert len(paths) == 2
-    found, ours = [weights(path) for path in paths], dict(averaged(paths).named_parameters())
+    found, ours = [weights(path) for path in paths], dict(average_weights(paths).named_parameters())
     for name in found[0]:
         expected = sum(tensors[name].numpy().astype(np.float64) for tensors in found) / 2
         np.testing.assert_allclose(ours[name].detach().numpy(), expected, rtol=1e-6, atol=1e-9)
@@ -401,7 +401,7 @@ def test_the_average_is_the_mean_of_every_weight(short, corpus, tmp_path):
 
 
 def test_the_average_of_one_checkpoint_is_that_checkpoint(short):
-    found, expected = dict(averaged(short[:1]).named_parameters()), weights(short[0])
+    found, expected = dict(average_weights(short[:1]).named_parameters()), weights(short[0])
     assert are_equal({name: found[name].detach() for name in expected}, expected)
 
 
@@ -427,7 +427,7 @@ def test_models_of_other_shapes_have_no_average(short, tmp_path):
     other = VanillaSeq2SeqConfig(vocab_size=60, **{**SMALL, "intermediate_size": 48})
     VanillaSeq2SeqForConditionalGeneration(other).save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match="other has another architecture or other shapes"):
-        averaged([short[0], tmp_path / "other"])
+        average_weights([short[0], tmp_path / "other"])
 
 
 def test_averaging_the_last_checkpoints_is_what_a_run_ends_with(short, corpus, tmp_path):

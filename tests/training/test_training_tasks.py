@@ -135,7 +135,7 @@ def test_a_language_model_learns_and_its_loss_is_that_of_the_whole_validation_te
 
 def test_packed_lines_are_read_as_if_they_were_alone():
     documents = [list(range(4, 4 + length)) for length in (5, 3, 9, 2, 30)]
-    blocks = causal_lm.packed(documents, 12)
+    blocks = causal_lm.pack(documents, 12)
     model = VanillaDecoderForCausalLM(VanillaDecoderConfig(vocab_size=40, **DECODER)).eval()
     found = []
     for block in blocks:

@@ -230,10 +230,10 @@ def tensors(arrays: Any) -> Iterator[tuple[str, torch.Tensor]]:
                     f"{name} is {array.dtype} {list(array.shape)}, expected a matrix of "
                     f"floating point"
                 )
-            yield renamed(name, array)
+            yield rename_tensors(name, array)
 
 
-def renamed(name: str, array: torch.Tensor) -> tuple[str, torch.Tensor]:
+def rename_tensors(name: str, array: torch.Tensor) -> tuple[str, torch.Tensor]:
     """Return transformers' name and layout of a tensor.
 
     Marian stores vectors as rows, and matrices that are multiplied from the left.

@@ -22,7 +22,7 @@ import vanilla_transformer
 from ..checkpoint import CONFIG, limit_generation
 from ..checkpoint_config import CONFIGS, build_config, check_depth, read_raw_config
 from ..checkpoint_files import GENERATION_CONFIG, checkpoint_directory, read_json, readers_errors
-from ..companions import companions, left_out
+from ..companions import companions, omitted_files
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..converted import is_marian
 from ..errors import UsageError
@@ -552,7 +552,7 @@ def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path)
     plan.companions = companions(source)
     content, _ = read_raw_config(path)
     if content["model_type"] not in CONFIGS:  # the code beside our own weights is what is converted
-        plan.left_out += left_out(source, content)
+        plan.left_out += omitted_files(source, content)
     if plan.model.can_generate():
         plan.generation_config = read_generation_config(path)
         plan.remarks += drop_unused_settings(plan.generation_config)

@@ -34,17 +34,18 @@ def average(
     force: bool = False,
     variant: str | None = None,
 ) -> None:
-    """Write `averaged(checkpoints)` to the directory `out`, with the tokenizer of the first.
+    """Write `average_weights(checkpoints)` to the directory `out`, with the tokenizer of the first.
 
-    Modules of sentence-transformers are averaged and written too. `variant` is as in `averaged`.
+    Modules of sentence-transformers are averaged and written too. `variant` is as in
+    `average_weights`.
 
     Raises:
         FileExistsError: if `out` cannot be written, see `files.new_directory`.
-        FileNotFoundError, ValueError: as `averaged` and `companions`; ValueError for another
+        FileNotFoundError, ValueError: as `average_weights` and `companions`; ValueError for another
             tokenizer.json, and for other modules.
     """
     with new_directory(out, force, checkpoints) as directory:
-        model = averaged(checkpoints, variant)
+        model = average_weights(checkpoints, variant)
         check_tokenizers(checkpoints)
         model.save_pretrained(directory)
         first = checkpoint_directory(checkpoints[0])
@@ -55,7 +56,9 @@ def average(
         average_modules(checkpoints, directory)
 
 
-def averaged(checkpoints: list[str | os.PathLike], variant: str | None = None) -> PreTrainedModel:
+def average_weights(
+    checkpoints: list[str | os.PathLike], variant: str | None = None
+) -> PreTrainedModel:
     """Return the model of the first checkpoint with the mean of all weights, computed in float64.
 
     The weights are those of `variant`, as in `checkpoint.load_checkpoint`.

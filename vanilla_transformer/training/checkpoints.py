@@ -77,7 +77,7 @@ class CompleteCheckpoints(TrainerCallback):
             others = [
                 path
                 for path in marked_checkpoints(run)
-                if path not in (checkpoint, best) and noted_hashes(path)
+                if path not in (checkpoint, best) and read_hashes(path)
             ]
             too_many = len({checkpoint, best}) + len(others) - (self.limit or math.inf)
             for path in others[: max(0, too_many)]:
@@ -86,7 +86,7 @@ class CompleteCheckpoints(TrainerCallback):
 
 def remove(checkpoint: Path) -> None:
     """Remove the files that the run wrote; the user's files in the same directory stay."""
-    for name in (*noted_hashes(checkpoint), FILES):
+    for name in (*read_hashes(checkpoint), FILES):
         (checkpoint / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         checkpoint.rmdir()
@@ -131,7 +131,7 @@ def marked_checkpoints(state: Path) -> list[Path]:
     return sorted(marked, key=lambda path: int(path.name.removeprefix("checkpoint-")))
 
 
-def noted_hashes(checkpoint: Path) -> dict[str, str]:
+def read_hashes(checkpoint: Path) -> dict[str, str]:
     """Return the recorded hashes by file name; empty if the checkpoint was cut short or its record
     damaged."""
     try:
@@ -144,7 +144,7 @@ def noted_hashes(checkpoint: Path) -> dict[str, str]:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    expected = noted_hashes(checkpoint)
+    expected = read_hashes(checkpoint)
     return bool(expected) and expected.items() <= hashes(checkpoint).items()
 
 
@@ -200,7 +200,7 @@ def check_state(state: Path, facts: dict, restart: bool) -> None:
     expected = "expected another --output, or it moved away"
     if not (state / RUN).is_file():
         raise FileExistsError(f"{state} is not the state of a run, it has no {RUN}: {expected}")
-    before = noted_facts(state, restart)
+    before = read_facts(state, restart)
     if not {"task", "data", "training"} <= before.keys():
         raise FileExistsError(
             f"{state} is not the state of a run, its {RUN} holds no recipe: {expected}"
@@ -226,7 +226,7 @@ def check_state(state: Path, facts: dict, restart: bool) -> None:
         check_same(state, before, facts)
 
 
-def noted_facts(state: Path, restart: bool) -> dict:
+def read_facts(state: Path, restart: bool) -> dict:
     """Return the `run_facts` of the last call of the run.
 
     With `restart`, a damaged record is replaced by empty facts. Otherwise it raises ValueError.

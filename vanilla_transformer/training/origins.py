@@ -60,7 +60,7 @@ def check_held_out(key: str, path: str, data: dict) -> bool:
     Raises:
         ValueError: if there are folds and it may have been.
     """
-    recorded = recorded_data(path)
+    recorded = read_recorded_data(path)
     if recorded is None:
         return False
     theirs, files = recorded
@@ -78,7 +78,7 @@ def check_held_out(key: str, path: str, data: dict) -> bool:
     return True
 
 
-def recorded_data(path: str) -> tuple[dict, list[Path]] | None:
+def read_recorded_data(path: str) -> tuple[dict, list[Path]] | None:
     """Return the [data] of a checkpoint's recipe and its training files, or `None` without a
     record."""
     file = checkpoint_directory(path) / RECORD

@@ -20,7 +20,7 @@ from transformers import (
 from ..checkpoint import learned_positions, save_tokenizer
 from ..files import new_directory, output_path
 from ..pipelines import carry_translation
-from .averaging import averaged, load
+from .averaging import average_weights, load
 from .card import CARD, model_card
 from .checkpoints import (
     best_checkpoint,
@@ -118,7 +118,7 @@ def train_model(
     if count := recipe.training.get("average_last"):
         # who has noted that the last checkpoint is whole
         with arguments.main_process_first(local=False):
-            model.load_state_dict(averaged(last_checkpoints(state, count)).state_dict())
+            model.load_state_dict(average_weights(last_checkpoints(state, count)).state_dict())
     if recipe.save_dtype == "float16":  # metrics belong to the weights that are saved
         model.half().float()
     return trainer, tokenizer, rows

@@ -74,7 +74,7 @@ def train_tokenizer(
     if lowercase and kind not in ("bpe", "word"):
         raise ValueError(f"lowercase goes with kinds 'bpe' and 'word', got {kind!r}")
     special = SPECIAL_TOKENS | (ENCODER_TOKENS if variant == "encoder" else {})
-    tokenizer = untrained(kind, lowercase)
+    tokenizer = new_tokenizer(kind, lowercase)
     trainer = tokenizer.model.get_trainer()
     # 2**21: more than Unicode has
     trainer.vocab_size = 2**21 if kind == "character" else vocab_size
@@ -119,7 +119,7 @@ def template(
     return processors.TemplateProcessing(single=first, pair=f"{first} {second}", special_tokens=ids)
 
 
-def untrained(kind: str, lowercase: bool) -> Tokenizer:
+def new_tokenizer(kind: str, lowercase: bool) -> Tokenizer:
     """Return a tokenizer with an empty vocabulary, which splits text and joins its tokens again."""
     unk = SPECIAL_TOKENS["unk_token"]
     if kind == "character":

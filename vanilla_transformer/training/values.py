@@ -192,13 +192,13 @@ def trainer_keys() -> dict[str, KeyType]:
     types = typing.get_type_hints(Seq2SeqTrainingArguments) | TRAINER_TYPES
     names = {field.name for field in fields(Seq2SeqTrainingArguments)} - UNSUPPORTED
     return {
-        name: KeyType(in_table(types[name]), TRAINER_RANGES.get(name))
+        name: KeyType(table_type(types[name]), TRAINER_RANGES.get(name))
         for name in names
         if not is_secret(name)
     }
 
 
-def in_table(hint: Any) -> Any:
+def table_type(hint: Any) -> Any:
     """Return `dict` for a field that is a dictionary or its text or file: it is a table in a
     recipe."""
     return dict if {dict, str} <= {*map(origin, alternatives(hint))} else hint
@@ -238,7 +238,7 @@ def check_value(key: str, value: Any, expected: KeyType) -> None:
     if value is None and fits(None, expected.type):
         return
     is_right = fits(value, expected.type)
-    words = in_words(expected.type) + in_range.words
+    words = describe_type(expected.type) + in_range.words
     if is_right and is_amount and abs(value) > LARGEST:
         is_right = False
         words = f"at most {LARGEST}"
@@ -287,16 +287,16 @@ def fits(value: Any, hint: Any) -> bool:
     return value == value  # nan is not a number
 
 
-def in_words(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
     """Return a description of the values of the type `hint`."""
     kinds = [kind for kind in alternatives(hint) if kind is not NoneType]
     enums = [kind for kind in kinds if is_enum(kind)]
     if enums:
         return f"one of {', '.join(item.value for kind in enums for item in kind)}"
-    return " or ".join(map(one_in_words, kinds))
+    return " or ".join(map(describe_kind, kinds))
 
 
-def one_in_words(kind: Any) -> str:
+def describe_kind(kind: Any) -> str:
     words = {
         bool: "true or false",
         int: "a whole number",

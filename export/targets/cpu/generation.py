@@ -84,11 +84,11 @@ class CpuDecoderStep:
         length = ops("Max", ops("Sub", ops.size(inputs.ids, 1), 1), 1)
         indices = ops.range(length)
         bindings = {
-            "input_ids": ops(
-                "Slice", padded_on_the_right(ops, inputs.ids, inputs.lengths), [0], length, [1]
-            ),
+            "input_ids": ops("Slice", pad_right(ops, inputs.ids, inputs.lengths), [0], length, [1]),
             "position_ids": ops(
-                "Expand", inputs.known(ops, indices), ops("Concat", inputs.batch, length, axis=0)
+                "Expand",
+                inputs.clip_positions(ops, indices),
+                ops("Concat", inputs.batch, length, axis=0),
             ),
             "last_position": ops.cast(
                 ops("Reshape", ops("Max", ops("Sub", inputs.lengths, 2), 0), [-1]), "int32"
@@ -98,8 +98,8 @@ class CpuDecoderStep:
         }
         outputs = append(ops, self.graph.clone(), bindings)
         self.longest = ops("Reshape", ops("ReduceMax", inputs.lengths, keepdims=0), [1])
-        self.last = inputs.repeated(ops("Sub", inputs.lengths, 1))
-        return [inputs.repeated(cache) for cache in self.caches.present(outputs)]
+        self.last = inputs.repeat_rows(ops("Sub", inputs.lengths, 1))
+        return [inputs.repeat_rows(cache) for cache in self.caches.present(outputs)]
 
     def advance(
         self, ops: Ops, tokens: Value, states: list[Value], position: Value
@@ -108,7 +108,7 @@ class CpuDecoderStep:
         last = ops("Add", self.last, position)
         bindings = {
             "input_ids": tokens,
-            "position_ids": self.inputs.known(ops, last),
+            "position_ids": self.inputs.clip_positions(ops, last),
             "last_position": ops.cast(ops("Reshape", last, [-1]), "int32"),
             "total_length": ops.cast(ops("Add", self.longest, position), "int32"),
             **self.caches.bind(states),
@@ -117,7 +117,7 @@ class CpuDecoderStep:
         return outputs["logits"], self.caches.present(outputs)
 
 
-def padded_on_the_right(ops: Ops, ids: Value, lengths: Value) -> Value:
+def pad_right(ops: Ops, ids: Value, lengths: Value) -> Value:
     """Move the padding of `ids` (B, S) behind the tokens, of which each row has `lengths` (B,
     1)."""
     size = ops("Shape", ids, start=1)

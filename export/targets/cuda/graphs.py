@@ -21,7 +21,7 @@ from ...graphs.context import (
 )
 from ...graphs.layers import STANDARD, decoder_states, fused_rms_norm, linear, logits
 from ...graphs.onnxruntime_attention import cross_attention, slot_attention
-from ...graphs.positions import angles, in_dtype, masked, position_bias
+from ...graphs.positions import angles, cast_to_graph_dtype, mask_scores, position_bias
 from ...graphs.precisions import FLOAT, WEIGHT_ONLY, columns
 from ...graphs.sequences import sequence_outputs, source_encoder
 from .beams import beam_search, gather, slots_from
@@ -97,7 +97,7 @@ def rotary_factors(g: GraphContext, states: Value, positions: Value) -> list[Val
     if positions.producer() is not None:
         positions = g.op("Expand", positions, g.op("Shape", states, end=2))
     turned = angles(g, positions, g.config.head_dim, g.config.rope_theta, signs=[1])
-    return [in_dtype(g, g.op(name, turned)) for name in ("Cos", "Sin")]
+    return [cast_to_graph_dtype(g, g.op(name, turned)) for name in ("Cos", "Sin")]
 
 
 def last_index(g: GraphContext, indices: Value) -> Value:
@@ -121,7 +121,11 @@ def in_float32(g: GraphContext, value: Value) -> Value:
 
 
 def sequence(g: GraphContext, inputs: Values) -> list[Value]:
-    pixels = {name: in_dtype(g, value) for name, value in inputs.items() if name == "pixel_values"}
+    pixels = {
+        name: cast_to_graph_dtype(g, value)
+        for name, value in inputs.items()
+        if name == "pixel_values"
+    }
     return [
         in_float32(g, value) for value in sequence_outputs(g, {**inputs, **pixels}, fused_attention)
     ]
@@ -144,7 +148,7 @@ def slot_bias(g: GraphContext, visible: Value) -> Value:
     op = g.op
     is_visible = op("Unsqueeze", visible, [1])
     if not g.config.has_relative_positions:
-        return masked(g, is_visible)
+        return mask_scores(g, is_visible)
     later = op("CumSum", op.cast(visible, "int64"), -1, reverse=1, exclusive=1)
     return op("Where", is_visible, position_bias(g, op("Neg", later), is_causal=True), MASK_VALUE)
 

@@ -87,7 +87,7 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
 def examples(rows: Rows, data: dict, split: str) -> Any:
     size = data["block_size"]
     if data.get("documents", "file") == "line":
-        return Dataset.from_list(packed(rows["input_ids"], size))
+        return Dataset.from_list(pack(rows["input_ids"], size))
     [ids] = rows["input_ids"]
     if len(ids) <= size:
         raise ValueError(
@@ -119,7 +119,7 @@ class Windows:
         }
 
 
-def packed(documents: list[list[int]], size: int) -> list[dict]:
+def pack(documents: list[list[int]], size: int) -> list[dict]:
     """Pack documents into examples of `size` tokens; longer ones are continued in another
     example."""
     blocks = []

@@ -82,12 +82,12 @@ def examples(rows: Rows, data: dict, split: str) -> Any:
     if split != "train" or "block_size" not in data:
         return rows
     bad = BadRows(data, split)
-    blocks = packed(rows, data["block_size"], bad)
+    blocks = pack(rows, data["block_size"], bad)
     bad.report(len(rows) - bad.count)
     return Dataset.from_list(blocks)
 
 
-def packed(rows: Dataset, size: int, bad: BadRows) -> list[dict]:
+def pack(rows: Dataset, size: int, bad: BadRows) -> list[dict]:
     """Pack rows into blocks of at most `size` tokens.
 
     Each token gets the number of its row in the block. Word numbers continue from row to row.

@@ -218,7 +218,7 @@ def metrics(
         return {
             "exact_match": 100
             * np.mean(
-                [max(normalised(text) == normalised(one) for one in gold) for text, gold in pairs]
+                [max(normalise(text) == normalise(one) for one in gold) for text, gold in pairs]
             ),
             "f1": 100 * np.mean([max(f1(text, one) for one in gold) for text, gold in pairs]),
         }
@@ -239,7 +239,7 @@ def best_span(row: dict, start: np.ndarray, end: np.ndarray, longest: int) -> tu
     return float(sums[first, last]), row["context"][span]
 
 
-def normalised(text: str) -> str:
+def normalise(text: str) -> str:
     """Return `text` as SQuAD's evaluation normalizes it.
 
     The result is in lower case, without punctuation and articles, with single spaces.
@@ -250,6 +250,6 @@ def normalised(text: str) -> str:
 
 def f1(text: str, gold: str) -> float:
     """Return the F1 score of the words that `text` shares with `gold`."""
-    words, gold_words = normalised(text).split(), normalised(gold).split()
+    words, gold_words = normalise(text).split(), normalise(gold).split()
     common = sum((Counter(words) & Counter(gold_words)).values())
     return 2 * common / (len(words) + len(gold_words)) if common else 0.0
