@@ -22,8 +22,8 @@ from .repository_files import base_name, write_generator_card
 from .triton import write_triton_model
 
 NO_TORCH = (
-    "torch is not installed; where it is, `vanilla-transformer verify` compares the export "
-    "with its checkpoint"
+    "torch is not installed: run `vanilla-transformer verify` with torch to compare the export with "
+    "its checkpoint"
 )
 # whose versions the manifest has
 PACKAGES = ("vanilla-transformer", "torch", "transformers", "onnx")
@@ -170,7 +170,7 @@ def describe(checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int
     facts = manifest_facts(checkpoint, graphs) | write_companions(checkpoint, graphs, directory)
     facts |= {"versions": versions()}
     if checkpoint.model is None:
-        warnings.warn(f"parity is not checked: {NO_TORCH}", stacklevel=2)
+        warnings.warn(f"parity is not checked, {NO_TORCH}", stacklevel=2)
         return without_parity(graphs, directory, facts, NO_TORCH)
     try:
         device = graphs.target.parity_device(graphs.activations)

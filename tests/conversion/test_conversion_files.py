@@ -500,7 +500,8 @@ def test_both_ways_a_conversion_is_kept_unless_forced_and_then_replaced(bert, tm
 def test_a_checkpoint_that_we_did_not_write_is_not_replaced(bert, tmp_path):
     convert(bert[0], tmp_path / "ours")
     with pytest.raises(
-        FileExistsError, match="expected an export or a checkpoint that vanilla-transformer wrote"
+        FileExistsError,
+        match="expected only an export or a checkpoint that vanilla-transformer wrote",
     ):
         convert(tmp_path / "ours", bert[0], "bert", force=True)
     with pytest.raises(

@@ -205,7 +205,8 @@ def test_what_is_wrong_is_named():
         name: tensor for name, tensor in state.items() if name != "encoder.layers.1.linear2.bias"
     }
     refused(
-        "missing for a VanillaSeq2SeqModel: encoder.layers.1.feed_forward.down_proj.bias", without
+        "missing tensors of a VanillaSeq2SeqModel: encoder.layers.1.feed_forward.down_proj.bias",
+        without,
     )
     without = {
         name: tensor for name, tensor in state.items() if not name.startswith("encoder.norm")
@@ -329,7 +330,7 @@ def test_layers_that_the_state_dict_does_not_hold_are_refused_before_any_is_buil
 
 def test_options_of_the_other_kind_of_source_are_not_passed_over(files, capsys):
     for option in (["--dry-run"], ["--to", "bert"], ["--leave-out", "a"], ["--variant", "fp16"]):
-        message = f"{option[0]} is not supported for {files}, a state dict file"
+        message = f"{option[0]} is not supported for {files / 'state.safetensors'}, a state dict"
         assert message in usage_error(capsys, files, *option)
     with pytest.raises(SystemExit) as caught:
         main(["convert", str(files), str(files / "ours"), "--embeddings", "tables.safetensors"])

@@ -167,7 +167,7 @@ def test_what_triton_cannot_run_is_said_before_anything_is_written(exported, tmp
     ):
         export(exported("causal").checkpoint, tmp_path / "export", triton=tmp_path / "model")
     for triton in ("export", "export/model", ""):
-        with pytest.raises(UsageError, match="hold each other, expected two places"):
+        with pytest.raises(UsageError, match="contain each other, expected two separate"):
             export(exported("encoder").checkpoint, tmp_path / "export", triton=tmp_path / triton)
     assert list(tmp_path.iterdir()) == []
 

@@ -405,7 +405,7 @@ def test_what_positions_or_a_fixed_cache_cannot_hold_is_refused_with_the_limit(
     for options, rows in ((dict(), 1), (dict(num_beams=3), 3)):
         with pytest.raises(
             UsageError,
-            match=f"4 inputs, {rows} sequences or beams of each and max_new_tokens=1000000000 take",
+            match=f"4 inputs, {rows} sequences or beams of each and max_new_tokens=1000000000 need",
         ):
             on_cuda.generate(*prompts("seq2seq"), max_new_tokens=10**9, **options)
 

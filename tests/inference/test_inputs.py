@@ -74,7 +74,7 @@ PICTURE = np.zeros((2, 3, 4, 4), np.float32)
         ({}, "Pictures needs the input pixel_values, got None"),
         (
             {"pixel_values": PICTURE, "mask": PICTURE},
-            "Pictures takes no mask, expected pixel_values and kind",
+            "Pictures has no input mask, expected pixel_values and kind",
         ),
         (
             {"pixel_values": PICTURE[0]},

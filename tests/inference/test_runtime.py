@@ -466,7 +466,7 @@ IDS, MASK = prompts()
             IDS,
             MASK,
             dict(num_beams=2, eos_token_id=list(range(48))),
-            "num_beams 2 and 48 end tokens are too many",
+            "num_beams=2 and 48 end tokens are too many",
         ),
     ],
 )
@@ -767,7 +767,7 @@ def test_tensorrt_is_refused_where_it_has_nothing_to_compile_or_is_not_there(
     integers = copy_of(directory, tmp_path)
     [facts] = json.loads((integers / "manifest.json").read_text())["variants"].values()
     edit_json(integers / "manifest.json", default_dtype="int8", variants={"int8": facts})
-    with pytest.raises(ValueError, match="dtype 'int8', expected one of .'cpu', 'cuda'.$"):
+    with pytest.raises(ValueError, match="dtype 'int8'.*, expected one of .'cpu', 'cuda'.$"):
         Runtime(integers, device="tensorrt")
     with pytest.raises(OSError, match="this onnxruntime has no CUDA"):
         Runtime(directory, device="tensorrt")

@@ -643,7 +643,7 @@ def test_an_export_of_one_size_refuses_another(classifier, tmp_path):
         match=r"pixel_values must have shape \(batch_size, 3, 18, 18\), got shape \(1, 3, 18, 22\)",
     ):
         Runtime(directory).outputs(pixel_values=np.zeros((1, 3, 18, 22)))
-    with pytest.raises(ValueError, match="takes no input_ids, expected pixel_values"):
+    with pytest.raises(ValueError, match="has no input input_ids, expected pixel_values"):
         Runtime(directory).outputs(np.ones((1, 3), int))
 
 

@@ -416,8 +416,7 @@ def test_what_the_operators_cannot_hold_is_refused_by_name(architecture, fields,
 @pytest.mark.parametrize("target, dtype", [("portable", "int4"), ("cpu", "fp16"), ("gpu", "fp32")])
 def test_a_target_or_dtype_that_does_not_exist_is_refused(target, dtype, tmp_path):
     expected = (
-        f"the target '{target}' does not support dtype .*, expected one of: portable with "
-        "fp32, int8; cpu with fp32, int8"
+        f"target '{target}'.*, expected one of: portable with fp32, int8; cpu with fp32, int8"
     )
     with pytest.raises(ValueError, match=expected):
         export(tmp_path, tmp_path / "out", target=target, dtype=dtype)

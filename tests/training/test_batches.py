@@ -392,7 +392,7 @@ def test_two_processes_do_not_write_one_file(runtime, begun):
 def test_an_output_that_may_not_be_written_is_refused(runtime, export, tmp_path):
     source, job = write(tmp_path / "in", ["w5"]), runner(runtime)
     for out, kind, message in (
-        (source, UsageError, "the output is .*in, an input"),
+        (source, UsageError, "the output .*in is also an input"),
         (tmp_path, FileExistsError, "is not a file, expected a file or a new path"),
         (
             tmp_path / "out.gz",

@@ -128,13 +128,13 @@ def test_a_value_of_another_type_or_range_is_refused_with_what_is_expected(key, 
         ({"save_dtype": 16}, "unknown save_dtype 16, expected"),
         (
             {"training.learning_rat": 1},
-            r"no key of \[training\] 'learning_rat'; did you mean 'learning_rate'",
+            r"unknown key of \[training\] 'learning_rat'; did you mean 'learning_rate'",
         ),
-        ({"training.output_dir": "a"}, r"no key of \[training\] 'output_dir'"),
+        ({"training.output_dir": "a"}, r"unknown key of \[training\] 'output_dir'"),
         ({"trainin.seed": 1}, "unknown recipe key 'trainin'; did you mean 'training'"),
         (
             {"generation.num_return_sequences": 2},
-            r"no key of \[generation\] 'num_return_sequences'",
+            r"unknown key of \[generation\] 'num_return_sequences'",
         ),
         ({"generation.temperature": 0.5}, "generation: .*temperature.*do_sample"),
         (
@@ -202,7 +202,10 @@ def test_a_value_of_another_type_or_range_is_refused_with_what_is_expected(key, 
             {"data.dataset": "d", "data.directory": "x"},
             "data.dataset is 'd', expected no data.directory with it",
         ),
-        ({"data.columns": ["a", "b"]}, r"data.columns is \['a', 'b'\], expected data.dataset too"),
+        (
+            {"data.columns": ["a", "b"]},
+            r"data.columns is \['a', 'b'\], expected data.dataset with it",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes, said):
@@ -230,7 +233,7 @@ def test_what_does_not_go_together_is_refused(changes, said):
             {"data.encoding": "latin-11"},
             "data.encoding is 'latin-11', expected the name of an encoding",
         ),
-        ("trec", {"generation.num_beams": 2}, r"no key of \[generation\] 'num_beams'"),
+        ("trec", {"generation.num_beams": 2}, r"unknown key of \[generation\] 'num_beams'"),
         (
             "trec-masked-lm",
             {"data.labelled": False},
