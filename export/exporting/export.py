@@ -22,8 +22,8 @@ from .repository_files import base_name, write_generator_card
 from .triton import write_triton_model
 
 NO_TORCH = (
-    "torch is not installed: run `vanilla-transformer verify` with torch to compare the export with "
-    "its checkpoint"
+    "torch is not installed: run `vanilla-transformer verify` with torch to compare the export "
+    "with its checkpoint"
 )
 # whose versions the manifest has
 PACKAGES = ("vanilla-transformer", "torch", "transformers", "onnx")
