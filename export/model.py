@@ -260,8 +260,8 @@ class OnnxModel:
     # ------------------------------------------------------------------------------------ devices
 
     def _providers(self, role: str) -> list[tuple[str, dict]]:
-        """Return what runs the graph of `role`, with options. Each provider runs what those before
-        it cannot."""
+        """Return the execution providers of the graph of `role`, with options. A provider runs the
+        nodes that the providers before it do not support."""
         providers: list[tuple[str, dict]] = [("CPUExecutionProvider", {})]
         if self.device != "cpu":
             # float32 is not rounded to 19 bits.

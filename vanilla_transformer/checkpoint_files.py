@@ -281,8 +281,8 @@ def check_tensors(
     stored: dict[str, tuple[tuple[int, ...], str]],
     where: Path,
 ) -> None:
-    """Raise ValueError unless the tensors in files are the `expected` ones; `tied` ones may be
-    there or not."""
+    """Raise ValueError unless the tensors in files are the `expected` ones. `tied` tensors are
+    optional."""
     shapes = {bare(name): shape for name, (shape, _) in stored.items()}
     other = {
         name: f"{shapes[name]} for {expected[name]}" for name in expected.keys() & shapes.keys()

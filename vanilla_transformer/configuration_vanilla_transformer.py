@@ -443,16 +443,19 @@ class VanillaDecoderConfig(VanillaTextConfig):
 
 @strict
 class VanillaSeq2SeqConfig(VanillaTextConfig):
-    """The paper's encoder-decoder: `encoder_layers` (6) and `decoder_layers` (6), Figure 1. Given
-    to the constructor, `N` or `num_hidden_layers` is the depth of both.
+    """The paper's encoder-decoder, Figure 1. The argument `N` or `num_hidden_layers` of the
+    constructor sets the depth of both stacks.
 
-    `decoder_start_token_id` (defaults to 1, the token `bos_token_id` names) is what generation
-    starts from, and what stands in front where the decoder's input is another sequence shifted
-    right: the labels in training, for some heads the source. With `wrap_last_token` (`bool`,
-    defaults to `False`) its own last token stands there, as mBART's language code does.
-    `share_encoder_decoder_embeddings` (defaults to `True`): with `tie_word_embeddings`, source and
-    target have one embedding matrix; `False` ties the target's with the projection to the
-    vocabulary only.
+    Args in addition to those of `VanillaTextConfig`:
+        encoder_layers, decoder_layers (`int`, defaults to 6): depth of each stack.
+        decoder_start_token_id (`int`, defaults to 1, as `bos_token_id`): the first decoder input in
+            generation. It also precedes a sequence that is shifted right: the labels in training,
+            and the source in some heads.
+        wrap_last_token (`bool`, defaults to `False`): shift right with the last token of the
+            sequence in front instead, such as mBART's language code.
+        share_encoder_decoder_embeddings (`bool`, defaults to `True`): with `tie_word_embeddings`,
+            source and target have one embedding matrix. `False` ties only the target's matrix with
+            the projection to the vocabulary.
     """
 
     model_type = "vanilla-seq2seq"

@@ -201,7 +201,7 @@ def stream(args: argparse.Namespace) -> None:
 
 
 def run_task(args: argparse.Namespace, task: str | None) -> None:
-    """Run a task on what `args` name, and print the results or a report."""
+    """Run a task on the inputs of `args`, and print the results or a report."""
     from ..files.run import SHARD_LINES, Runner
 
     predictions = open_predictions(args, task)

@@ -76,22 +76,24 @@ def evaluate(
     variant: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Return the metric of the table above by its name, for the checkpoint or export `directory`.
+    """Return the metric of the checkpoint or export `directory`, see the table of the module.
 
-    `labels` are names of the config's `label2id` or ids. BLEU is sacreBLEU's, cased, generated with
-    the settings of the checkpoint and `options` over them (as `TextRuntime.generate`, so languages
-    too); the option `bleu_tokenize` is sacreBLEU's `tokenize`, "13a" by default, "none" for text
-    that is in tokens already. `dtype` chooses among the weights of an export, as `Runtime`, and
-    `workers` is as there. `variant` is that of a checkpoint's weights, see `load_checkpoint`.
+    The result has the metric by name, `engine`, the number of `sentences` or `tokens`, and for BLEU
+    its `signature`.
 
-    Returns the metric, `engine`, how much was read (`sentences` or `tokens`), and for BLEU its
-    `signature`.
+    Args:
+        labels: file of label names (as in the config's `label2id`) or ids.
+        dtype: dtype of an export's weights, as in `Runtime`.
+        workers: as in `Runtime`.
+        variant: variant of a checkpoint's weights, see `load_checkpoint`.
+        options: generation options and languages for BLEU, as in `TextRuntime.generate`. They take
+            precedence over the checkpoint's settings. `bleu_tokenize` is sacreBLEU's `tokenize`:
+            "13a" by default, "none" for tokenized text. BLEU is cased.
 
     Raises:
-        UsageError: for files and options that the model's metric does not take, and as
-            `Runtime.generate`.
-        ValueError: for files that do not fit each other, for a model without a metric, and for a
-            label that the model does not have.
+        UsageError: for files and options that the metric does not use, and as `Runtime.generate`.
+        ValueError: for files that do not match, for a model without a metric, and for a label that
+            the model does not have.
     """
     engine = load_engine(directory, dtype, workers, variant)
     name = HEADS[engine.architecture].metric

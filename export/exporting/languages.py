@@ -32,10 +32,10 @@ def read_languages(directory: Path, start: int | None) -> dict[str, Any] | None:
     """Return the languages for the manifest, from the tokenizer's files in the export `directory`,
     or `None`.
 
-    Where the runtime replaces the language: `tokens` by name, `source` (the name of the one that
-    tokenizer.json has), `before` and `after` (ids around a text, `None` for the language) and
-    `target`, the option of generation that the target language is. Where it is a word of the text,
-    as in Marian: these `words`.
+    If the language is a word of the text, as in Marian, the result has these `words`. Otherwise it
+    has `tokens` (ids by language), `source` (the language of tokenizer.json), `before` and `after`
+    (ids around a text, `None` for the language), and `target` (the generation option that selects
+    the target language).
 
     Args:
         start: the `decoder_start_token_id` of the model.

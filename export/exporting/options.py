@@ -316,7 +316,7 @@ def add_options(parser: Parser) -> None:
 
 
 def options_from_flags(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `export` that the flags give."""
+    """Return the options of `export` that the flags set."""
     options = {name: getattr(args, name) for name in FIELDS if name not in WITHOUT_FLAG}
     return options | {"config": dict(options["config"])}
 

@@ -125,8 +125,8 @@ class PredictionWorker:
 
 @dataclass
 class Cluster:
-    """The `Work` of a run. Shards are asked for in order; those that are not are whole, and what
-    comes of them is left out."""
+    """The `Work` of a run on a cluster. Callers request shards in order and skip finished ones. The
+    results of skipped shards are dropped."""
 
     source: ShardSource
     recipe: Recipe

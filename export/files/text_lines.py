@@ -15,8 +15,8 @@ LINE_BREAKS = re.compile(r"[\r\n]+")
 
 
 def raw_lines(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[bytes]:
-    """Yield lines without LF or CRLF, and without a byte order mark at the start of the file. Cut a
-    line of more than `LONGEST` bytes, but leave it longer than that.
+    """Yield lines without LF or CRLF, and without a byte order mark at the start of the file. A
+    line of more than `LONGEST` bytes is cut, but stays longer than `LONGEST`.
 
     Raises:
         ValueError: for a damaged compressed file.

@@ -61,7 +61,8 @@ def head_outputs(config: dict, head: Head) -> tuple[TensorSpec, ...]:
 
 
 def sequence_specs(config: dict, architecture: str) -> dict[str, GraphSpec] | None:
-    """Return the graph in the role of an encoder, or `None` for an `architecture` that generates.
+    """Return the full-sequence graph, in the role of an encoder, or `None` if the `architecture`
+    generates.
 
     Args:
         config: the checkpoint's config.json.

@@ -1,11 +1,9 @@
-"""Models as Marian itself writes them, and as OPUS-MT publishes them: *.npz, decoder.yml,
-*vocab.yml, source.spm, target.spm.
+"""Models in the format of Marian and OPUS-MT: *.npz, decoder.yml, *vocab.yml, source.spm, target.spm.
 
-`write_checkpoint` makes of them what transformers' Marian has, by the names and with the configs
-that transformers 4 gave
-them: every matrix transposed, one row more in the embeddings, of padding. The module `marian`
-converts that. Sinusoids are the paper's, as there; the frequencies of Marian itself are 10000^(-i /
-(d_model / 2 - 1)).
+`write_checkpoint` converts them to the format of transformers' Marian, with the names and configs of
+transformers 4: matrices are transposed, and the embeddings get a row for padding. The module
+`marian` converts the result. As in transformers, sinusoids are the paper's; the frequencies of
+Marian itself are 10000^(-i / (d_model / 2 - 1)).
 """
 
 import json

@@ -315,7 +315,7 @@ def steps_to_vanilla(
         ours = tuple(name.removeprefix("model.") if is_base else name for name in entry.ours)
         if not parameters >= set(ours) or not ours:
             continue
-        lacking = [name for name in entry.beside if name not in files.shapes]
+        lacking = [name for name in entry.extra_inputs if name not in files.shapes]
         stored = [name for name in entry.names if name in files.shapes]  # several are equal
         stored = stored or [name for name in entry.otherwise if name in files.shapes][:1]
         if not entry.theirs:
@@ -323,7 +323,7 @@ def steps_to_vanilla(
         elif stored and not lacking:
             steps.append(
                 TensorStep(
-                    (stored[0], *entry.beside),
+                    (stored[0], *entry.extra_inputs),
                     ours,
                     entry.op.to_ours,
                     entry.op.name,

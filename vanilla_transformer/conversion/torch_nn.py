@@ -78,8 +78,8 @@ def check_state_dict(file: Path) -> None:
     """Check by its names that `file` is the state dict of a torch module.
 
     Raises:
-        ValueError: for a file without tensors, or with those of another library, as the weights of
-            a checkpoint are.
+        ValueError: for a file without tensors, or with tensors of another library, such as the
+            weights of a checkpoint.
     """
     check_no_pointer(file)
     expected = (

@@ -162,7 +162,7 @@ def check_equal(actual: dict, expected: dict, sources: tuple, neutral: set[str])
 
 
 def difference(name: str, one: object, other: object) -> tuple[str, object, object]:
-    """Return the first place at which two unequal JSON values differ, and both values there."""
+    """Return the path of the first difference of two unequal JSON values, and both values."""
     if isinstance(one, list) and isinstance(other, list):
         one, other = dict(enumerate(one)), dict(enumerate(other))
     if not (isinstance(one, dict) and isinstance(other, dict)):

@@ -174,7 +174,7 @@ def key_types(task: "Task") -> dict[str, dict[str, KeyType]]:
 
 
 def model_keys(config: type) -> dict[str, KeyType]:
-    """Return the fields of a config, and the keys that a new model may be made of instead.
+    """Return the fields of a config, and the keys that can define a new model instead.
 
     The config checks the ranges of its fields itself.
     """

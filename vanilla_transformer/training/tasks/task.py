@@ -18,7 +18,7 @@ Metrics = Callable[[tuple], dict[str, Any]]  # (predictions, labels) -> scores b
 
 @dataclass(frozen=True)
 class Abilities:
-    """Abilities of a task, which not every task has.
+    """Optional abilities of a task.
 
     Attributes:
         bpe_dropout: its text may be split into other subwords each time it is seen.
