@@ -149,8 +149,8 @@ def compare(
     **settings: Any,
 ) -> dict[str, Any]:
     """Return `evaluate` of both with the same `settings`: the metric by engine, and the
-    `difference` (export - checkpoint). `dtype` is that of the export, `variant` that of the
-    checkpoint."""
+    `difference` (export - checkpoint). `dtype` selects the weights of the export, `variant`
+    those of the checkpoint."""
     result = evaluate(export, dtype=dtype, **settings)
     expected = evaluate(checkpoint, variant=variant, **settings)
     metric = next(iter(result))

@@ -98,7 +98,7 @@ def fitting_classes(architectures: Iterable[str], plan_as: PlanAs) -> dict[str, 
 
 
 def other_heads(plan: ConversionPlan) -> list[str]:
-    """Return the tensors of other heads in a source. A pooler may stand beside any head, as in old
+    """Return the tensors of other heads in a source. A pooler may come with any head, as in old
     files."""
     return [
         name

@@ -1,7 +1,8 @@
-"""Models in the format of Marian and OPUS-MT: *.npz, decoder.yml, *vocab.yml, source.spm, target.spm.
+"""Models in the format of Marian and OPUS-MT: *.npz, decoder.yml, *vocab.yml, source.spm and
+target.spm.
 
-`write_checkpoint` converts them to the format of transformers' Marian, with the names and configs of
-transformers 4: matrices are transposed, and the embeddings get a row for padding. The module
+`write_checkpoint` converts them to the format of transformers' Marian, with the names and configs
+of transformers 4: matrices are transposed, and the embeddings get a row for padding. The module
 `marian` converts the result. As in transformers, sinusoids are the paper's; the frequencies of
 Marian itself are 10000^(-i / (d_model / 2 - 1)).
 """
