@@ -85,7 +85,7 @@ def verify_arguments(parser: Parser) -> None:
 
 
 @verb(
-    "compare the outputs and metrics of an export with its checkpoint",
+    "compare an export with its checkpoint: outputs and metrics",
     verify_arguments,
     extras="torch,cpu",
 )
