@@ -380,7 +380,7 @@ def test_an_existing_directory_is_replaced_only_by_force(quick, checkpoint, tmp_
         export(checkpoint, out)
     assert [path.name for path in out.iterdir()] == ["mine"]
     with pytest.raises(
-        FileExistsError, match="out holds mine: expected an export or a checkpoint that"
+        FileExistsError, match="out holds mine: expected only an export or a checkpoint that"
     ):
         export(checkpoint, out, force=True)
     (out / "mine").unlink()

@@ -155,7 +155,7 @@ def test_the_folder_is_replaced_if_it_is_ours_alone(repository, exported, tmp_pa
         run("--force")
     (folder / "1/other").unlink()
     (folder / "config.pbtxt").write_text("max_batch_size: 8\n")
-    with pytest.raises(SystemExit, match="holds 1, config.pbtxt: expected an export"):
+    with pytest.raises(SystemExit, match="holds 1, config.pbtxt: expected only an export"):
         run("--force")
     assert sorted(path.name for path in folder.rglob("*")) == ["1", "config.pbtxt", "model.onnx"]
 

@@ -300,7 +300,13 @@ def test_bad_json_lines(bulk, tmp_path):
     assert numbers == (2, 3, 4, 5, 7)
     for reason, words in zip(
         reasons,
-        ("no JSON", "expected a JSON object", "expected text", "its text is None", "no Unicode"),
+        (
+            "not valid JSON",
+            "expected a JSON object",
+            "expected text",
+            "its text is None",
+            "no Unicode",
+        ),
     ):
         assert words in reason
 
@@ -315,7 +321,7 @@ def test_a_line_with_two_fields_of_one_name_is_set_aside(bulk, tmp_path, line):
     first, second = (tmp_path / "out" / "a.jsonl").read_text().splitlines()
     assert first == "null" and "translation" in json.loads(second) and report["bad"] == 1
     [(place, reason)] = bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")
-    assert place == 1 and ("'text' is there twice" in reason or "'b' is there twice" in reason)
+    assert place == 1 and ("'text' occurs twice" in reason or "'b' occurs twice" in reason)
 
 
 @pytest.mark.parametrize("number", ["1e400", "-1e999", "NaN", "Infinity", '[{"a": 1E+400}]'])

@@ -191,7 +191,7 @@ FAULTS = [
     "is empty, expected one",
     "is empty, expected one",
     "is not UTF-8 text: it has the byte 0xe9",
-    "has more than 1,000,000",
+    "is longer than 1,000,000",
 ]
 
 
@@ -338,7 +338,7 @@ def test_sentences_of_tags(tmp_path, capsys):
         5,
         "line 5 is 'alone', expected a word, a space or a tab, and a tag",
         "line 9 is not",
-        "line 13 has more than",
+        "line 13 is longer than",
     )
 
 

@@ -366,7 +366,7 @@ def test_a_decoder_that_reads_sequences_has_as_many_learned_positions_as_its_con
     seal(directory)
     runtime, ids = Runtime(directory), np.full((2, 6), 5)
     assert runtime.encode(ids, decoder_input_ids=ids).shape == (2, 6, NARROW)
-    with pytest.raises(ValueError, match="7 tokens.* 6 learned"):
+    with pytest.raises(ValueError, match="7 tokens.* 6, the learned"):
         runtime.encode(ids, decoder_input_ids=np.full((2, 7), 5))
 
 

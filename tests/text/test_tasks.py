@@ -814,7 +814,7 @@ def test_wrong_options_are_named(made, name, call, said):
         (
             "fill_mask",
             lambda r: r.fill_mask([f"<mask> {'a ' * 200}"]),
-            "text 0 of 1: 20[0-9] tokens.* the 160 learned",
+            "text 0 of 1: 20[0-9] tokens.* 160, the learned",
         ),
         (
             "answer",
