@@ -130,7 +130,7 @@ def check_positions(length: int, config: dict) -> None:
     rows = position_limit(config)
     if rows is not None and length > rows:
         counted = (
-            "" if config.get("model_type") == "vanilla-encoder" else "of prompt and new tokens"
+            "" if config.get("model_type") == "vanilla-encoder" else " of prompt and new tokens"
         )
         raise ValueError(
             f"{length} tokens{counted}, expected at most {rows}, the learned positions"

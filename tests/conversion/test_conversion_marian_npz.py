@@ -289,7 +289,7 @@ def test_a_missing_file_is_named(name, raw):
 def test_two_models_or_vocabularies_are_named(raw):
     (raw / "trg.vocab.yml").write_text("</s>: 0")
     with pytest.raises(
-        FileNotFoundError, match=r"'trg.vocab.yml'\] of \*vocab.yml, expected one file"
+        FileNotFoundError, match=r"'trg.vocab.yml'\] for \*vocab.yml, expected one file"
     ):
         plan_conversion(raw)
 

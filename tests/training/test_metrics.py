@@ -49,7 +49,7 @@ def test_there_is_a_reference_for_each_output(metric):
 
 @pytest.mark.parametrize("call", [lambda name: bleu(OUTPUTS, REFERENCES, name), check_tokenize])
 def test_a_tokenization_that_there_is_not_is_answered_with_the_nearest(call):
-    with pytest.raises(UsageError, match="^no bleu_tokenize '13b'; did you mean '13a'"):
+    with pytest.raises(UsageError, match="^unknown bleu_tokenize '13b'; did you mean '13a'"):
         call("13b")
 
 

@@ -48,7 +48,7 @@ def test_the_records_of_shipped_models_are_recipes(path):
     ],
 )
 def test_an_unknown_key_is_an_error_with_the_known_ones(table, name, end):
-    with pytest.raises(UsageError, match=rf"^no key of \[{table}\] '{name}'{end}"):
+    with pytest.raises(UsageError, match=rf"^unknown key of \[{table}\] '{name}'{end}"):
         read_recipe("translation", {f"{table}.{name}": 0.5})
 
 
