@@ -104,8 +104,8 @@ def feed_forward_proj(ours: VanillaTransformerConfig) -> str:
         return ours.hidden_act
     if ours.hidden_act == "gelu":
         raise ValueError(
-            "hidden_act='gelu' cannot be converted with gated=True, expected another "
-            "activation, such as 'gelu_new'"
+            "hidden_act='gelu' cannot be converted, expected another activation with gated=True, "
+            "such as 'gelu_new'"
         )
     return "gated-" + ("gelu" if ours.hidden_act == "gelu_new" else ours.hidden_act)
 
