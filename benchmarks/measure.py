@@ -316,9 +316,9 @@ def spread(values) -> dict:
 
 
 def cores() -> int:
-    from vanilla_transformer_export.inference.devices import processors
+    from vanilla_transformer_export.inference.devices import available_cpus
 
-    return processors()
+    return available_cpus()
 
 
 def processor_facts() -> dict[str, str]:

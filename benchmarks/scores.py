@@ -21,7 +21,7 @@ from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import TEXT_AUGMENTATION, Recipe
 from vanilla_transformer.training.record import RECORD
 from vanilla_transformer.training.tasks.translation import texts_of_ids
-from vanilla_transformer.training.trainer import make_trainer, metrics_of, training_arguments
+from vanilla_transformer.training.trainer import build_metrics, make_trainer, training_arguments
 from vanilla_transformer.training.values import SPLITS
 
 CARDS = Path(__file__).parents[1] / "model_cards"
@@ -41,7 +41,7 @@ def scores(card: Path, data: Path) -> dict[str, tuple[float, tuple[float, float]
         )
         found = {}
         for split in (split for split in SPLITS[1:] if split in rows):
-            trainer.compute_metrics = metrics_of(recipe, tokenizer, model, rows[split])
+            trainer.compute_metrics = build_metrics(recipe, tokenizer, model, rows[split])
             outputs = trainer.predict(rows[split], metric_key_prefix=split, **recipe.generation)
             for name, interval in intervals(
                 recipe, tokenizer, outputs.predictions, outputs.label_ids

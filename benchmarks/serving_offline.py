@@ -122,14 +122,14 @@ def loaded_memory(export: Path) -> dict:
     """
     from serving_servers import memory_of
 
-    from vanilla_transformer_export.inference.devices import processors
+    from vanilla_transformer_export.inference.devices import available_cpus
     from vanilla_transformer_export.model import open_export, open_for_workers
     from vanilla_transformer_export.scheduler.admission import Admission
     from vanilla_transformer_export.scheduler.capacity import arrange_workers
     from vanilla_transformer_export.scheduler.client import LocalScheduler
     from vanilla_transformer_export.scheduler.slot_batch import slot_bytes
 
-    arranged = arrange_workers(json.loads((export / "config.json").read_text()), processors())
+    arranged = arrange_workers(json.loads((export / "config.json").read_text()), available_cpus())
     info = open_export(export)
     admission = Admission(info, arranged.workers, arranged.threads)
     engine = LocalScheduler(admission, open_for_workers(info, arranged.threads))

@@ -32,7 +32,7 @@ from transformers import (
     set_seed,
 )
 
-from vanilla_transformer.training.augment import augmentation_of
+from vanilla_transformer.training.augment import build_augmentation
 from vanilla_transformer.training.batches import collate_batches
 from vanilla_transformer.training.dry_run import quiet_trainer
 from vanilla_transformer.training.prepare import prepare
@@ -137,7 +137,7 @@ def with_our_batches(model, prepared, folder, recipe):
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     settings = {name: getattr(training_arguments(recipe, folder), name) for name in names}
     found = training_dataset(
-        rows["train"], recipe, augmentation_of(recipe, tokenizer, rows["train"])
+        rows["train"], recipe, build_augmentation(recipe, tokenizer, rows["train"])
     )
     return plain(
         model,

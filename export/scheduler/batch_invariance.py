@@ -5,7 +5,7 @@ from typing import Protocol
 import numpy as np
 
 from ..inference.inputs import check_inputs
-from ..specs.graph_spec import GraphSpec, shape_of
+from ..specs.graph_spec import GraphSpec, concrete_shape
 
 PROBED_LENGTHS, PROBED_ROWS = (8, 24), (2, 5)
 UNLIMITED = 2**31
@@ -72,7 +72,7 @@ def random_feeds(graph: RowGraph, length: int, rows: int) -> dict[str, np.ndarra
     end = graph.config.get("eos_token_id")
     feeds: dict[str, np.ndarray | None] = {}
     for tensor in graph.spec.inputs:
-        shape = shape_of(tensor, sizes)
+        shape = concrete_shape(tensor, sizes)
         if tensor.name.endswith("mask"):
             feeds[tensor.name] = np.ones(shape, np.int64)
         elif "float" in tensor.dtype:

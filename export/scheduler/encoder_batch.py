@@ -18,7 +18,7 @@ import numpy as np
 
 from ..inference.inputs import MAX_TOKENS, position_limit
 from ..model import OnnxModel
-from ..specs.graph_spec import TensorSpec, shape_of
+from ..specs.graph_spec import TensorSpec, concrete_shape
 from ..specs.sequences import pair
 from .batch_invariance import invariant_rows
 from .client_request import ClientRequest
@@ -160,7 +160,7 @@ class EncoderGraph:
 
     def stack(self, tensor: TensorSpec, rows: Sequence[EncoderRow]) -> np.ndarray:
         """Return the padded values of an input for `rows`."""
-        shape = shape_of(tensor, {**dict(rows[0].sizes), "batch_size": len(rows)})
+        shape = concrete_shape(tensor, {**dict(rows[0].sizes), "batch_size": len(rows)})
         pad = self.config.get("pad_token_id") if tensor.name.endswith("input_ids") else None
         stacked = np.full(shape, pad or 0, tensor.dtype)
         axis = str(tensor.shape[-1])

@@ -17,7 +17,7 @@ from ..inference.decoder import next_input_name, position_bytes
 from ..inference.export_info import ExportInfo
 from ..inference.inputs import bucket_by_length, pad_sequences
 from ..model import OnnxModel
-from ..specs.graph_spec import TensorSpec, shape_of
+from ..specs.graph_spec import TensorSpec, concrete_shape
 from .batch import WAIT_PER_PART
 from .capacity import chunk_length, sources_length
 from .sequence_group import SequenceGroup
@@ -354,7 +354,7 @@ def slot_shape(tensor: TensorSpec, size: SlotSize) -> list[int]:
         "source_length": size.source,
         "past_source_length": size.source,
     }
-    return shape_of(tensor, sizes | full_sequences)
+    return concrete_shape(tensor, sizes | full_sequences)
 
 
 def slot_bytes(info: ExportInfo, size: SlotSize) -> int:

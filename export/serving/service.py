@@ -17,9 +17,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from ..errors import UsageError
-from ..inference.devices import processors
+from ..inference.devices import available_cpus
 from ..inference.export_info import ExportInfo, json_object
-from ..model import open_export, open_for_workers, target_of
+from ..model import find_target, open_export, open_for_workers
 from ..scheduler.admission import Admission
 from ..scheduler.capacity import Arrangement, arrange_workers
 from ..scheduler.client import Client, LocalScheduler
@@ -107,7 +107,7 @@ async def generator(
 def limited(arranged: Arrangement, info: ExportInfo, settings: Settings) -> Arrangement:
     """Return `arranged` with as many workers as the target has at most. Raise UsageError if the
     settings ask for more."""
-    most = target_of(info).max_workers
+    most = find_target(info).max_workers
     if most is None or arranged.workers <= most:
         return arranged
     if settings.workers is not None:
@@ -169,7 +169,7 @@ class Service:
         self.sources = found
         self.settings = settings
         self.say = say
-        self.cores = cores or processors()
+        self.cores = cores or available_cpus()
         self.process = process
         self.log = Log(settings.log_level)
         self.lifecycle = Lifecycle(loading=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
-from ..arguments import SHOWN, Parser, one_of, path, positive, unicode, whole
+from ..arguments import MAX_SHOWN, Parser, choice_type, integer, path, positive, unicode
 from ..errors import UsageError
 
 PREFIX = "VANILLA_TRANSFORMER_"  # prefix of environment variables
@@ -24,9 +24,9 @@ MEBIBYTE = 2**20
 
 
 def port(text: str) -> int:
-    number = whole(text, 0)
+    number = integer(text, 0)
     if number > 65535:
-        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text[:SHOWN]}")
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text[:MAX_SHOWN]}")
     return number
 
 
@@ -37,7 +37,7 @@ def seconds(text: str) -> float:
         number = math.nan
     if not 0 < number <= 1e6:
         raise argparse.ArgumentTypeError(
-            f"expected seconds above 0 and at most 1000000, got {text[:SHOWN]!r}"
+            f"expected seconds above 0 and at most 1000000, got {text[:MAX_SHOWN]!r}"
         )
     return number
 
@@ -48,7 +48,7 @@ def pair(text: str) -> tuple[str | None, str, str]:
     found = PAIR.fullmatch(unicode(text))
     if not found:
         raise argparse.ArgumentTypeError(
-            f"expected a pair of languages as en-de or NAME:en-de, got {text[:SHOWN]!r}"
+            f"expected a pair of languages as en-de or NAME:en-de, got {text[:MAX_SHOWN]!r}"
         )
     return found[1], found[2], found[3]
 
@@ -56,7 +56,7 @@ def pair(text: str) -> tuple[str | None, str, str]:
 def origin(text: str) -> str:
     if text != "*" and not re.fullmatch(r"https?://[\w.:\[\]-]+", text):
         raise argparse.ArgumentTypeError(
-            f"expected an origin as https://example.org, or *, got {text[:SHOWN]!r}"
+            f"expected an origin as https://example.org, or *, got {text[:MAX_SHOWN]!r}"
         )
     return text
 
@@ -134,7 +134,7 @@ class Settings:
         origin, (), "a web site whose pages may ask, or *; may be given again"
     )
     log_level: str = setting(
-        one_of("level", LEVELS), "info", f"{', '.join(LEVELS)}: the least that is logged"
+        choice_type("level", LEVELS), "info", f"{', '.join(LEVELS)}: the least that is logged"
     )
 
 

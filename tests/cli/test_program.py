@@ -20,9 +20,9 @@ from vanilla_transformer.training import averaging
 from vanilla_transformer_export import terminal as program
 from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.terminal import (
+    error_message,
     open_standard_streams,
     warnings_in_one_line,
-    words_of,
 )
 
 
@@ -35,7 +35,7 @@ def test_an_interrupted_verb_ends_with_one_line_its_code_and_nothing_on_disk(
         os.kill(os.getpid(), number)
         time.sleep(60)  # until it is there
 
-    monkeypatch.setattr(averaging, "averaged", interrupted)
+    monkeypatch.setattr(averaging, "average_weights", interrupted)
     before, interrupts = (
         signal.getsignal(signal.SIGTERM),
         signal.signal(signal.SIGINT, signal.default_int_handler),
@@ -57,7 +57,7 @@ def test_a_full_disk_is_one_line_whoever_finds_it(tmp_path, monkeypatch, error):
     def full(*_):
         raise error
 
-    monkeypatch.setattr(averaging, "averaged", full)
+    monkeypatch.setattr(averaging, "average_weights", full)
     assert str(error) in error_of("average", "one", "--output", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -80,7 +80,7 @@ def test_what_is_wrong_with_a_path_is_one_line_with_what_was_expected(
 
 
 def test_a_file_that_has_a_number_in_place_of_a_name_is_one_line_too():
-    message = words_of(FileNotFoundError(errno.ENOENT, "No such file or directory", 7))
+    message = error_message(FileNotFoundError(errno.ENOENT, "No such file or directory", 7))
     check_message(message, seen=(7, "No such file or directory"))
 
 
@@ -89,7 +89,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(tmp_path, monkeypatch, error):
     def mistaken(*_):
         raise error
 
-    monkeypatch.setattr(averaging, "averaged", mistaken)
+    monkeypatch.setattr(averaging, "average_weights", mistaken)
     with pytest.raises(type(error)):
         main(["average", "one", "--output", str(tmp_path / "out")])
     assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from messages import raises
 import vanilla_transformer
 from vanilla_transformer import conversion
 from vanilla_transformer.conversion import FAMILIES, Family, convert
-from vanilla_transformer.conversion.converter import converter_of
+from vanilla_transformer.conversion.converter import get_converter
 from vanilla_transformer.conversion.registry import table_rows
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ def test_a_line_and_a_module_are_all_that_a_family_needs(registered, tmp_path):
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_family_s_line_is_true_of_its_module(model_type):
-    family, converter = FAMILIES[model_type], converter_of(model_type)
+    family, converter = FAMILIES[model_type], get_converter(model_type)
     assert getattr(transformers, converter.CONFIG).model_type == model_type
     assert all(hasattr(transformers, theirs) for theirs in converter.ARCHITECTURES)
     ours = [

@@ -21,7 +21,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast, pipe
 
 import vanilla_transformer
 from vanilla_transformer.conversion import convert, plan_conversion
-from vanilla_transformer.conversion.registry import FAMILIES, REFUSED
+from vanilla_transformer.conversion.registry import FAMILIES, UNSUPPORTED
 from vanilla_transformer_export import TextRuntime, export
 from vanilla_transformer_export.cli.main import main
 
@@ -362,11 +362,11 @@ def test_another_family_is_refused(bert):
         plan_conversion(bert[0])
 
 
-@pytest.mark.parametrize("model_type", REFUSED)
+@pytest.mark.parametrize("model_type", UNSUPPORTED)
 def test_a_family_that_is_known_is_refused_with_the_reason(model_type, bert):
     assert model_type in transformers.CONFIG_MAPPING and model_type not in FAMILIES
     edit_json(bert[0] / "config.json", model_type=model_type)
-    with raises(ValueError, seen=("model_type", model_type, REFUSED[model_type])):
+    with raises(ValueError, seen=("model_type", model_type, UNSUPPORTED[model_type])):
         plan_conversion(bert[0])
 
 

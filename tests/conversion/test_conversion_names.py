@@ -366,7 +366,7 @@ def test_further_heads_are_left_out_and_listed(family, architecture, name, tmp_p
     edit_tensors(tmp_path / "theirs", lambda t: t.update({name: torch.ones(2, 2)}))
     facts = assert_equal_outputs(tmp_path / "theirs", model, tmp_path / "ours")
     assert facts["left_out"] == [name]
-    assert facts["notes"] == [f"tensors that no class of {family} has are left out: {name}"]
+    assert facts["notes"] == [f"left out tensors that no class of {family} has: {name}"]
 
 
 @pytest.mark.parametrize(

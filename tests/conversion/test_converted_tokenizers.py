@@ -427,7 +427,7 @@ def test_a_tokenizer_that_stays_in_python_is_reported(tmp_path):
         json.dumps({"tokenizer_class": "CTRLTokenizer"})
     )
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    remedy = "exports of it take and give only token ids, unless you add a tokenizer.json"
+    remedy = "its exports take and return only token ids, unless you add a tokenizer.json"
     assert find_tokenizer(tmp_path).notes == [
-        f"no tokenizer.json can be made of a CTRLTokenizer: {remedy}"
+        f"a CTRLTokenizer cannot be converted to tokenizer.json: {remedy}"
     ]

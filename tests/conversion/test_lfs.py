@@ -10,7 +10,7 @@ from command_line import error_of
 from messages import check_message, raises
 from safetensors.torch import save_file
 
-from vanilla_transformer_export.image_runtime import opened
+from vanilla_transformer_export.image_runtime import open_image
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\nsize 12345\n"
 
@@ -89,7 +89,7 @@ def test_a_pointer_in_place_of_a_table_or_an_image_is_named(exported, tmp_path):
         message = error_of("predict", export, *files)
         check_message(message, seen=(tmp_path / name, "git-lfs"))
     with raises(ValueError, seen=("picture.png", "git-lfs")):
-        opened(tmp_path / "picture.png")
+        open_image(tmp_path / "picture.png")
 
 
 def test_a_pointer_in_an_export_is_named(exported, tmp_path):

@@ -11,7 +11,7 @@ from messages import raises
 from transformers import AutoTokenizer
 
 from vanilla_transformer.training.augment import BpeDropout
-from vanilla_transformer.training.tokenizer import train_tokenizer, untrained
+from vanilla_transformer.training.tokenizer import new_tokenizer, train_tokenizer
 
 LINES = [
     "Two young men are outside.",
@@ -235,7 +235,7 @@ def test_white_space_between_words_is_one_space_and_none_at_the_ends_for_every_c
 
 @pytest.mark.parametrize("kind", ["bpe", "word"])
 def test_just_what_unicode_calls_white_space_and_the_byte_order_mark_is_that(kind):
-    normalizer = untrained(kind, lowercase=False).normalizer
+    normalizer = new_tokenizer(kind, lowercase=False).normalizer
     others = [chr(code) for code in (0x1C, 0x200B, 0x180E, 0x2060, 0x2581, 0xFEFE)]
     assert [normalizer.normalize_str(f"a{space}b") for space in SPACES] == ["a b"] * len(SPACES)
     assert [normalizer.normalize_str(f"a{other}b") for other in others] == [
@@ -310,7 +310,7 @@ KINDS = {
 def test_the_tokenizers_of_the_cards_read_white_space_as_new_ones_do(name):
     file, (kind, lowercase) = CARDS / name / "tokenizer.json", KINDS[name]
     facts = json.loads(file.read_text(encoding="utf-8"))
-    assert facts["normalizer"] == json.loads(untrained(kind, lowercase).to_str())["normalizer"]
+    assert facts["normalizer"] == json.loads(new_tokenizer(kind, lowercase).to_str())["normalizer"]
     assert {token["normalized"] for token in facts["added_tokens"]} == {kind == "bpe"}
     fast, alone = (
         AutoTokenizer.from_pretrained(file.parent),

@@ -288,12 +288,12 @@ def test_layers_that_the_state_dict_does_not_hold_are_refused_before_any_is_buil
 
 def test_options_of_the_other_kind_of_source_are_not_passed_over(files, capsys):
     for option in (["--dry-run"], ["--to", "bert"], ["--leave-out", "a"], ["--variant", "fp16"]):
-        message = f"{option[0]} is for a checkpoint directory or Hub id, and"
+        message = f"{option[0]} is not supported for {files / 'state.safetensors'}, a state dict"
         assert message in usage_error(capsys, files, *option)
     with pytest.raises(SystemExit) as caught:
         main(["convert", str(files), str(files / "ours"), "--embeddings", "tables.safetensors"])
     assert caught.value.code == 2
     assert (
-        f"--embeddings is for the file of a state dict, and {files} is none"
+        f"--embeddings is not supported for {files}: expected a state dict file"
         in capsys.readouterr().err
     )

@@ -299,7 +299,7 @@ def test_genai_takes_sampling_and_several_ends_from_the_generation_config(unchec
 def test_values_of_another_width_than_keys_have_no_genai_config_and_the_manifest_says_why(exported):
     assert not (exported("causal").directory / "genai_config.json").exists()
     because = read(exported("causal").directory / "manifest.json")["genai"]
-    assert because["config"] is False and "wide" in because["because"]
+    assert because["config"] is False and "value_head_dim" in because["because"]
 
 
 @pytest.mark.parametrize(

@@ -340,7 +340,7 @@ FAULTS = {
             path,
             lambda weights: weights.update({"classifier.bias": torch.ones(3, dtype=torch.int64)}),
         ),
-        "1 are no floating point: classifier.bias",
+        "1 are not floating point: classifier.bias",
     ),
     "infinity": (
         lambda path: change_weights(path, with_infinity),
@@ -348,7 +348,7 @@ FAULTS = {
     ),
     "a file that is cut": (
         lambda path: cut(path / "model.safetensors"),
-        "is not a whole safetensors file",
+        "is not a complete safetensors file",
     ),
     "a later option": (
         lambda path: edit_json(path / "config.json", position_embedding_type="alibi"),
@@ -392,7 +392,7 @@ def test_a_shard_that_is_cut_is_named(checkpoints, tmp_path):
     shard = sorted(checkpoint.glob("*.safetensors"))[1]
     cut(shard)
     [[error, *_]] = without_torch(["export", checkpoint, tmp_path / "out"])
-    assert f"{shard} is not a whole safetensors file" in error and os.listdir(tmp_path) == [
+    assert f"{shard} is not a complete safetensors file" in error and os.listdir(tmp_path) == [
         checkpoint.name
     ]
 
@@ -436,7 +436,7 @@ def test_what_needs_torch_is_named_with_its_extra(checkpoints, tmp_path):
             "--keep",
             tmp_path / "kept",
         ): f"{gpt2} is a checkpoint of another family (model_type gpt2",
-        (words,): f"{words} has no tokenizer.json, and making it of the other files",
+        (words,): f"{words} has no tokenizer.json, and building it from the other files",
         (checkpoints / "seq2seq", *int8): "calibrate runs the model, which",
     }
     commands = [

@@ -12,7 +12,7 @@ from messages import check_message, raises
 
 from vanilla_transformer.errors import UsageError
 from vanilla_transformer.training import data as module
-from vanilla_transformer.training.data import BadRows, lines, lines_of, read_lines, read_text
+from vanilla_transformer.training.data import BadRows, lines, read_all_lines, read_lines, read_text
 from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.tasks import TASKS
@@ -136,7 +136,7 @@ SKIPPED = BadRows({"skip_bad_rows": True})
 
 @pytest.mark.parametrize(
     "read",
-    [read_text, read_lines, lambda path: lines_of([path], bad=SKIPPED)],
+    [read_text, read_lines, lambda path: read_all_lines([path], bad=SKIPPED)],
     ids=["text", "lines", "without bad rows"],
 )
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_gz_bomb_of_bad_rows_is_not_read_to_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ALWAYS_READ", 100_000)
     path, bad = bomb(tmp_path / "bomb.gz", b"\n", megabytes=2), BadRows({"skip_bad_rows": True})
     with raises(ValueError, seen="bomb.gz"):
-        lines_of([path], bad=bad)
+        read_all_lines([path], bad=bad)
     assert 100_000 <= bad.count < 400_000 and len(bad.first) == 3
 
 
@@ -323,7 +323,7 @@ def test_sentences_of_tags(tmp_path, capsys):
         5,
         "line 5 is 'alone', expected a word, a space or a tab, and a tag",
         "line 9 is not",
-        "line 13 has more than",
+        "line 13 is longer than",
     )
 
 

@@ -11,7 +11,7 @@ from transformers.activations import ACT2FN
 
 from vanilla_transformer_export import verify
 from vanilla_transformer_export.exporting.checkpoint import Checkpoint
-from vanilla_transformer_export.exporting.export import facts_of
+from vanilla_transformer_export.exporting.export import manifest_facts
 from vanilla_transformer_export.exporting.options import ExportOptions
 from vanilla_transformer_export.exporting.plan import Graphs, uses_target
 from vanilla_transformer_export.graphs.config import Config
@@ -53,7 +53,7 @@ def problem(checkpoint, directory, options):
     directory.mkdir()
     graphs.write(directory)
     (directory / "config.json").write_text(json.dumps(checkpoint.config_json))
-    write_manifest(directory, **facts_of(checkpoint, graphs), **graphs.facts({}))
+    write_manifest(directory, **manifest_facts(checkpoint, graphs), **graphs.facts({}))
     report = verify(directory, checkpoint.model, cases=3, device="cpu")
     shutil.rmtree(directory)
     most = MAX_MEAN_ERROR.get(options.dtype)

@@ -15,7 +15,7 @@ from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.inference.decoder import GenerationRequest
 from vanilla_transformer_export.inference.prompt_lookup import (
     NgramIndex,
-    tokens_by_lookup,
+    prompt_lookup_tokens,
     until_end,
 )
 from vanilla_transformer_export.inference.search import start_search
@@ -158,7 +158,7 @@ def looked_up(source, text, **options):
     request = GenerationRequest(options, start, np.ones_like(start), (ids, np.ones_like(ids)))
     decoder, search = KnownText(text), start_search(options, request.prompt)
     first = np.eye(30, dtype=np.float32)[None, text[0]]
-    result = [int(token[0]) for token in tokens_by_lookup(request, decoder, search, first)]
+    result = [int(token[0]) for token in prompt_lookup_tokens(request, decoder, search, first)]
     assert search.result()[0].tolist() == [result]
     return result, decoder.steps
 
@@ -214,7 +214,7 @@ def test_the_index_knows_the_last_place_of_the_longest_ngram():
 def test_logits_after_tokens_that_were_taken_back(opened, name, target, monkeypatch):
     """Caches have little room, so that they grow, or lose what is before the window."""
     for module in (cpu, portable):
-        monkeypatch.setattr(module, "INITIAL_ROOM", 8)
+        monkeypatch.setattr(module, "INITIAL_CAPACITY", 8)
     model, runtime = opened(name, target)
     ids, rng = prompt(), np.random.default_rng(0)
     request = runtime.request(

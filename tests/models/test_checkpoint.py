@@ -118,7 +118,7 @@ OF_WEIGHTS = ["average", "attention", "export", "evaluate"]
             lambda t: t.update({Q_PROJ: torch.ones(3, 32)}),
             ["of another shape", "(3, 32) for (32, 32)"],
         ),
-        (lambda t: t.update({Q_PROJ: t[Q_PROJ].to(torch.int64)}), ["no floating point", Q_PROJ]),
+        (lambda t: t.update({Q_PROJ: t[Q_PROJ].to(torch.int64)}), ["not floating point", Q_PROJ]),
         (lambda t: t.update(extra=torch.ones(2)), ["1 are unexpected: extra"]),
         (
             lambda t: t.update({name: torch.ones(()) for name in t}),
@@ -154,7 +154,7 @@ def test_a_file_that_is_no_safetensors_file_is_refused(checkpoint, change, capsy
     path.write_bytes(change(path.read_bytes()))
     assert_refused(
         checkpoint,
-        [str(path), "is not a whole safetensors file", f"({path.stat().st_size} bytes)"],
+        [str(path), "is not a complete safetensors file", f"({path.stat().st_size} bytes)"],
         capsys,
     )
 
@@ -175,7 +175,7 @@ def test_a_file_that_is_no_safetensors_file_is_refused(checkpoint, change, capsy
 )
 def test_a_header_of_wrong_types_is_refused(checkpoint, change, capsys):
     edit_header(checkpoint, change)
-    assert_refused(checkpoint, ["model.safetensors is not a whole safetensors file"], capsys)
+    assert_refused(checkpoint, ["model.safetensors is not a complete safetensors file"], capsys)
 
 
 def test_a_type_of_tensors_that_has_no_place_here_is_refused(checkpoint, capsys):
@@ -317,9 +317,9 @@ FIELDS = [
         (dict(_attn_implementation=value), f"_attn_implementation {value}, expected a name")
         for value in (True, 5, [1])
     ],
-    (dict(decoder="x"), "the configs decoder within"),
-    (dict(to_dict=5), "the key to_dict, expected none of a class's own attributes"),
-    (dict(attribute_map={}), "the key attribute_map, expected none of"),
+    (dict(decoder="x"), "the nested configs decoder"),
+    (dict(to_dict=5), "the key to_dict, an attribute of the config class: expected only fields"),
+    (dict(attribute_map={}), "the key attribute_map, an attribute of the config class"),
 ]
 
 
@@ -593,7 +593,7 @@ def test_a_hub_id_that_cannot_be_reached_is_one_short_line(verb, tmp_path, monke
     line = error_of(
         (verbs("someone/nothing", "out") | {"info": ["info", "someone/nothing"]})[verb], capsys
     )
-    reason = "it is not in the cache, and the Hub cannot be reached"
+    reason = "it is not in the cache and the Hub cannot be reached"
     assert line == (
         "vanilla-transformer: someone/nothing is neither a checkpoint directory nor on the Hub: "
         f"{reason}"

@@ -286,8 +286,8 @@ def test_a_cache_that_from_pretrained_filled_does_not_pass_for_a_repository_with
 @pytest.mark.slow
 def test_a_repository_that_is_not_there_or_only_in_part_in_the_cache_is_one_line(hub, tmp_path):
     for changes, reason in (
-        ({}, "the Hub has none of this name, or not for this login"),
-        ({"HF_HUB_OFFLINE": "1"}, "it is not in the cache, and the Hub cannot be reached"),
+        ({}, "the Hub has no repository of this name, or none that this login may read"),
+        ({"HF_HUB_OFFLINE": "1"}, "it is not in the cache and the Hub cannot be reached"),
     ):
         process = command(hub, tmp_path, "info", "someone/nothing", **changes)
         expected = (
@@ -298,7 +298,7 @@ def test_a_repository_that_is_not_there_or_only_in_part_in_the_cache_is_one_line
     assert command(hub, tmp_path, "info", TRANSLATOR).returncode == 0  # which reads the config only
     process = command(hub, tmp_path, "export", TRANSLATOR, tmp_path / "out", HF_HUB_OFFLINE="1")
     assert (
-        "the cache has only a part of it, and the Hub cannot be reached"
+        "the cache has only a part of it and the Hub cannot be reached"
         in process.stderr.splitlines()[-1]
     )
 

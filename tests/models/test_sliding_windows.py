@@ -24,7 +24,7 @@ NEW_TOKENS = 30
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch):
     for module in (cpu, portable):
-        monkeypatch.setattr(module, "INITIAL_ROOM", ROOM)
+        monkeypatch.setattr(module, "INITIAL_CAPACITY", ROOM)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import vanilla_transformer
 from vanilla_transformer.checkpoint import load_checkpoint
 from vanilla_transformer.conversion import convert, plan_conversion
 from vanilla_transformer.info import info
-from vanilla_transformer.training.averaging import averaged
+from vanilla_transformer.training.averaging import average_weights
 from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.cli.main import main
 
@@ -142,7 +142,7 @@ def test_our_checkpoints_have_variants(ours, tmp_path):
     assert all(
         torch.equal(*pair) for pair in zip(loaded.parameters(), model.parameters(), strict=True)
     )
-    mean = averaged([source, source], variant="fp16")
+    mean = average_weights([source, source], variant="fp16")
     assert all(
         torch.allclose(*pair) for pair in zip(mean.parameters(), model.parameters(), strict=True)
     )

@@ -82,7 +82,7 @@ class Throwaway:
 
 
 class OneByOneDecoders:
-    takes_empty_prompts = True
+    supports_empty_prompts = True
 
     def __init__(self, factory):
         self.factory = factory

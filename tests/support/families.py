@@ -10,10 +10,10 @@ import transformers
 import vanilla_transformer
 from vanilla_transformer.configuration_vanilla_transformer import pair
 from vanilla_transformer.conversion import FAMILIES, convert
-from vanilla_transformer.conversion.converter import converter_of
+from vanilla_transformer.conversion.converter import get_converter
 
 # of each: theirs, with ours
-ARCHITECTURES = {family: converter_of(family).ARCHITECTURES for family in FAMILIES}
+ARCHITECTURES = {family: get_converter(family).ARCHITECTURES for family in FAMILIES}
 BACK = {family: ARCHITECTURES[family] for family in FAMILIES if FAMILIES[family].converts_back}
 TWINS = ("xlm-roberta", "camembert", "mt5")  # families that share all code with RoBERTa or T5
 FLOAT32_NORMS = ("t5", "mt5")  # norms in float32 limit the precision of float64
@@ -62,7 +62,7 @@ def random_config(family, architecture, seed):
 
     It has odd numbers of heads and random values of the switches that can be represented.
     """
-    config_class = getattr(transformers, converter_of(family).CONFIG)
+    config_class = getattr(transformers, get_converter(family).CONFIG)
     names = config_class().to_dict()
     rng = random.Random(f"{family} {seed}")
     heads, vocabulary, positions = rng.choice([1, 3, 5]), rng.randint(30, 60), rng.randint(24, 40)

@@ -117,8 +117,8 @@ USED = dict(
 )
 def test_asking_for_cuda_where_it_cannot_run_says_what_to_do(monkeypatch, found, running, seen):
     state = USED | found
-    for name in ("installed", "providers"):
-        monkeypatch.setattr(devices, name, lambda name=name: state[name])
+    monkeypatch.setattr(devices, "installed_versions", lambda: state["installed"])
+    monkeypatch.setattr(devices, "providers", lambda: state["providers"])
     monkeypatch.setattr(devices, "LIBRARIES", state["libraries"])
     calls = []
     monkeypatch.setattr(devices, "gpu", lambda: calls.append("nvidia-smi") or state["gpu"])

@@ -18,7 +18,7 @@ from vanilla_transformer_export import TextRuntime, export
 from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.exporting.evaluation import evaluate
-from vanilla_transformer_export.exporting.languages import languages_of
+from vanilla_transformer_export.exporting.languages import read_languages
 
 TEXTS = ["the dog sees a bird", "a man reads", "der Hund sieht einen Vogel im Park"]
 LINES = [
@@ -155,7 +155,7 @@ def export_with(export_directory, source, out, **generation):
         edit_json(out / name, **generation)
     edit_json(
         out / "manifest.json",
-        languages=languages_of(out, generation.get("decoder_start_token_id", 2)),
+        languages=read_languages(out, generation.get("decoder_start_token_id", 2)),
     )
     seal(out)
     return out

@@ -131,7 +131,7 @@ def test_spaces_are_cleaned_up_as_by_transformers(directory, tmp_path, name, cle
         cleans is True and name != "BPE"
     )
     for row, text in zip(rows, expected, strict=True):
-        assert "".join(runtime.text_of(np.array([token]) for token in row)) == text
+        assert "".join(runtime.decode_stream(np.array([token]) for token in row)) == text
 
 
 @pytest.mark.parametrize(

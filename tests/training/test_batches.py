@@ -24,7 +24,7 @@ from vanilla_transformer_export.files import run
 from vanilla_transformer_export.files.formats import generated_text
 from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.run import Runner
-from vanilla_transformer_export.inference.logits import derived_seed
+from vanilla_transformer_export.inference.logits import derive_seed
 
 SAMPLING = dict(do_sample=True, top_k=20, seed=11, max_new_tokens=8)
 BEAMS = dict(num_beams=3, max_new_tokens=8)
@@ -136,7 +136,7 @@ def test_each_line_is_sampled_with_its_own_seed(runtime, task):
     method = getattr(runtime, task)
     options = {name: value for name, value in SAMPLING.items() if name != "seed"}
     expected = [
-        method([line], seeds=[derived_seed(11, number)], **options)[0]
+        method([line], seeds=[derive_seed(11, number)], **options)[0]
         for number, line in enumerate(lines)
     ]
     for batch_size, shard_lines in ((1, 5), (4, 12)):

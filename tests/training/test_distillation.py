@@ -13,7 +13,7 @@ from torch.distributions import Categorical, kl_divergence
 from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaEncoderForSequenceClassification
-from vanilla_transformer.training.augment import TextAugmentation, augmentation_of
+from vanilla_transformer.training.augment import TextAugmentation, build_augmentation
 from vanilla_transformer.training.card import CARD
 from vanilla_transformer.training.distillation import Teachers, with_text
 from vanilla_transformer.training.loss import loss_function
@@ -114,7 +114,7 @@ def test_words_are_replaced_by_others_as_often_as_asked(teachers, tmp_path, drop
         word_replacement=0.25,
     )
     tokenizer, _, rows = prepare(recipe)
-    augment, plain = augmentation_of(recipe, tokenizer, rows["train"]), rows["train"]
+    augment, plain = build_augmentation(recipe, tokenizer, rows["train"]), rows["train"]
     augmented_rows = [
         (row, augment(row, Random(f"{epoch} {place}")))
         for epoch in range(200)
@@ -158,7 +158,7 @@ def test_of_as_many_texts_as_asked_there_is_a_part_of_any_length_from_anywhere(t
     )
     recipe = classifier(tmp_path / "student", teachers=teachers, span_crop=1.0)
     tokenizer, _, rows = prepare(recipe)
-    augment = augmentation_of(recipe, tokenizer, rows["train"])
+    augment = build_augmentation(recipe, tokenizer, rows["train"])
     augmented_rows = [
         (row["text"], *augment(row, Random(place))) for place, row in enumerate(rows["train"])
     ]

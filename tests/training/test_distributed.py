@@ -222,11 +222,11 @@ def test_processes_that_would_not_give_what_the_recipe_says_are_refused(changes,
 
 def test_the_batches_fill_every_update():
     lengths = [(length,) for length in (3, 1, 4, 1, 5, 2)]
-    batches = TokenBatches(range(6), lengths, limit=6, each=4).batches
+    batches = TokenBatches(range(6), lengths, limit=6, divisor=4).batches
     assert len(batches) == 4
     assert sorted(index for batch in batches for index in batch) == list(range(6))
     assert all(len(batch) * max(lengths[index][0] for index in batch) <= 6 for batch in batches)
-    assert len(TokenBatches(range(6), lengths, limit=6, each=8).batches) == 6  # of one row each
+    assert len(TokenBatches(range(6), lengths, limit=6, divisor=8).batches) == 6  # of one row each
 
 
 # ------------------------------------------------------------------------------------------- shards

@@ -100,7 +100,7 @@ def test_a_task_has_what_every_task_has_and_keys_that_there_are(name):
 TASK = '''
 """Which of two labels a text has: its first word."""
 
-from vanilla_transformer.training.data import lines_of, paths_of
+from vanilla_transformer.training.data import read_all_lines, split_files
 from vanilla_transformer.training.tasks.sequence_classification import *
 from vanilla_transformer.training.tasks.sequence_classification import DATA as SHARED
 from vanilla_transformer.training.tasks.task import Abilities
@@ -113,7 +113,7 @@ DATA = SHARED | {"words": COUNTED}
 def read(data, split):
     if split not in data:
         return None
-    rows = [line.split(" ", 1) for line in lines_of(paths_of(data, split))]
+    rows = [line.split(" ", 1) for line in read_all_lines(split_files(data, split))]
     shown = [" ".join(text.split()[: data["words"]]) for _, text in rows]
     return Dataset.from_dict({"label": [label for label, _ in rows], "text": shown})
 '''

@@ -369,7 +369,7 @@ def test_the_best_span_is_the_best_of_all_that_are_short_enough():
     ],
 )
 def test_answers_are_compared_as_squad_does(text, gold, exact, f1):
-    assert (question_answering.normalised(text) == question_answering.normalised(gold)) == exact
+    assert (question_answering.normalise(text) == question_answering.normalise(gold)) == exact
     assert question_answering.f1(text, gold) == pytest.approx(f1)
 
 

@@ -15,12 +15,12 @@ from messages import raises
 from vanilla_transformer.errors import UsageError
 from vanilla_transformer.training import run as runs
 from vanilla_transformer.training.checkpoints import (
-    WholeCheckpoints,
+    CompleteCheckpoints,
     check_state,
+    complete_checkpoints,
     last_checkpoints,
     marked_checkpoints,
     run_facts,
-    whole_checkpoints,
 )
 from vanilla_transformer.training.checkpoints import open_state as make_state
 from vanilla_transformer.training.recipe import Recipe
@@ -68,7 +68,7 @@ def checkpoint(state: Path, step: int, arguments=None, **facts) -> Path:
     path.mkdir(parents=True)
     (path / "model.safetensors").write_text(f"weights {step}")
     (path / "trainer_state.json").write_text("{}")
-    callback, arguments = WholeCheckpoints(), arguments or SimpleNamespace(save_total_limit=None)
+    callback, arguments = CompleteCheckpoints(), arguments or SimpleNamespace(save_total_limit=None)
     callback.on_train_begin(arguments, SimpleNamespace(best_model_checkpoint=None), None)
     assert arguments.save_total_limit is None  # the trainer's own would remove what is not ours
     arguments.output_dir, arguments.should_save = str(state), True
@@ -211,7 +211,7 @@ def test_restart_moves_the_state_aside(recipe, state, is_damaged, capsys):
 @pytest.mark.parametrize("damage", ["one byte", "shorter", "missing", "marker", "another marker"])
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(state, damage, caplog, monkeypatch):
     older, newest = checkpoint(state, 9), checkpoint(state, 10)
-    assert list(whole_checkpoints(state)) == [newest, older]
+    assert list(complete_checkpoints(state)) == [newest, older]
     weights = newest / "model.safetensors"
     if damage == "one byte":
         weights.write_text("wEights 10")  # of the same size
@@ -222,13 +222,13 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(state, damage, caplo
     else:
         (newest / "files.json").write_text('{"model.saf' if damage == "marker" else "[]")
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    assert list(whole_checkpoints(state)) == [older]
+    assert list(complete_checkpoints(state)) == [older]
     assert str(newest) in caplog.text
 
 
 def test_a_checkpoint_is_marked_before_it_is_written_and_whole_afterwards(state):
     callback, arguments = (
-        WholeCheckpoints(),
+        CompleteCheckpoints(),
         SimpleNamespace(save_total_limit=None, output_dir=str(state), should_save=True),
     )
     for saves in (False, True):
@@ -237,7 +237,7 @@ def test_a_checkpoint_is_marked_before_it_is_written_and_whole_afterwards(state)
         )
         assert (state / "checkpoint-5/files.json").exists() == saves
     assert marked_checkpoints(state) == [state / "checkpoint-5"]
-    assert list(whole_checkpoints(state)) == []
+    assert list(complete_checkpoints(state)) == []
 
 
 def test_what_a_user_puts_into_a_checkpoint_changes_nothing_of_it_and_stays(state):
@@ -249,7 +249,7 @@ def test_what_a_user_puts_into_a_checkpoint_changes_nothing_of_it_and_stays(stat
         )
         file.parent.mkdir(exist_ok=True)
         file.write_text("mine")
-    assert list(whole_checkpoints(state)) == [state / "checkpoint-5"]
+    assert list(complete_checkpoints(state)) == [state / "checkpoint-5"]
     checkpoint(state, 10, SimpleNamespace(save_total_limit=1))
     left = sorted(path.relative_to(state).as_posix() for path in state.rglob("*") if path.is_file())
     assert (
@@ -299,7 +299,7 @@ def test_the_last_checkpoints_are_refused_if_one_is_damaged(state, caplog, monke
 def test_the_best_checkpoint_is_looked_for_where_the_state_is_now(state):
     path = checkpoint(state, 5)
     callback, arguments = (
-        WholeCheckpoints(),
+        CompleteCheckpoints(),
         SimpleNamespace(save_total_limit=None, output_dir=str(state), should_save=True),
     )
     noted = SimpleNamespace(best_model_checkpoint="/elsewhere/checkpoint-5")
@@ -353,7 +353,7 @@ def test_only_checkpoints_of_the_run_are_removed_when_there_are_too_many(state, 
 def test_the_best_checkpoint_stays(state):
     for step in (5, 10, 15):
         checkpoint(state, step)
-    callback, best = WholeCheckpoints(), str(state / "checkpoint-5")
+    callback, best = CompleteCheckpoints(), str(state / "checkpoint-5")
     arguments = SimpleNamespace(save_total_limit=2, output_dir=str(state), should_save=True)
     callback.on_train_begin(arguments, SimpleNamespace(best_model_checkpoint=None), None)
     callback.on_save(arguments, SimpleNamespace(global_step=15, best_model_checkpoint=best), None)
@@ -386,10 +386,10 @@ def test_a_run_refuses_outputs_and_states_that_would_harm_what_it_reads(recipe, 
 def test_what_a_run_reads(recipe, tmp_path):
     recipe = changed(changed(recipe, "model", path="start"), "tokenizer", path="words")
     text = [str(tmp_path / "text" / name) for name in recipe.data["train"]]
-    assert list(map(str, runs.inputs_of(recipe))) == [*text, "words", "start"]
+    assert list(map(str, runs.input_paths(recipe))) == [*text, "words", "start"]
     recipe = Recipe("translation", {"dataset": "set"}, {}, {}, {})
-    assert runs.inputs_of(recipe) == ["set"]
+    assert runs.input_paths(recipe) == ["set"]
     recipe = Recipe(
         "sequence-classification", {"train": "a.txt"}, {}, {}, {"teachers": ["one", "two"]}
     )
-    assert runs.inputs_of(recipe) == [Path("a.txt"), "one", "two"]
+    assert runs.input_paths(recipe) == [Path("a.txt"), "one", "two"]

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from vanilla_transformer import VanillaDecoderConfig, VanillaDecoderForCausalLM
 from vanilla_transformer.errors import UsageError
-from vanilla_transformer.training.augment import AugmentedDataset, augmentation_of
+from vanilla_transformer.training.augment import AugmentedDataset, build_augmentation
 from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.run import train
@@ -136,7 +136,7 @@ def test_a_language_model_learns_and_its_loss_is_that_of_the_whole_validation_te
 
 def test_packed_lines_are_read_as_if_they_were_alone():
     documents = [list(range(4, 4 + length)) for length in (5, 3, 9, 2, 30)]
-    blocks = causal_lm.packed(documents, 12)
+    blocks = causal_lm.pack(documents, 12)
     model = VanillaDecoderForCausalLM(VanillaDecoderConfig(vocab_size=40, **DECODER)).eval()
     actual = []
     for block in blocks:
@@ -287,7 +287,7 @@ def test_masks_of_training_text_are_others_in_each_epoch_those_of_validation_tex
     recipe = Recipe("masked-lm", files, {"kind": "bpe", "vocab_size": 45}, ENCODER, {"seed": 3})
     tokenizer, _, rows = prepare(recipe)
     augmented = AugmentedDataset(
-        rows["train"], augmentation_of(recipe, tokenizer, rows["train"]), seed=3
+        rows["train"], build_augmentation(recipe, tokenizer, rows["train"]), seed=3
     )
     every = list(range(len(augmented)))
     first = augmented.__getitems__(every)
@@ -296,7 +296,7 @@ def test_masks_of_training_text_are_others_in_each_epoch_those_of_validation_tex
     assert augmented.__getitems__(every) != first
     assert (
         AugmentedDataset(
-            rows["train"], augmentation_of(recipe, tokenizer, rows["train"]), seed=4
+            rows["train"], build_augmentation(recipe, tokenizer, rows["train"]), seed=4
         ).__getitems__(every)
         != first
     )

@@ -70,8 +70,10 @@ def start(recipe: dict) -> str:
 def scores(metrics: dict) -> list[tuple[str, str, float]]:
     """Return (split, metric, value) for all numeric metrics except times."""
     # "epoch" belongs to no split
-    named = ((*name.split("_", 1), value) for name, value in metrics.items() if "_" in name)
-    return [score for score in named if isinstance(score[2], int | float) and score[1] not in TIMES]
+    splits = ((*name.split("_", 1), value) for name, value in metrics.items() if "_" in name)
+    return [
+        score for score in splits if isinstance(score[2], int | float) and score[1] not in TIMES
+    ]
 
 
 def eval_result(recipe: dict, split: str, metric: str, value: float) -> EvalResult:

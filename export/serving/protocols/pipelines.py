@@ -247,7 +247,7 @@ def images(given: Any, most: int) -> RequestInputs:
 def image_of(given: Any) -> Any:
     from PIL import Image
 
-    from ...image_runtime import image_errors, upright
+    from ...image_runtime import image_errors, rotate_upright
 
     if isinstance(given, str):
         try:
@@ -262,7 +262,7 @@ def image_of(given: Any) -> Any:
         raise UsageError(f"inputs is {given!r:.80}, expected an image's bytes in base64")
     try:
         with image_errors(), Image.open(io.BytesIO(given)) as file:
-            return upright(file)
+            return rotate_upright(file)
     except ValueError as error:
         raise UsageError(f"inputs: {error}") from None
 

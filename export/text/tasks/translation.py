@@ -9,7 +9,7 @@ from ...errors import UsageError
 from ...heads import TRANSLATE
 from ...inference import options as option_fields
 from ...inference.inputs import batches
-from ...inference.logits import derived_seed
+from ...inference.logits import derive_seed
 from ...inference.options import as_list, special_token
 from ...requests import check_options
 from ..languages import LANGUAGE_WORD, Choice
@@ -223,7 +223,7 @@ def sentence_seeds(plan: Plan, seeds: Sequence[int] | None) -> list[int] | None:
         return None
     option_fields.check_seeds(seeds, len(plan.parts))
     return [
-        derived_seed(seed, number)
+        derive_seed(seed, number)
         for seed, parts in zip(seeds, plan.parts)
         for number in range(sum(part.is_translated for part in parts))
     ]

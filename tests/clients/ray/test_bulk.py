@@ -186,7 +186,7 @@ def test_a_shard_whose_workers_always_die_is_an_error_that_says_what_is_kept(
     assert process.returncode == 1 and "Traceback" not in said, said
     assert (
         "the Ray cluster could not compute a shard" in said
-        and "the shards that are whole stay in" in said
+        and "the finished shards stay in" in said
     )
     assert shards(tmp_path / "out") > 2
     finished(started(export, source, tmp_path / "out", None))

@@ -1,4 +1,4 @@
-"""The CPU of this machine."""
+"""The name and the instructions of this machine's CPU."""
 
 import platform
 from dataclasses import dataclass
@@ -8,14 +8,15 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
-class Processor:
-    """A CPU: its `name`, and its `instructions` by their Linux names, if the system lists them."""
+class Cpu:
+    """A CPU: its `name`, and the Linux names of its `instructions`, empty if they are unknown."""
 
     name: str
     instructions: frozenset[str] = frozenset()
 
     @classmethod
-    def here(cls) -> "Processor":
+    def detect(cls) -> "Cpu":
+        """Return the CPU of this machine."""
         try:
             first = CPUINFO.read_text().split("\n\n")[0]
         except OSError:
