@@ -94,9 +94,9 @@ def measure(
         ratios, alike = [], []
         for _ in range(rounds):
             without, _ = generated(runtime, rows)
-            seconds, found = generated(runtime, rows, **lookup)
+            seconds, tokens = generated(runtime, rows, **lookup)
             ratios.append(seconds / without)
-            alike.append(sum(map(list.__eq__, found, expected)))
+            alike.append(sum(map(list.__eq__, tokens, expected)))
     if dtype == "fp32" and min(alike) < len(rows):
         raise SystemExit(
             f"{min(alike)} of {len(rows)} rows have the same tokens with prompt lookup, expected "

@@ -51,7 +51,8 @@ def is_of_a_child(caption: str) -> bool:
 
 def summaries(captions: list[str], rng: random.Random) -> Pairs:
     others, kept = (
-        [each for each in captions if is_of_a_child(each) is wanted] for wanted in (False, True)
+        [caption for caption in captions if is_of_a_child(caption) is has_child]
+        for has_child in (False, True)
     )
     while True:
         texts = rng.sample(others, READ - KEPT) + rng.sample(kept, KEPT)

@@ -12,7 +12,7 @@ import numpy as np
 LLAMA_CPP = Path(__file__).parent / "node_modules/@node-llama-cpp/linux-x64/bins/linux-x64"
 
 
-def config_of(root: Path) -> dict:
+def read_config(root: Path) -> dict:
     return json.loads((root / "transformers/config.json").read_text())
 
 
@@ -29,7 +29,7 @@ class OpenVINO:
     def __init__(self, engine, kind, root, arrangement, device):
         import openvino
 
-        self.kind, self.start = kind, config_of(root).get("decoder_start_token_id")
+        self.kind, self.start = kind, read_config(root).get("decoder_start_token_id")
         settings = {
             "INFERENCE_NUM_THREADS": arrangement.workers * arrangement.threads,
             "NUM_STREAMS": arrangement.workers,
@@ -48,16 +48,16 @@ class OpenVINO:
         for _ in range(arrangement.workers):
             self.idle.put({name: graph.create_infer_request() for name, graph in graphs.items()})
 
-    def given(self, ids):
+    def prepare(self, ids):
         return ids, np.ones_like(ids)
 
-    def run(self, given, new_tokens, beams):
+    def run(self, prepare, new_tokens, beams):
         requests = self.idle.get()
         try:
             return (
-                self.generate(requests, *given, new_tokens)
+                self.generate(requests, *prepare, new_tokens)
                 if new_tokens
-                else encode(requests["encoder"], *given).copy()
+                else encode(requests["encoder"], *prepare).copy()
             )
         finally:
             self.idle.put(requests)
@@ -71,8 +71,8 @@ class OpenVINO:
             for output in requests["encoder"].model_outputs:
                 decoder.set_tensor(output.any_name, requests["encoder"].get_tensor(output))
             ids = np.full((len(ids), 1), self.start)
-        found, past = [], 0
-        while len(found) < new_tokens:
+        tokens, past = [], 0
+        while len(tokens) < new_tokens:
             used = past + ids.shape[1]
             feeds = {
                 "input_ids": ids,
@@ -85,9 +85,9 @@ class OpenVINO:
                 feeds["attention_mask"] = mask
             decoder.infer(feeds, share_outputs=True)
             ids = decoder.get_tensor("logits").data[:, -1].argmax(axis=-1)[:, None]
-            found.append(ids)
+            tokens.append(ids)
             past = used
-        return np.concatenate(found, axis=1)
+        return np.concatenate(tokens, axis=1)
 
     def output(self, result, new_tokens):
         return result
@@ -147,7 +147,7 @@ class LlamaCpp:
 
     def __init__(self, engine, kind, root, arrangement, device):
         self.library, self.threads, self.contexts = load_llama_cpp(), arrangement.threads, {}
-        self.vocabulary = config_of(root)["vocab_size"]
+        self.vocabulary = read_config(root)["vocab_size"]
         path = str(root / engine / "model.gguf").encode()
         self.model = self.library.llama_model_load_from_file(
             path, self.library.llama_model_default_params()
@@ -155,7 +155,7 @@ class LlamaCpp:
         if not self.model:
             raise OSError(f"llama.cpp does not load {path.decode()}")
 
-    def given(self, ids):
+    def prepare(self, ids):
         return ids
 
     def context(self, rows, length, places):
@@ -166,10 +166,10 @@ class LlamaCpp:
         places = -(-places // PLACES) * PLACES
         if (rows, places) not in self.contexts:
             params = self.library.llama_context_default_params()
-            found = {name: getattr(params, name) for name in DEFAULTS}
-            if found != DEFAULTS:
+            values = {name: getattr(params, name) for name in DEFAULTS}
+            if values != DEFAULTS:
                 raise OSError(
-                    f"llama.cpp's defaults are {found}, expected {DEFAULTS}: another version"
+                    f"llama.cpp's defaults are {values}, expected {DEFAULTS}: another version"
                 )
             params.n_ctx, params.n_seq_max = rows * places, rows
             params.n_batch = max(params.n_batch, rows * length)
@@ -185,12 +185,12 @@ class LlamaCpp:
         rows, length = ids.shape
         context = self.context(rows, length, length + new_tokens)
         self.library.llama_memory_clear(self.library.llama_get_memory(context), True)
-        found, past = [], 0
-        while len(found) < new_tokens:
+        tokens, past = [], 0
+        while len(tokens) < new_tokens:
             ids = self.logits(context, ids, past).argmax(axis=-1)[:, None]
-            past = length + len(found)
-            found.append(ids)
-        return np.concatenate(found, axis=1)
+            past = length + len(tokens)
+            tokens.append(ids)
+        return np.concatenate(tokens, axis=1)
 
     def logits(self, context, ids, past):
         """Return the logits (B, V) after the last token of each row (B, T).

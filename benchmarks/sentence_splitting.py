@@ -69,9 +69,9 @@ def right_texts(split: Splitter) -> dict[str, int]:
 
 def is_right(split: Splitter, text: str, language: str) -> bool:
     sentences = text.split("|")
-    whole = ("" if language in UNSPACED else " ").join(sentences)
+    joined = ("" if language in UNSPACED else " ").join(sentences)
     return [
-        sentence.strip() for sentence in split(whole, language) if sentence.strip()
+        sentence.strip() for sentence in split(joined, language) if sentence.strip()
     ] == sentences
 
 

@@ -109,14 +109,14 @@ def main(arguments=None):
         for model in PARTS[part][1]:
             if model != "decoder" and model not in options.models:
                 continue
-            found = measure(options, part, model)
+            results = measure(options, part, model)
             result.setdefault(part, {})[model] = {
                 "command": command_line("serving.py"),
                 "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 "quick": options.quick,
                 "hardware": hardware(),
                 "versions": versions(PACKAGES),
-                "found": found,
+                "found": results,
             }
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(result, indent=1) + "\n")

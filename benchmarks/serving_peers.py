@@ -76,17 +76,17 @@ class CTranslate2Engine:
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self.queue)
-                taken = [self.queue.popleft() for _ in range(min(self.rows, len(self.queue)))]
-            found = self.translate([job for job, _ in taken])
-            futures = [future for _, future in taken]
-            futures[0].get_loop().call_soon_threadsafe(deliver, futures, found)
+                batch = [self.queue.popleft() for _ in range(min(self.rows, len(self.queue)))]
+            translations = self.translate([job for job, _ in batch])
+            futures = [future for _, future in batch]
+            futures[0].get_loop().call_soon_threadsafe(deliver, futures, translations)
 
     def translate(self, jobs):
         from vanilla_transformer_export.scheduler.request import STOP, Generated
 
-        most = max(job.options.max_new_tokens for job in jobs)
+        max_new_tokens = max(job.options.max_new_tokens for job in jobs)
         rows = self.translator.translate_batch(
-            [job.source for job in jobs], beam_size=1, max_decoding_length=most
+            [job.source for job in jobs], beam_size=1, max_decoding_length=max_new_tokens
         )
         return [[Generated([int(token) for token in row.hypotheses[0]], STOP)] for row in rows]
 

@@ -140,7 +140,7 @@ class GraphDecoder:
 def attend(attention, query, key, value, mask):
     """Apply attention: query (B, T, H * d), key and value (B, H, slots, d) -> (B, T, D)."""
     query = split_heads(query, attention.head_dim)
-    found = functional.scaled_dot_product_attention(
+    attended = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=attention.scaling
     )
-    return attention.o_proj(found.transpose(1, 2).flatten(2))
+    return attention.o_proj(attended.transpose(1, 2).flatten(2))

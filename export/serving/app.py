@@ -23,13 +23,13 @@ from .models import ServedModels
 from .protocols.protocol import Protocol
 from .settings import Settings
 
-OF_A_MODEL = "/models/{model}"
-IN_PATH = re.compile(r"^/models/[^/]+(?=/|$)")
-SHOWN = 80  # characters of a wrong value in an error
-LONGEST = 1000  # characters of an error
+MODEL_PREFIX = "/models/{model}"
+MODEL_IN_PATH = re.compile(r"^/models/[^/]+(?=/|$)")
+MAX_VALUE_LENGTH = 80  # characters of a wrong value in an error
+MAX_ERROR_LENGTH = 1000  # characters of an error
 NESTED = "the body is nested too deeply, expected fewer brackets"
 SHORT = reprlib.Repr()
-SHORT.maxother = SHORT.maxstring = SHORT.maxlong = SHOWN
+SHORT.maxother = SHORT.maxstring = SHORT.maxlong = MAX_VALUE_LENGTH
 # the last ones begin halves of characters, and others
 SUSPICIOUS = (b"NaN", b"Infinity", b"\\ud", b"\\uD", b"\xed")
 RENDERING = ("json.encoder", "starlette.responses", "fastapi.routing", "fastapi.encoders")
@@ -58,7 +58,7 @@ def create_app(
         app.router.routes.extend(router.routes)
     for protocol in protocols:
         describe_errors(protocol)
-        app.include_router(protocol.router, prefix=OF_A_MODEL)
+        app.include_router(protocol.router, prefix=MODEL_PREFIX)
         add_roots(app, protocol)
     for kind in (RequestError, RequestValidationError, RecursionError, ValueError, HTTPException):
         app.add_exception_handler(kind, respond)
@@ -74,17 +74,19 @@ def add_roots(app: FastAPI, protocol: Protocol) -> None:
     GET needs the slash: what the page asks for is relative to its address."""
     for route in protocol.router.routes:
         if isinstance(route, APIRoute) and route.path == "/" and "POST" in (route.methods or ()):
-            app.add_api_route(OF_A_MODEL, route.endpoint, methods=["POST"], include_in_schema=False)
+            app.add_api_route(
+                MODEL_PREFIX, route.endpoint, methods=["POST"], include_in_schema=False
+            )
 
 
 def document(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI document with the model of a path as a parameter. No handler declares the
     parameter."""
     if app.openapi_schema is None:
-        named = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+        parameter = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
         for path, operations in FastAPI.openapi(app)["paths"].items():
-            if path.startswith(OF_A_MODEL):
-                operations["parameters"] = [named]
+            if path.startswith(MODEL_PREFIX):
+                operations["parameters"] = [parameter]
     return app.openapi_schema or {}
 
 
@@ -114,7 +116,7 @@ class Errors:
     """Error responses in the formats of `protocols`, by the path of the request."""
 
     def __init__(self, protocols: Sequence[Protocol] = ()):
-        routes = ((each, protocol) for protocol in protocols for each in protocol.router.routes)
+        routes = ((route, protocol) for protocol in protocols for route in protocol.router.routes)
         self.routes: list[tuple[Any, Protocol]] = list(routes)
         self.public_paths = frozenset[str]().union(
             *(protocol.public_paths for protocol in protocols)
@@ -125,9 +127,9 @@ class Errors:
         protocol = self.protocol(path)
         if isinstance(error, HTTPException) and error.status_code == 405:
             error = HTTPException(405, headers={"Allow": self.allowed_methods(path, error)})
-        refusal = refusal_of(error, 400 if protocol is None else protocol.validation)
-        body = {"error": refusal.message} if protocol is None else protocol.error_body(refusal)
-        return JSONResponse(body, refusal.status, headers_of(refusal, error))
+        rejection = to_request_error(error, 400 if protocol is None else protocol.validation)
+        body = {"error": rejection.message} if protocol is None else protocol.error_body(rejection)
+        return JSONResponse(body, rejection.status, error_headers(rejection, error))
 
     def check(self, path: str, body: bytes) -> None:
         """Raise RequestError for values in `body` that JSON does not have."""
@@ -156,9 +158,14 @@ class Errors:
         """Return the path template of the request's route, also if the request was rejected before
         routing. Paths without a route share the template "none"."""
         route = scope.get("route") or next(
-            (each for each, _ in self.routes if each.path_regex.match(within(scope["path"]))), None
+            (
+                candidate
+                for candidate, _ in self.routes
+                if candidate.path_regex.match(within(scope["path"]))
+            ),
+            None,
         )
-        return "none" if route is None else route.path.removeprefix(OF_A_MODEL) or "/"
+        return "none" if route is None else route.path.removeprefix(MODEL_PREFIX) or "/"
 
     def protocol(self, path: str) -> Protocol | None:
         """Return the protocol of the route at `path`. A path without a route has the protocol of
@@ -172,28 +179,28 @@ class Errors:
 
 def within(path: str) -> str:
     """Return `path` without the model in it."""
-    return IN_PATH.sub("", path, count=1) or "/"
+    return MODEL_IN_PATH.sub("", path, count=1) or "/"
 
 
-def headers_of(refusal: RequestError, error: BaseException) -> dict[str, str]:
+def error_headers(rejection: RequestError, error: BaseException) -> dict[str, str]:
     # Allow, of a method that a route does not have
     headers = dict(getattr(error, "headers", None) or {})
-    if refusal.retry_after is not None:
-        headers["Retry-After"] = str(refusal.retry_after)
-    if refusal.status == 401:
+    if rejection.retry_after is not None:
+        headers["Retry-After"] = str(rejection.retry_after)
+    if rejection.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return headers
 
 
-def refusal_of(error: BaseException, validation: int) -> RequestError:
+def to_request_error(error: BaseException, validation: int) -> RequestError:
     """Return the error response for `error`. A body of the wrong form gets the status
     `validation`."""
-    refused = unshortened(error, validation)
-    refused.message = one_line(refused.message)
-    return refused
+    rejection = convert_error(error, validation)
+    rejection.message = one_line(rejection.message)
+    return rejection
 
 
-def unshortened(error: BaseException, validation: int) -> RequestError:
+def convert_error(error: BaseException, validation: int) -> RequestError:
     """Return the answer for `error` with its whole message."""
     match error:
         case RequestError():
@@ -201,7 +208,7 @@ def unshortened(error: BaseException, validation: int) -> RequestError:
         case RequestValidationError():
             place = error.errors()[0]["loc"][1:2]
             param = str(place[0]) if place else None  # the body as a whole
-            return RequestError(validation, of_validation(error), param)
+            return RequestError(validation, validation_message(error), param)
         case TooLong():
             return RequestError(413, str(error))
         case TokenizerError():
@@ -210,18 +217,18 @@ def unshortened(error: BaseException, validation: int) -> RequestError:
             return RequestError(validation, str(error), error.param)
         case RecursionError():  # no text and no number makes a handler go so deep
             return RequestError(validation, NESTED)
-        case ValueError() if not is_of_answer(error):
+        case ValueError() if not is_rendering_error(error):
             return RequestError(validation, str(error))
         case HTTPException():
             # a body of the wrong form
             is_unread = error.status_code == 400 and error.__cause__ is not None
-            return RequestError(validation if is_unread else error.status_code, of_http(error))
+            return RequestError(validation if is_unread else error.status_code, http_message(error))
     return RequestError(
         500, "the server made a mistake, which its log describes: nothing is wrong with the request"
     )
 
 
-def is_of_answer(error: ValueError) -> bool:
+def is_rendering_error(error: ValueError) -> bool:
     """Return True if writing an answer raised `error`, for NaN or half of a character. The request
     is not at fault then."""
     trace = error.__traceback__
@@ -231,7 +238,7 @@ def is_of_answer(error: ValueError) -> bool:
     return not isinstance(error, UsageError) and last in RENDERING
 
 
-def of_http(error: HTTPException) -> str:
+def http_message(error: HTTPException) -> str:
     """Return the message of an error of FastAPI, whose own message has neither the value seen nor
     the value expected."""
     if error.status_code == 405:
@@ -252,7 +259,7 @@ def of_http(error: HTTPException) -> str:
     return str(error.detail)
 
 
-def of_validation(error: RequestValidationError) -> str:
+def validation_message(error: RequestValidationError) -> str:
     """Return the error for the first wrong value, with the value expected."""
     errors = error.errors()
     first = errors[0]
@@ -263,29 +270,29 @@ def of_validation(error: RequestValidationError) -> str:
             "expected an object"
         )
     if not place:
-        return of_body(first)
+        return body_message(first)
     name = ".".join(map(str, place))
     if first["type"] == "missing":
         return f"{name} is missing, expected it in the {first['loc'][0]}"
     value = first["input"]
-    group = [each for each in errors if each["loc"][1:2] == place[:1]]
+    group = [item for item in errors if item["loc"][1:2] == place[:1]]
     if len(group) > 1:  # the members of a union, each of which the value is not
         name = str(place[0])
         if isinstance(error.body, dict):
             value = error.body.get(place[0], value)
     expected = " or ".join(dict.fromkeys(map(expectation, group)))
-    others = len({each["loc"][1] for each in errors if len(each["loc"]) > 1}) - 1
-    return f"{name} is {shown(value)}, expected {expected}" + (
+    others = len({item["loc"][1] for item in errors if len(item["loc"]) > 1}) - 1
+    return f"{name} is {short_repr(value)}, expected {expected}" + (
         f" (and {others} more are wrong)" if others else ""
     )
 
 
-def of_body(error: dict[str, Any]) -> str:
+def body_message(error: dict[str, Any]) -> str:
     if error["type"] == "missing":
         return "the body is empty or null, expected a JSON object"
     if isinstance(error["input"], bytes):  # it was not read, as no header says what it is
         return "the body has another Content-Type, expected application/json"
-    return f"the body is {shown(error['input'])}, expected a JSON object"
+    return f"the body is {short_repr(error['input'])}, expected a JSON object"
 
 
 def expectation(error: dict[str, Any]) -> str:
@@ -299,7 +306,7 @@ def expectation(error: dict[str, Any]) -> str:
     )
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     try:
         return SHORT.repr(value)
     except ValueError:  # a number of too many digits
@@ -310,7 +317,7 @@ def one_line(text: str) -> str:
     """Return `text` as a response can hold it: short, and without halves of characters."""
     line = " ".join(text.split())
     return (
-        (line if len(line) <= LONGEST else f"{line[:LONGEST]}...")
+        (line if len(line) <= MAX_ERROR_LENGTH else f"{line[:MAX_ERROR_LENGTH]}...")
         .encode("utf-8", "backslashreplace")
         .decode()
     )
@@ -324,15 +331,15 @@ def check_values(body: bytes, validation: int) -> None:
         RequestError: of the status `validation` if a body has one.
     """
 
-    def refuse(name: str) -> None:
+    def reject(name: str) -> None:
         raise RequestError(
             validation, f"the body has the value {name}, expected a number that JSON has"
         )
 
     with contextlib.suppress(ValueError, RecursionError):  # the application says what is wrong
-        found = json.loads(body, parse_constant=refuse)
+        content = json.loads(body, parse_constant=reject)
         try:
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(content, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             half = error.object[error.start]
             raise RequestError(

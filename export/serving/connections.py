@@ -11,14 +11,14 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-MOST_HEADER = 64 * 1024  # bytes, beyond what came with its first ones
+MAX_HEADER_SIZE = 64 * 1024  # bytes, beyond what came with its first ones
 TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: "
     b"close\r\nContent-Length: "
     b"0\r\n\r\n"
 )
-PIPELINED = 16  # requests of one connection that may wait for the one before
-SPARE = 128  # files that are open besides connections
+MAX_PIPELINED = 16  # requests of one connection that may wait for the one before
+SPARE_FILES = 128  # files that are open besides connections
 
 
 class Connection(HttpToolsProtocol):
@@ -36,12 +36,12 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._again = data
         self._size += len(data)
-        while self._again and self.parser is not None and len(self.pipeline) <= PIPELINED:
+        while self._again and self.parser is not None and len(self.pipeline) <= MAX_PIPELINED:
             self._data, self._again = self._again, b""
             super().data_received(self._data)
-        if len(self.pipeline) > PIPELINED:
+        if len(self.pipeline) > MAX_PIPELINED:
             self.transport.abort()
-        if self._size > MOST_HEADER and not self.transport.is_closing():
+        if self._size > MAX_HEADER_SIZE and not self.transport.is_closing():
             self.transport.write(TOO_LARGE)
             self.transport.close()
 
@@ -80,7 +80,7 @@ class Connection(HttpToolsProtocol):
         self._again = b"\r\n".join([*lines, b"", self._data[end:]])
 
 
-class Refused(asyncio.Protocol):
+class RejectedConnection(asyncio.Protocol):
     """A connection beyond the limit, which is closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -99,9 +99,13 @@ class Connections:
     """
 
     def __init__(
-        self, most: int, idle: float, unread: float, clock: Callable[[], float] = time.monotonic
+        self,
+        max_connections: int,
+        idle: float,
+        unread: float,
+        clock: Callable[[], float] = time.monotonic,
     ):
-        self.most = most
+        self.max_connections = max_connections
         self.idle = idle
         self.unread = unread
         self._clock = clock
@@ -110,8 +114,8 @@ class Connections:
 
     def open(self, **settings: Any) -> asyncio.Protocol:
         """Return the protocol of a new connection, which uvicorn asks for."""
-        is_full = len(settings["server_state"].connections) >= self.most
-        return Refused() if is_full else Connection(**settings)
+        is_full = len(settings["server_state"].connections) >= self.max_connections
+        return RejectedConnection() if is_full else Connection(**settings)
 
     def sweep(self, connections: set[Any]) -> None:
         """Close connections that are idle or do not read. Call it about once a second."""
@@ -134,14 +138,18 @@ class Connections:
                 self._since[connection] = (request, since if last is request else now)
 
 
-def files_for(connections: int) -> int:
+def available_connections(connections: int) -> int:
     """Return how many connections this process may open, at most `connections`. Increase the limit
     of open files as far as the system allows."""
     import resource  # not available on Windows
 
-    wanted = connections + SPARE
+    required = connections + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < required:
+        soft = required if hard == resource.RLIM_INFINITY else min(required, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return connections if soft == resource.RLIM_INFINITY else max(1, min(connections, soft - SPARE))
+    return (
+        connections
+        if soft == resource.RLIM_INFINITY
+        else max(1, min(connections, soft - SPARE_FILES))
+    )

@@ -15,7 +15,7 @@ from typing import Any
 
 from .settings import LEVELS
 
-WAITING = 10_000  # lines at most that wait to be written; then the oldest are lost
+MAX_WAITING = 10_000  # lines at most that wait to be written; then the oldest are lost
 PAUSE = 0.05  # seconds between writes, so that many lines are one
 
 
@@ -24,17 +24,17 @@ class Log:
 
     def __init__(self, level: str = "info", descriptor: int = 2):
         self.descriptor = descriptor
-        self._least = LEVELS.index(level)
-        self._lines: collections.deque[tuple] = collections.deque(maxlen=WAITING)
+        self._min_level = LEVELS.index(level)
+        self._lines: collections.deque[tuple] = collections.deque(maxlen=MAX_WAITING)
         self._filled = threading.Event()
         self._is_writing = False
         threading.Thread(target=self._write_on, name="log", daemon=True).start()
 
     def holds(self, level: str) -> bool:
-        return LEVELS.index(level) >= self._least
+        return LEVELS.index(level) >= self._min_level
 
     def write(self, level: str, message: str, **facts: Any) -> None:
-        if LEVELS.index(level) < self._least:
+        if LEVELS.index(level) < self._min_level:
             return
         self._lines.append((time.time(), level, message, facts))
         if not self._filled.is_set():
@@ -80,7 +80,7 @@ class Records:
         level = record.levelname.lower()
         facts = {"logger": record.name}
         if record.exc_info and record.exc_info[1]:
-            facts["error"] = described(record.exc_info[1])
+            facts["error"] = format_error(record.exc_info[1])
         known = level if level in LEVELS else "error" if record.levelno > logging.ERROR else "debug"
         self.log.write(known, record.getMessage().strip(), **facts)
         return ""
@@ -92,12 +92,12 @@ class Records:
         """Ignore the call; the thread of the log flushes."""
 
 
-def described(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)).strip()
 
 
 @contextlib.contextmanager
-def taking_over(log: Log) -> Iterator[None]:
+def capture_library_logs(log: Log) -> Iterator[None]:
     """Send library logs and warnings to `log`. At level debug, include their debug messages."""
     records = Records(log)
     handler = logging.StreamHandler(records)

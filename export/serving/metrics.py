@@ -89,7 +89,7 @@ class Metrics:
 
     def of_engine(self, model: str) -> EngineMetrics:
         joined, first, rows = (
-            each.labels(model) for each in (self._queue, self._first, self._rows)
+            metric.labels(model) for metric in (self._queue, self._first, self._rows)
         )
         return EngineMetrics(joined, first, rows, self._tokens.labels(model))
 

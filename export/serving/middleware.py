@@ -16,10 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import RequestError
 from ..scheduler.refusals import draining
-from . import health, refusals
+from . import health, rejections
 from .app import Errors
 from .lifecycle import Lifecycle
-from .logs import Log, described
+from .logs import Log, format_error
 from .metrics import Metrics
 from .settings import Settings
 
@@ -91,29 +91,29 @@ class Exchange:
             self.is_complete = True
         await self._send(message)
 
-    async def read(self, most: int) -> None:
+    async def read(self, max_size: int) -> None:
         """Read the body.
 
         Raises:
-            RequestError: 413 for one of more than `most` bytes.
+            RequestError: 413 for one of more than `max_size` bytes.
             ClientDisconnect: if the client is gone.
         """
         # which the server has parsed
         length = self.headers.get(b"content-length")
-        if length is not None and int(length) > most:
-            raise refusals.too_large(int(length), most)
-        pieces, size = [], 0
+        if length is not None and int(length) > max_size:
+            raise rejections.too_large(int(length), max_size)
+        chunks, size = [], 0
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
-            pieces.append(message.get("body", b""))
-            size += len(pieces[-1])
-            if size > most:
-                raise refusals.too_large(size, most)
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > max_size:
+                raise rejections.too_large(size, max_size)
             if not message.get("more_body", False):
                 break
-        self.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def watch(self) -> None:
         """Cancel the application when the client disconnects. Only for requests that take some
@@ -178,10 +178,10 @@ class Frame:
                 "error",
                 str(error) or type(error).__name__,
                 id=exchange.id.decode(),
-                error=described(error),
+                error=format_error(error),
             )
             if not exchange.status:
-                await self._refuse(exchange, error)
+                await self._reject(exchange, error)
         finally:
             self._note(exchange, time.perf_counter() - exchange.started)
 
@@ -197,8 +197,8 @@ class Frame:
             # streams need not look for the client
             exchange.scope["asgi"] = {**exchange.scope["asgi"], "spec_version": "2.4"}
             await self.app(exchange.scope, exchange.receive, exchange.send)
-        except RequestError as refusal:
-            await self._refuse(exchange, refusal)
+        except RequestError as rejection:
+            await self._reject(exchange, rejection)
         except asyncio.CancelledError:
             await self._end(exchange)
         finally:
@@ -223,11 +223,11 @@ class Frame:
     def _admit(self) -> None:
         """Raise RequestError if the request is rejected before its body is read."""
         if self.lifecycle.loading:
-            raise refusals.loading()
+            raise rejections.loading()
         if self.lifecycle.draining:
             raise draining()
         if len(self.running) >= self.settings.requests:
-            raise refusals.busy(self.settings.requests)
+            raise rejections.busy(self.settings.requests)
 
     async def _authorize(self, exchange: Exchange) -> None:
         """Raise RequestError unless the request has the token, as a bearer token or as
@@ -239,17 +239,17 @@ class Frame:
         ):
             return
         header = exchange.headers.get(b"authorization")
-        scheme, _, given = (header or b"").partition(b" ")
+        scheme, _, token = (header or b"").partition(b" ")
         if header is None:
-            given = await api_key(exchange)
+            token = await api_key(exchange)
         elif scheme.lower() != b"bearer":
-            given = b""
-        if not given:
+            token = b""
+        if not token:
             raise RequestError(401, "no token, expected the header Authorization: Bearer TOKEN")
-        if not hmac.compare_digest(given.strip(), self.token):
+        if not hmac.compare_digest(token.strip(), self.token):
             raise RequestError(401, "a wrong token, expected that of this server")
 
-    async def _refuse(self, exchange: Exchange, error: Exception) -> None:
+    async def _reject(self, exchange: Exchange, error: Exception) -> None:
         response = self.errors.response(exchange.scope["path"], error)
         # the rest may never come; there are other servers
         if response.status_code == 408 or self.lifecycle.draining:
@@ -265,16 +265,16 @@ class Frame:
         if exchange.cancelled == GONE or exchange.status:
             return
         if exchange.cancelled == SLOW:
-            refusal = RequestError(
+            rejection = RequestError(
                 408,
                 f"no whole body after {self.settings.body_timeout:g} seconds, the limit of "
                 f"this server",
             )
         elif exchange.cancelled == LATE:
-            refusal = refusals.timed_out(self.settings.timeout)
+            rejection = rejections.timed_out(self.settings.timeout)
         else:
-            refusal = draining()
-        await self._refuse(exchange, refusal)
+            rejection = draining()
+        await self._reject(exchange, rejection)
 
     def end_all(self) -> None:
         """Cancel the requests that still run."""
@@ -313,9 +313,9 @@ class Frame:
 
     def _id(self, exchange: Exchange) -> bytes:
         """Return the id that the client gave its request, or a new one."""
-        given = exchange.headers.get(b"x-request-id")
-        if given is not None and REQUEST_ID.fullmatch(given):
-            return given
+        request_id = exchange.headers.get(b"x-request-id")
+        if request_id is not None and REQUEST_ID.fullmatch(request_id):
+            return request_id
         return f"{self._prefix}-{next(self._numbers):x}".encode()
 
 
@@ -328,7 +328,7 @@ async def api_key(exchange: Exchange) -> bytes:
 
     try:
         async with Request(exchange.scope, receive).form() as form:  # empty if the body is no form
-            found = form["api_key"] if "api_key" in form else json.loads(body).get("api_key")
+            key = form["api_key"] if "api_key" in form else json.loads(body).get("api_key")
     except Exception:  # whatever the parsers of forms raise
         return b""
-    return found.encode("utf-8", "surrogatepass") if isinstance(found, str) else b""
+    return key.encode("utf-8", "surrogatepass") if isinstance(key, str) else b""

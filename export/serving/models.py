@@ -44,9 +44,9 @@ class ServedModel:
     @property
     def backend(self) -> Client | Reader:
         """The scheduler or the reader that runs the model's requests."""
-        found = self.scheduler or self.reader
-        assert found is not None  # one of them is there
-        return found
+        engine = self.scheduler or self.reader
+        assert engine is not None  # one of them is there
+        return engine
 
     @property
     def admission(self) -> Admission:
@@ -126,12 +126,12 @@ class ServedModels:
     def only(self, fitting: Iterable[ServedModel], purpose: str) -> ServedModel:
         """Return the only model of `fitting`. Raises RequestError 400 for none and for several,
         with their names."""
-        found = list(fitting)
-        if len(found) == 1:
-            return found[0]
-        names = ", ".join(model.name for model in found)
-        if found:
+        models = list(fitting)
+        if len(models) == 1:
+            return models[0]
+        names = ", ".join(model.name for model in models)
+        if models:
             raise RequestError(
-                400, f"{len(found)} models {purpose}, expected the name of one of them: {names}"
+                400, f"{len(models)} models {purpose}, expected the name of one of them: {names}"
             )
         raise RequestError(400, f"none of the models here can {purpose}: {', '.join(self.models)}")

@@ -15,13 +15,13 @@ from pydantic import BaseModel, Field
 from ..errors import RequestError
 from ..heads import IMAGE, find_task
 from ..scheduler.request import Job
-from ..text.tasks.translation import Plan, Splitting, joined
+from ..text.tasks.translation import Plan, Splitting, join_parts
 from .models import ServedModel
-from .protocols.protocol import Protocol, models_of, name_in_path
+from .protocols.protocol import Protocol, name_in_path, served_models
 from .streams import EventStream, event
-from .translation.translator import offloaded, planned
+from .translation.translator import call_off_loop, plan_inputs
 
-MOST_TOKENS = 2048  # maximum of one continuation
+MAX_TOKENS = 2048  # maximum of one continuation
 PAGE = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
 
 router = APIRouter(tags=["page"], include_in_schema=False)
@@ -30,10 +30,10 @@ router = APIRouter(tags=["page"], include_in_schema=False)
 def hashes(element: str) -> str:
     """Return the hashes of the contents of `element` in `PAGE`, as a Content-Security-Policy lists
     them."""
-    found = re.findall(rf"<{element}>(.*?)</{element}>", PAGE, re.DOTALL)
+    contents = re.findall(rf"<{element}>(.*?)</{element}>", PAGE, re.DOTALL)
     return " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-        for text in found
+        for text in contents
     )
 
 
@@ -58,7 +58,7 @@ class PageRequest(BaseModel):
     model: str | None = None
     source: str = ""
     target: str = ""
-    max_new_tokens: int = Field(64, ge=1, le=MOST_TOKENS)
+    max_new_tokens: int = Field(64, ge=1, le=MAX_TOKENS)
     temperature: float = Field(0, ge=0, le=100)
 
 
@@ -72,13 +72,13 @@ async def models(request: Request) -> JSONResponse:
     """Return the name and the task of each model, or of the one in the path."""
     name = name_in_path(request)
     return JSONResponse(
-        [facts_of(model) for model in models_of(request) if name in (None, model.name)]
+        [describe_model(model) for model in served_models(request) if name in (None, model.name)]
     )
 
 
-def facts_of(model: ServedModel) -> dict[str, Any]:
-    found = find_task(model.architecture, None)
-    task = f"{found.name}-image" if found.forms == (IMAGE,) else found.name
+def describe_model(model: ServedModel) -> dict[str, Any]:
+    match = find_task(model.architecture, None)
+    task = f"{match.name}-image" if match.forms == (IMAGE,) else match.name
     task = "translate" if model.translates else task
     facts: dict[str, Any] = {"name": model.name, "task": task, "architecture": model.architecture}
     if task == "translate":
@@ -95,7 +95,7 @@ async def stream(request: Request, body: PageRequest) -> EventStream:
     """Server-sent events: `{"text": ...}` for each piece of the translation or of the continuation,
     and `{"done": true}`. What goes wrong after the first piece is `{"error": ...}`. Greedy, since
     beams are not known before the end, or with a `temperature`."""
-    model = models_of(request).choose(
+    model = served_models(request).choose(
         lambda model: model.translates or model.completes,
         "generate text",
         name_in_path(request),
@@ -130,8 +130,8 @@ async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[s
     text = f"{direction.word} {body.text}" if direction.word else body.text
     options = {"num_beams": 1, "do_sample": False}
     languages = direction.src_lang, direction.tgt_lang
-    plan, jobs = await offloaded(
-        len(text), planned, model, [text], Splitting(), *languages, options
+    plan, jobs = await call_off_loop(
+        len(text), plan_inputs, model, [text], Splitting(), *languages, options
     )
     return sentences(model, plan, jobs)
 
@@ -140,44 +140,45 @@ async def sentences(model: ServedModel, plan: Plan, jobs: list[Job]) -> AsyncGen
     """Yield the sentences one after the other, with the text between them."""
     waiting = iter(jobs)
     before: list[tuple[str, bool]] = []
-    given = 0  # characters
+    num_sent = 0  # characters
     for part in plan.parts[0]:
         text = "" if part.is_translated else part.text
         if part.is_translated:
-            async with aclosing(pieces_of(model, next(waiting))) as pieces:
+            async with aclosing(stream_text(model, next(waiting))) as pieces:
                 async for piece in pieces:
                     text += piece
-                    whole = joined([*before, (text, True)])
-                    yield whole[given:]
-                    given = len(whole)
+                    full_text = join_parts([*before, (text, True)])
+                    yield full_text[num_sent:]
+                    num_sent = len(full_text)
         before.append((text, part.is_sentence))
-    if rest := joined(before)[given:]:
+    if rest := join_parts(before)[num_sent:]:
         yield rest
 
 
 async def completion(model: ServedModel, body: PageRequest) -> AsyncGenerator[str, None]:
     assert model.scheduler is not None  # every model that completes has one
-    [tokens] = await offloaded(len(body.text), model.runtime.rows, [body.text])
-    most = max(1, min(body.max_new_tokens, model.admission.room.length + 1 - len(tokens)))
+    [tokens] = await call_off_loop(len(body.text), model.runtime.rows, [body.text])
+    max_new_tokens = max(1, min(body.max_new_tokens, model.admission.room.length + 1 - len(tokens)))
     sampled = (
         {"do_sample": True, "temperature": body.temperature}
         if body.temperature
         else {"do_sample": False}
     )
     job = model.admission.job(
-        tokens, {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": most, **sampled}
+        tokens,
+        {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": max_new_tokens, **sampled},
     )
-    return pieces_of(model, job)
+    return stream_text(model, job)
 
 
-async def pieces_of(model: ServedModel, job: Job) -> AsyncGenerator[str, None]:
+async def stream_text(model: ServedModel, job: Job) -> AsyncGenerator[str, None]:
     assert model.scheduler is not None
-    pieces = model.runtime.pieces()
+    detokenizer = model.runtime.detokenizer()
     async with aclosing(model.scheduler.stream(job)) as tokens:
         async for token in tokens:
-            if piece := pieces.add(token.token):
+            if piece := detokenizer.add(token.token):
                 yield piece
-    if rest := pieces.end():
+    if rest := detokenizer.end():
         yield rest
 
 

@@ -14,18 +14,18 @@ import uvicorn
 import uvloop
 
 from ..scheduler.process import SIGNALS, SchedulerProcess
-from .connections import Connections, files_for
-from .logs import taking_over
+from .connections import Connections, available_connections
+from .logs import capture_library_logs
 from .protocols.protocol import Protocol
 from .service import PROTOCOLS, Say, Service
 from .settings import Settings
 from .sources import Source
 
-LAST_WORDS = 1  # seconds that uvicorn waits for clients that do not read their answers
+SHUTDOWN_TIMEOUT = 1  # seconds that uvicorn waits for clients that do not read their answers
 
 
 def serve(
-    found: Sequence[Source],
+    sources: Sequence[Source],
     settings: Settings,
     token: bytes | None,
     say: Say,
@@ -43,7 +43,7 @@ def serve(
         listening(settings.host, settings.port) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        server = Server(found, settings, token, say, PROTOCOLS, process)
+        server = Server(sources, settings, token, say, PROTOCOLS, process)
         runner.run(server.run(listener))
         if server.gave_up:  # threads may be at work for them still, for which Python would wait
             os._exit(0)
@@ -72,7 +72,7 @@ class Server:
 
     def __init__(
         self,
-        found: Sequence[Source],
+        sources: Sequence[Source],
         settings: Settings,
         token: bytes | None,
         say: Say,
@@ -81,7 +81,7 @@ class Server:
     ):
         self.settings = settings
         self.say = say
-        self.service = Service(found, settings, token, say, protocols, process=process)
+        self.service = Service(sources, settings, token, say, protocols, process=process)
         if process is not None:
             process.failed = self.fail
         self.connections = Connections(
@@ -94,21 +94,23 @@ class Server:
 
     def most_connections(self) -> int:
         """Return the maximum number of connections that the settings and the system allow."""
-        wanted = self.settings.connections
-        most = files_for(wanted)
-        if most < wanted:
-            found = f"the limit of open files allows {most} connections"
+        requested = self.settings.connections
+        allowed = available_connections(requested)
+        if allowed < requested:
+            seen = f"the limit of open files allows {allowed} connections"
             self.service.log.write(
-                "warning", f"{found}, expected it to allow {wanted}, as --connections says"
+                "warning", f"{seen}, expected it to allow {requested}, as --connections says"
             )
-        return most
+        return allowed
 
     def config(self) -> uvicorn.Config:
         off: dict[str, Any] = dict(
             log_config=None, access_log=False, server_header=False, proxy_headers=False
         )
         idle = math.ceil(self.settings.header_timeout)
-        times: dict[str, Any] = dict(timeout_keep_alive=idle, timeout_graceful_shutdown=LAST_WORDS)
+        times: dict[str, Any] = dict(
+            timeout_keep_alive=idle, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT
+        )
         opened: Any = self.connections.open  # any callable that makes a protocol will do
         return uvicorn.Config(
             self.service.app, http=opened, ws="none", lifespan="off", **off, **times
@@ -116,7 +118,7 @@ class Server:
 
     async def run(self, listener: socket.socket) -> None:
         """Run the server. Raises the error of `load` once the server has stopped."""
-        with taking_over(self.service.log):
+        with capture_library_logs(self.service.log):
             await self._run(listener)
 
     async def _run(self, listener: socket.socket) -> None:

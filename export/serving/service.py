@@ -25,12 +25,12 @@ from ..scheduler.capacity import Arrangement, arrangement
 from ..scheduler.client import Client, LocalScheduler
 from ..scheduler.process import SchedulerProcess
 from ..scheduler.worker import SWITCH_INTERVAL, SchedulerEvents
-from ..text.language_pairs import languages_of_model
+from ..text.language_pairs import model_languages
 from ..text_runtime import TextRuntime, open_runtime
 from . import page
 from .app import create_app
 from .lifecycle import Lifecycle
-from .logs import Log, described
+from .logs import Log, format_error
 from .metrics import Metrics
 from .middleware import Frame
 from .models import ServedModel, ServedModels
@@ -41,8 +41,8 @@ from .settings import Settings
 from .sources import Source
 
 PROTOCOLS: tuple[Protocol, ...] = tuple(
-    each.PROTOCOL
-    for each in (libretranslate, openai_api, text_embeddings, pipelines, open_inference, page)
+    module.PROTOCOL
+    for module in (libretranslate, openai_api, text_embeddings, pipelines, open_inference, page)
 )
 CONFIG = "config.json"
 Say = Callable[[str], None]
@@ -67,7 +67,7 @@ async def load(
     events = metrics.of_engine(source.name)
     if source.generates:
         runtime, scheduler = await generator(source, settings, events, arranged, process)
-        languages = languages_of_model(runtime, source.languages)
+        languages = model_languages(runtime, source.languages)
         model = ServedModel(source.name, runtime, scheduler, languages)
     else:
         options: dict[str, Any] = dict(threads=arranged.threads, dtype=settings.dtype)
@@ -92,7 +92,7 @@ async def generator(
     """Return the text side of a model that generates, and its scheduler, whose graphs are open in
     `process`, or here without one. Raise as `load`."""
     info = await in_thread(functools.partial(open_export, source.directory, settings.dtype))
-    arranged = limited(arranged, info, settings)
+    arranged = limit_workers(arranged, info, settings)
     sizes: dict[str, Any] = dict(workers=arranged.workers, slots=settings.slots)
     sizes |= dict(max_source=settings.max_source, max_length=settings.max_length)
     admission = Admission(info, threads=arranged.threads, max_waiting=settings.queue, **sizes)
@@ -104,18 +104,19 @@ async def generator(
     return runtime, await process.open(source.name, admission, events, **opened, sizes=sizes)
 
 
-def limited(arranged: Arrangement, info: ExportInfo, settings: Settings) -> Arrangement:
+def limit_workers(arranged: Arrangement, info: ExportInfo, settings: Settings) -> Arrangement:
     """Return `arranged` with as many workers as the target has at most. Raise UsageError if the
     settings ask for more."""
-    most = target_of(info).max_workers
-    if most is None or arranged.workers <= most:
+    max_workers = target_of(info).max_workers
+    if max_workers is None or arranged.workers <= max_workers:
         return arranged
     if settings.workers is not None:
         target = info.manifest["target"]
         raise UsageError(
-            f"workers is {settings.workers}, expected at most {most} with the target {target!r}"
+            f"workers is {settings.workers}, expected at most {max_workers} with the target "
+            f"{target!r}"
         )
-    return dataclasses.replace(arranged, workers=most)
+    return dataclasses.replace(arranged, workers=max_workers)
 
 
 def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangement:
@@ -126,12 +127,12 @@ def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangeme
     try:
         return arrangement(config, cores, settings.workers, settings.threads)
     except (KeyError, TypeError) as error:
-        found = (
+        reason = (
             f"lacks {error}"
             if isinstance(error, KeyError)
             else f"has a size that is no number: {error}"
         )
-        raise ValueError(f"{path} {found}: export again") from None
+        raise ValueError(f"{path} {reason}: export again") from None
 
 
 async def warm(model: ServedModel) -> None:
@@ -158,7 +159,7 @@ class Service:
 
     def __init__(
         self,
-        found: Sequence[Source],
+        sources: Sequence[Source],
         settings: Settings,
         token: bytes | None,
         say: Say,
@@ -166,7 +167,7 @@ class Service:
         cores: int | None = None,
         process: SchedulerProcess | None = None,
     ):
-        self.sources = found
+        self.sources = sources
         self.settings = settings
         self.say = say
         self.cores = cores or processors()
@@ -209,7 +210,9 @@ class Service:
                 if tick % TICKS == 0:
                     sometimes()
             except Exception as error:  # of one sweep; the next sweep runs anyway
-                self.log.write("error", "a look at what is running failed", error=described(error))
+                self.log.write(
+                    "error", "a look at what is running failed", error=format_error(error)
+                )
 
     async def drain(self) -> bool:
         """Reject new requests and wait for running ones. Return whether all of them finished in
@@ -226,7 +229,7 @@ class Service:
             f"seconds",
         )
         self.frame.end_all()
-        await asyncio.sleep(0.1)  # for the last refusals
+        await asyncio.sleep(0.1)  # for the last rejections
         return False
 
     def close(self) -> None:
@@ -241,22 +244,22 @@ def in_thread(function: Callable[[], Any]) -> asyncio.Future:
     """Run `function` in a thread and return a future of its result. Unlike a thread of asyncio, the
     thread does not keep the process from ending."""
     loop = asyncio.get_running_loop()
-    found: asyncio.Future = loop.create_future()
+    future: asyncio.Future = loop.create_future()
 
     def deliver(give: Callable[[Any], None], what: Any) -> None:
-        if not found.done():  # nobody waits any more
+        if not future.done():  # nobody waits any more
             give(what)
 
     def run() -> None:
         try:
-            done = functools.partial(deliver, found.set_result, function())
+            done = functools.partial(deliver, future.set_result, function())
         except Exception as error:
-            done = functools.partial(deliver, found.set_exception, error)
+            done = functools.partial(deliver, future.set_exception, error)
         with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
             loop.call_soon_threadsafe(done)
 
     threading.Thread(target=run, daemon=True).start()
-    return found
+    return future
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

@@ -45,12 +45,12 @@ def seconds(text: str) -> float:
 def pair(text: str) -> tuple[str | None, str, str]:
     """Return the model, or `None`, and the codes of `en-de` or `NAME:en-de`. The last hyphen
     separates the codes."""
-    found = PAIR.fullmatch(unicode(text))
-    if not found:
+    match = PAIR.fullmatch(unicode(text))
+    if not match:
         raise argparse.ArgumentTypeError(
             f"expected a pair of languages as en-de or NAME:en-de, got {text[:SHOWN]!r}"
         )
-    return found[1], found[2], found[3]
+    return match[1], match[2], match[3]
 
 
 def origin(text: str) -> str:
@@ -178,22 +178,22 @@ def add_settings(parser: Parser) -> None:
         )
 
 
-def settings_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
+def parse_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
     """Return the settings: flags, else variables of the environment, else defaults. A variable with
     several values has spaces between them. An empty variable counts as not set.
 
     Raises:
         UsageError: for a variable that cannot be read.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, field in FIELDS.items():
         variable = f"{PREFIX}{name.upper()}"
-        given = getattr(args, name, None)
-        if given is None and environment.get(variable, "").strip():
-            given = read(f"variable {variable}", environment[variable].strip(), field)
-        if given is not None:
-            found[name] = tuple(given) if is_repeatable(field) else given
-    return Settings(**found)
+        value = getattr(args, name, None)
+        if value is None and environment.get(variable, "").strip():
+            value = read(f"variable {variable}", environment[variable].strip(), field)
+        if value is not None:
+            values[name] = tuple(value) if is_repeatable(field) else value
+    return Settings(**values)
 
 
 def read(name: str, text: str, field: dataclasses.Field) -> Any:
@@ -205,7 +205,7 @@ def read(name: str, text: str, field: dataclasses.Field) -> Any:
         raise UsageError(f"{name}: {error}") from None
 
 
-def token_of(settings: Settings, environment: Mapping[str, str]) -> bytes | None:
+def read_token(settings: Settings, environment: Mapping[str, str]) -> bytes | None:
     """Return the token that clients must send, or `None` if no token is required.
 
     Raises:

@@ -37,25 +37,25 @@ def sources(
             languages of no model.
         FileNotFoundError, NotADirectoryError, ValueError: for what is no directory of an export.
     """
-    found: dict[str, Source] = {}
+    by_name: dict[str, Source] = {}
     for text in exports:
-        name, directory = named(text)
-        if name in found:
+        name, directory = parse_name(text)
+        if name in by_name:
             raise UsageError(
-                f"two exports {name!r}, {found[name].directory} and {directory}: expected "
+                f"two exports {name!r}, {by_name[name].directory} and {directory}: expected "
                 "NAME=PATH for one of them"
             )
         check_has_manifest(directory)
         path = directory / MANIFEST
-        found[name] = Source(
+        by_name[name] = Source(
             name, directory, str(json_object(path, path.read_bytes()).get("architecture")), []
         )
     for model, source, target in languages:
-        chosen(found, model, f"{source}-{target}").languages.append((source, target))
-    return list(found.values())
+        find_translator(by_name, model, f"{source}-{target}").languages.append((source, target))
+    return list(by_name.values())
 
 
-def named(text: str) -> tuple[str, Path]:
+def parse_name(text: str) -> tuple[str, Path]:
     name, separator, path = text.partition("=")
     if not separator or Path(text).is_dir():
         name, path = os.path.basename(os.path.abspath(text)), text
@@ -69,19 +69,19 @@ def named(text: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
-def chosen(found: Mapping[str, Source], name: str | None, pair: str) -> Source:
+def find_translator(sources: Mapping[str, Source], name: str | None, pair: str) -> Source:
     """Return the model that translates the pair of `--languages`."""
-    if name is not None and name not in found:
+    if name is not None and name not in sources:
         raise UsageError(
-            f"--languages {name}:{pair}: no model {name!r}, expected one of {', '.join(found)}"
+            f"--languages {name}:{pair}: no model {name!r}, expected one of {', '.join(sources)}"
         )
     fitting = [
-        each
-        for each in found.values()
-        if has_task(each.architecture, TRANSLATE) and name in (None, each.name)
+        source
+        for source in sources.values()
+        if has_task(source.architecture, TRANSLATE) and name in (None, source.name)
     ]
     if len(fitting) != 1:
-        names = ", ".join(each.name for each in fitting) or "none"
+        names = ", ".join(source.name for source in fitting) or "none"
         raise UsageError(
             f"--languages {pair}: expected one model that translates, or NAME:{pair}; these do: "
             f"{names}"

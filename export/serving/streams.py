@@ -25,8 +25,8 @@ class EventStream(StreamingResponse):
 
 
 def event(content: dict[str, Any]) -> bytes:
-    return b"data: %b\n\n" % json_of(content)
+    return b"data: %b\n\n" % to_json(content)
 
 
-def json_of(content: dict[str, Any]) -> bytes:
+def to_json(content: dict[str, Any]) -> bytes:
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -130,9 +130,9 @@ class ImageProcessor:
                 f"{path} has the image_processor_type {name!r:.100}, expected one of "
                 f"{', '.join(TYPES)}"
             )
-        given = {name: value for name, value in config.items() if value is not None}
+        values = {name: value for name, value in config.items() if value is not None}
         settings = DEFAULTS | TYPES[base]
-        for name, value in given.items():
+        for name, value in values.items():
             if name not in (*settings, *UNUSED) and value is not False and not name.startswith("_"):
                 known = ", ".join(step for step in settings if step.startswith("do_"))
                 raise ValueError(
@@ -140,16 +140,16 @@ class ImageProcessor:
                     f"expected {known}"
                 )
         # null, as in transformers
-        settings |= {name: False for name in config.keys() - given if KINDS.get(name) is FLAG}
-        settings |= {name: value for name, value in given.items() if name in settings}
+        settings |= {name: False for name in config.keys() - values if KINDS.get(name) is FLAG}
+        settings |= {name: value for name, value in values.items() if name in settings}
         for name, (expected, holds) in KINDS.items():
-            if name in given and not holds(given[name]):
+            if name in values and not holds(values[name]):
                 raise ValueError(
-                    f"{path} has {name} {reprlib.repr(given[name])}, expected {expected}"
+                    f"{path} has {name} {reprlib.repr(values[name])}, expected {expected}"
                 )
-        settings["size"] = size_of("size", settings["size"], settings["default_to_square"], path)
+        settings["size"] = parse_size("size", settings["size"], settings["default_to_square"], path)
         if settings["do_center_crop"]:
-            settings["crop_size"] = size_of("crop_size", settings["crop_size"], True, path)
+            settings["crop_size"] = parse_size("crop_size", settings["crop_size"], True, path)
             if "height" not in settings["crop_size"]:
                 raise ValueError(
                     f"{path} has crop_size {settings['crop_size']}, expected height and width"
@@ -189,9 +189,9 @@ class ImageProcessor:
             pixels = np.array(rgb(image) if converts else image)
             return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
         if image.ndim != 3 or image.size == 0 or image.dtype.kind not in "biuf":
-            found = f"{image.dtype} of shape {image.shape}"
+            seen = f"{image.dtype} of shape {image.shape}"
             raise ValueError(
-                f"the image is {found}, expected numbers (height, width, channels) or (channels, "
+                f"the image is {seen}, expected numbers (height, width, channels) or (channels, "
                 f"height, width)"
             )
         if (self.settings["input_data_format"] or layout(image)) == "channels_last":
@@ -199,7 +199,7 @@ class ImageProcessor:
         return rgb_pixels(image) if converts else image
 
 
-def size_of(name: str, value: Any, is_square: bool, path: Path) -> dict[str, int]:
+def parse_size(name: str, value: Any, is_square: bool, path: Path) -> dict[str, int]:
     """Return a size as a dictionary. Older files have a number, or a pair of height and width."""
     if SIZE.holds(value):
         value = {"height": value, "width": value} if is_square else {"shortest_edge": value}
@@ -296,8 +296,8 @@ def resize(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndarr
 
 def center_crop(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
     """(C, H, W) -> (C, height, width), with zeros around an image that is smaller."""
-    missing = [max(0, wanted - own) for wanted, own in zip((height, width), pixels.shape[1:])]
-    pixels = np.pad(pixels, [(0, 0), *((math.ceil(each / 2), each // 2) for each in missing)])
+    missing = [max(0, target - size) for target, size in zip((height, width), pixels.shape[1:])]
+    pixels = np.pad(pixels, [(0, 0), *((math.ceil(margin / 2), margin // 2) for margin in missing)])
     top, left = (pixels.shape[1] - height) // 2, (pixels.shape[2] - width) // 2
     return pixels[:, top : top + height, left : left + width]
 

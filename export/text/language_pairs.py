@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Pair = tuple[str, str]  # the codes of a source and of a target
 
-OF_CARD = re.compile(r"^---\n(.*?)^---$", re.DOTALL | re.MULTILINE)
+FRONT_MATTER = re.compile(r"^---\n(.*?)^---$", re.DOTALL | re.MULTILINE)
 # LibreTranslate's, where a model does not have these themselves
 ALIASES = {"zh": "zh-hans", "zt": "zh-hant", "pb": "pt-br"}
 
@@ -50,10 +50,10 @@ class Directions:
         `None` if the model does not translate it."""
         if not self.pairs:
             return Direction(source, target)
-        found = self.codes.get(key(source)), self.codes.get(key(target))
-        if found not in self.known:
+        pair = self.codes.get(key(source)), self.codes.get(key(target))
+        if pair not in self.known:
             return None
-        source, target = found
+        source, target = pair
         if self.has_words:
             return Direction(source, target, word=self.names[target])
         return Direction(source, target, self.names.get(source), self.names.get(target))
@@ -67,30 +67,32 @@ class Directions:
         """The code by each key that a client may send: the code, the model's name, or the language
         in an unambiguous name."""
         codes = list(dict.fromkeys(code for pair in self.pairs for code in pair))
-        named = {key(self.names[code]): code for code in codes if self.names.get(code)}
-        stems = [name.partition("-")[0] for name in named]
+        by_name = {key(self.names[code]): code for code in codes if self.names.get(code)}
+        stems = [name.partition("-")[0] for name in by_name]
         counts = Counter(stems)
-        stem_codes = {stem: code for stem, code in zip(stems, named.values()) if counts[stem] == 1}
-        found = stem_codes | named | {key(code): code for code in codes}
-        return {alias: found[long] for alias, long in ALIASES.items() if long in found} | found
+        stem_codes = {
+            stem: code for stem, code in zip(stems, by_name.values()) if counts[stem] == 1
+        }
+        by_key = stem_codes | by_name | {key(code): code for code in codes}
+        return {alias: by_key[long] for alias, long in ALIASES.items() if long in by_key} | by_key
 
     @cached_property
     def targets(self) -> dict[str, set[str]]:
         """Target languages of each language; empty for a language that is only a target."""
-        found: dict[str, set[str]] = {}
+        result: dict[str, set[str]] = {}
         for source, target in self.pairs:
-            found.setdefault(source, set()).add(target)
-            found.setdefault(target, set())
-        return found
+            result.setdefault(source, set()).add(target)
+            result.setdefault(target, set())
+        return result
 
     @cached_property
     def sources(self) -> set[str]:
         return {source for source, _ in self.pairs}
 
 
-def languages_of_model(runtime: "TextRuntime", given: Sequence[Pair] = ()) -> list[Pair]:
+def model_languages(runtime: "TextRuntime", pairs: Sequence[Pair] = ()) -> list[Pair]:
     """Return the pairs of languages that an export translates, or none if it does not translate.
-    The pairs `given` take precedence, then those of the tokenizer's languages, then those of its
+    The pairs `pairs` take precedence, then those of the tokenizer's languages, then those of its
     card. A card counts if the model's name has one direction and the metadata have both languages.
 
     Codes are those of ISO 639-1, with script or region where a model has several, as in "zh-Hans";
@@ -103,24 +105,26 @@ def languages_of_model(runtime: "TextRuntime", given: Sequence[Pair] = ()) -> li
         return []
     languages = runtime.languages
     names = names_by_code([*languages.tokens, *languages.words])
-    if given:
-        own = Directions([(code, code) for code in names], names, False).codes
-        return list(dict.fromkeys(given_pair(pair, own, bool(languages.words)) for pair in given))
+    if pairs:
+        codes = Directions([(code, code) for code in names], names, False).codes
+        return list(
+            dict.fromkeys(resolve_pair(pair, codes, bool(languages.words)) for pair in pairs)
+        )
     if languages.tokens:
         return [(source, target) for source in names for target in names if source != target]
     card = front_matter(runtime.info)
-    spoken = listed(card, "language")
+    spoken = read_list(card, "language")
     if languages.words:
         sources = [code for code in spoken if code not in names]
         return [(source, target) for source in sources for target in names]
     parts = re.split(
         r"[^a-zA-Z]+",
-        " ".join([*listed(card, "base_model"), runtime.info.directory.name]),
+        " ".join([*read_list(card, "base_model"), runtime.info.directory.name]),
     )
-    found = {
+    candidates = {
         pair for pair in zip(parts, parts[1:]) if pair[0] != pair[1] and set(pair) <= set(spoken)
     }
-    return list(found) if len(found) == 1 else []
+    return list(candidates) if len(candidates) == 1 else []
 
 
 def sentence_languages(runtime: "TextRuntime") -> dict[str | None, str]:
@@ -133,20 +137,20 @@ def sentence_languages(runtime: "TextRuntime") -> dict[str | None, str]:
         name: code for code, name in names_by_code(runtime.languages.tokens).items()
     }
     sources = (
-        {source for source, _ in languages_of_model(runtime)}
+        {source for source, _ in model_languages(runtime)}
         if not codes
         else {codes[runtime.languages.source]}
     )
     return codes | ({None: sources.pop()} if len(sources) == 1 else {})
 
 
-def given_pair(pair: Pair, own: dict[str, str], has_words: bool) -> Pair:
-    """Return `pair` in the codes of the model. `own` are the model's names by code. Words are for
+def resolve_pair(pair: Pair, codes: dict[str, str], has_words: bool) -> Pair:
+    """Return `pair` in the codes of the model. `codes` are the model's names by code. Words are for
     targets only."""
-    source, target = (own.get(key(code), code) for code in pair)
+    source, target = (codes.get(key(code), code) for code in pair)
     for code in (target,) if has_words else (source, target):
-        if own and code not in own.values():
-            known = some(set(own.values()))
+        if codes and code not in codes.values():
+            known = some(set(codes.values()))
             raise UsageError(
                 f"languages {'-'.join(pair)}: {code!r} is no language of the model, expected one "
                 f"of {known}"
@@ -161,14 +165,14 @@ def names_by_code(names: Iterable[str]) -> dict[str, str]:
     parts = {name: re.split("[_-]", name.strip("<>"), maxsplit=1) for name in names}
     short = shorten_codes(stem for stem, *_ in parts.values())
     stems = {name: short[stem] for name, (stem, *_) in parts.items()}
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for name, (_, *rest) in parts.items():
         is_only = list(stems.values()).count(stems[name]) == 1
         code = stems[name] if is_only else "-".join([stems[name], *rest])
-        found.setdefault(code if stems[name] in NAMES else name.strip("<>"), []).append(name)
+        groups.setdefault(code if stems[name] in NAMES else name.strip("<>"), []).append(name)
     return {
         code if len(same) == 1 else name.strip("<>"): name
-        for code, same in found.items()
+        for code, same in groups.items()
         for name in same
     }
 
@@ -181,19 +185,21 @@ def key(code: str) -> str:
 def language_name(code: str) -> str:
     """Return the English name of the language `code`, or `code` itself if the table lacks it."""
     stem, *rest = code.split("-", 1)
-    return " ".join([NAMES[stem], *(f"({each})" for each in rest)]) if stem in NAMES else code
+    return " ".join([NAMES[stem], *(f"({part})" for part in rest)]) if stem in NAMES else code
 
 
 def front_matter(info: ExportInfo) -> str:
     """Return the metadata above the card of an export, or an empty string without a card."""
     try:
-        found = OF_CARD.match((info.directory / CARD).read_text(encoding="utf-8", errors="replace"))
+        match = FRONT_MATTER.match(
+            (info.directory / CARD).read_text(encoding="utf-8", errors="replace")
+        )
     except OSError:
         return ""
-    return found[1] if found else ""
+    return match[1] if match else ""
 
 
-def listed(front_matter: str, name: str) -> list[str]:
+def read_list(front_matter: str, name: str) -> list[str]:
     """Return the strings of the field `name`: one value, `[one, two]`, or one per line."""
-    found = re.search(rf"^{name}:(.*\n(?:[ \t]*- .*\n)*)", front_matter, re.MULTILINE)
-    return re.findall(r"[^\s\[\],\"'-][^\s\[\],\"']*", found[1]) if found else []
+    match = re.search(rf"^{name}:(.*\n(?:[ \t]*- .*\n)*)", front_matter, re.MULTILINE)
+    return re.findall(r"[^\s\[\],\"'-][^\s\[\],\"']*", match[1]) if match else []

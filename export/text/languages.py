@@ -41,9 +41,9 @@ class Languages:
             for row, language in zip(rows, ids)
         ]
 
-    def ids(self, name: str, given: Choice, count: int) -> list[int]:
-        """Return the token ids of the languages `given` for `count` texts. `name` is the argument,
-        for errors.
+    def ids(self, name: str, languages: Choice, count: int) -> list[int]:
+        """Return the token id of the language of each of `count` texts. `name` is the argument in
+        errors.
 
         Raises:
             UsageError: for a model without languages, one that is unknown, and another number of
@@ -55,20 +55,20 @@ class Languages:
                 if self.words
                 else "the model has no languages to choose"
             )
-            raise UsageError(f"{name} is {given!r}, expected None: {hint}")
-        chosen = [given] * count if isinstance(given, str) else given
-        if not isinstance(chosen, list | tuple) or not all(
-            isinstance(language, str) for language in chosen
+            raise UsageError(f"{name} is {languages!r}, expected None: {hint}")
+        names = [languages] * count if isinstance(languages, str) else languages
+        if not isinstance(names, list | tuple) or not all(
+            isinstance(language, str) for language in names
         ):
             raise UsageError(
                 f"{name} must be the name of a language, or a list of one for each text, got "
-                f"{given!r}"
+                f"{languages!r}"
             )
-        if len(chosen) != count:
+        if len(names) != count:
             raise UsageError(
-                f"{name} has {len(chosen)} languages, expected one for each of {count} texts"
+                f"{name} has {len(names)} languages, expected one for each of {count} texts"
             )
-        for language in chosen:
+        for language in names:
             if language not in self.tokens:
                 close = nearest_language(language, self.tokens)
                 hint = f"; did you mean {close!r}?" if close else ""
@@ -76,7 +76,7 @@ class Languages:
                     f"{name} {language!r} is no language of the model, expected one of "
                     f"{some(self.tokens)}{hint}"
                 )
-        return [self.tokens[language] for language in chosen]
+        return [self.tokens[language] for language in names]
 
     def target_options(
         self, tgt_lang: Choice, count: int, options: dict[str, Any], default: int | None
@@ -90,8 +90,8 @@ class Languages:
         """
         if tgt_lang is None:
             if self.tokens and self.target not in options and default not in self.tokens.values():
-                found = "tgt_lang is None, and generation_config.json names no target language"
-                raise UsageError(f"{found}, expected one of {some(self.tokens)}")
+                seen = "tgt_lang is None, and generation_config.json names no target language"
+                raise UsageError(f"{seen}, expected one of {some(self.tokens)}")
             return [{}] * count
         ids = self.ids("tgt_lang", tgt_lang, count)
         if self.target in options:
@@ -105,23 +105,23 @@ class Languages:
         """Raise ValueError if a text begins with the word of a language that the model does not
         know."""
         for text in texts if self.words else ():
-            found = LANGUAGE_WORD.match(text)
-            if found and found[0] not in self.words:
-                known = f"expected one of {some(self.words)}{did_you_mean(found[0], self.words)}"
+            match = LANGUAGE_WORD.match(text)
+            if match and match[0] not in self.words:
+                known = f"expected one of {some(self.words)}{did_you_mean(match[0], self.words)}"
                 raise ValueError(
-                    f"a text begins with {found[0]:.50}, no language of the model, {known}"
+                    f"a text begins with {match[0]:.50}, no language of the model, {known}"
                 )
 
 
-def languages_of(info: ExportInfo) -> Languages:
+def read_languages(info: ExportInfo) -> Languages:
     """Return the languages in the manifest of `info`. Raises ValueError if the manifest has unknown
     fields."""
-    found = info.manifest.get("languages") or {}
+    fields = info.manifest.get("languages") or {}
     try:
-        return Languages(**found)
+        return Languages(**fields)
     except TypeError as error:
         raise ValueError(
-            f"{info.directory / MANIFEST} has languages {reprlib.repr(found)}: {error}: "
+            f"{info.directory / MANIFEST} has languages {reprlib.repr(fields)}: {error}: "
             f"export again"
         ) from None
 

@@ -5,7 +5,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .detokenizer import Pieces
+    from .detokenizer import Detokenizer
 
 # In the order of transformers: the result of one replacement may be the input of a later one.
 REPLACEMENTS = {
@@ -46,17 +46,17 @@ def clean_up(text: str) -> str:
     return text
 
 
-class CleanPieces:
-    """An incremental detokenizer like `Pieces`, for a tokenizer that cleans up. Joined, the pieces
-    are `clean_up` of the decoded row."""
+class CleaningDetokenizer:
+    """An incremental detokenizer for a tokenizer that cleans up spaces. The joined texts equal
+    `clean_up` of the decoded row."""
 
-    def __init__(self, pieces: "Pieces"):
-        self.pieces = pieces
+    def __init__(self, detokenizer: "Detokenizer"):
+        self.detokenizer = detokenizer
         self.held = ""
 
     def add(self, token: int) -> str:
         """Return the text that the next token settles, empty while more tokens may change it."""
-        self.held += self.pieces.add(token)
+        self.held += self.detokenizer.add(token)
         open_end = OPEN_END.search(self.held)
         settled = self.held[: open_end.start()] if open_end else self.held
         self.held = self.held[len(settled) :]
@@ -64,6 +64,6 @@ class CleanPieces:
 
     def end(self) -> str:
         """Return the rest of the text after the last token."""
-        rest = clean_up(self.held + self.pieces.end())
+        rest = clean_up(self.held + self.detokenizer.end())
         self.held = ""
         return rest

@@ -20,7 +20,7 @@ import speed
 import torch
 import workload
 from checkpoints import EOS, build
-from plan import PLANS, Arrangement, cells_of
+from plan import PLANS, Arrangement, list_cells
 from torch_graph import GraphDecoder
 
 ROOT = Path(__file__).parents[2]
@@ -170,7 +170,9 @@ def test_without_a_gpu_all_rows_are_there_and_say_so(here, tmp_path, capsys):
 
 def check_rows(result):
     cells = [
-        cell for shape in PLAN.shapes for cell in cells_of(PLAN, shape, result["options"]["quick"])
+        cell
+        for shape in PLAN.shapes
+        for cell in list_cells(PLAN, shape, result["options"]["quick"])
     ]
     assert [
         (row["engine"], row["batch"], row["beams"], row["kind"]) for row in result["cells"]

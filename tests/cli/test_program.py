@@ -13,7 +13,7 @@ import warnings
 
 import pytest
 from checkpoints import with_words
-from command_line import COMMAND, error_of
+from command_line import COMMAND, read_error
 from safetensors import SafetensorError
 
 from vanilla_transformer.training import averaging
@@ -58,7 +58,7 @@ def test_a_full_disk_is_one_line_whoever_finds_it(tmp_path, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(averaging, "averaged", full)
-    assert str(error) in error_of("average", "one", "--output", tmp_path / "out")
+    assert str(error) in read_error("average", "one", "--output", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -75,7 +75,7 @@ def test_what_is_wrong_with_a_path_is_one_line_with_what_was_expected(
 ):
     (tmp_path / "file").touch()
     monkeypatch.setattr(averaging, "averaged", lambda *_: opened(tmp_path / place))
-    found = error_of("average", "one", "--output", tmp_path / "out")
+    found = read_error("average", "one", "--output", tmp_path / "out")
     assert found == f"vanilla-transformer: {str(tmp_path / place)!r}: {said}"
 
 
@@ -97,7 +97,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(tmp_path, monkeypatch, error):
 
 def test_a_package_that_is_missing_is_one_line_with_the_extra_that_brings_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "vanilla_transformer.info", None)
-    said = error_of("info", "anywhere")
+    said = read_error("info", "anywhere")
     assert said.startswith("vanilla-transformer: import of vanilla_transformer.info halted")
     assert said.endswith(": pip install 'vanilla-transformer[torch]'")
 

@@ -51,7 +51,7 @@ def test_arguments_are_the_settings_of_serve_and_a_few_more(tmp_path, monkeypatc
         7,
         (("b", "en", "de"), ("b", "de", "en")),
     )
-    found = ray.exports_of(args, settings)
+    found = ray.parse_exports(args, settings)
     assert [(each.name, each.directory) for each in found] == [
         ("export", directory),
         ("b", directory),
@@ -78,10 +78,10 @@ def test_replicas_are_a_number_or_scale_with_requests():
             "no argument 'port', expected some of exports, replicas, cpus",
         ),
         (lambda: ray.settings_from({"max_batch": "x"}, {}), "^max_batch: expected"),
-        (lambda: ray.exports_of({}, Settings()), "exports is missing, expected exports=PATH"),
+        (lambda: ray.parse_exports({}, Settings()), "exports is missing, expected exports=PATH"),
         (lambda: ray.scale("0", 1), "replicas is '0', expected a number from 1, or two as 1-4"),
         (lambda: ray.scale("4-1", 1), "replicas is 4-1, expected the smaller number first"),
-        (lambda: ray.whole("cpus", "0.5"), "cpus is '0.5', expected a number from 1"),
+        (lambda: ray.positive_number("cpus", "0.5"), "cpus is '0.5', expected a number from 1"),
     ],
 )
 def test_a_wrong_argument_is_an_error_before_anything_starts(call, message):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from checkpoints import copy_of, edit_json, list_file, perturbed, seal
+from checkpoints import copy_folder, edit_json, list_file, perturbed, seal
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.generation import logits_process
 
@@ -237,7 +237,7 @@ def test_by_default_20_tokens_are_generated_up_to_the_positions_of_the_model(pai
 
 @each_model
 def test_generation_config_gives_way_to_the_call_as_in_transformers(pair, tmp_path, name):
-    directory = copy_of(pair.directory, tmp_path)
+    directory = copy_folder(pair.directory, tmp_path)
     saved = dict(
         max_new_tokens=6,
         max_length=30,
@@ -623,7 +623,7 @@ def test_bad_values_are_refused_with_the_value_and_what_was_expected(pairs, opti
 def test_a_sampling_filter_that_is_not_applied_is_refused_only_where_it_would_matter(
     pairs, tmp_path, field, value
 ):
-    directory = copy_of(pairs("causal-cpu").directory, tmp_path)
+    directory = copy_folder(pairs("causal-cpu").directory, tmp_path)
     edit_json(
         directory / "generation_config.json",
         **{field: value},

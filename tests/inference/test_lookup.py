@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from checkpoints import EOS, PAD, copy_of, edit_json
-from opened_engines import engine_of
+from checkpoints import EOS, PAD, copy_folder, edit_json
+from opened_engines import open_engine
 
 from vanilla_transformer_export import Options, Runtime
 from vanilla_transformer_export.errors import UsageError
@@ -279,7 +279,7 @@ def test_rows_and_servers(opened, tmp_path):
         runtime.generate(np.array([[5, 6], [7, 8]]), **LOOKUP)
     assert runtime.rows_together(100, 16, LOOKUP) == 1
     directory = runtime.info.directory
-    engine = engine_of(directory)
+    engine = open_engine(directory)
     with pytest.raises(
         UsageError, match="prompt_lookup_num_tokens is 4, expected none: rows that share a batch"
     ):
@@ -290,7 +290,7 @@ def test_rows_and_servers(opened, tmp_path):
         ).options.prompt_lookup_num_tokens
         is None
     )
-    copy = copy_of(directory, tmp_path)
+    copy = copy_folder(directory, tmp_path)
     file = "onnx/decoder_lookup_model.onnx"
     (copy / file).unlink()
     files = json.loads((copy / "manifest.json").read_text())["files"]

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from checkpoints import EOS, PAD, START, VOCABULARY, copy_of, edit_json, seal
+from checkpoints import EOS, PAD, START, VOCABULARY, copy_folder, edit_json, seal
 
 from vanilla_transformer_export import Options, Runtime
 from vanilla_transformer_export.inference import devices
@@ -312,7 +312,7 @@ def test_without_an_arena_the_tokens_are_the_same(exported, runtimes):
 def with_settings(exported, tmp_path, name, **settings):
     """A runtime, and the model in torch, of a checkpoint whose generation_config.json has
     `settings`."""
-    directory = copy_of(exported(name).directory, tmp_path)
+    directory = copy_folder(exported(name).directory, tmp_path)
     edit_json(directory / "generation_config.json", **settings)
     seal(directory)
     model = exported(name).model
@@ -540,7 +540,7 @@ def test_a_model_is_asked_only_for_what_it_can_do(runtimes):
 
 
 def test_a_missing_start_token_is_an_error(exported, tmp_path):
-    directory = copy_of(exported("seq2seq").directory, tmp_path)
+    directory = copy_folder(exported("seq2seq").directory, tmp_path)
     for file in ("config.json", "generation_config.json"):
         edit_json(directory / file, decoder_start_token_id=None)
     seal(directory)
@@ -763,7 +763,7 @@ def test_tensorrt_is_refused_where_it_has_nothing_to_compile_or_is_not_there(
     ):
         Runtime(exported("causal").directory, device="tensorrt")
     directory = exported("encoder").directory
-    integers = copy_of(directory, tmp_path)
+    integers = copy_folder(directory, tmp_path)
     [facts] = json.loads((integers / "manifest.json").read_text())["variants"].values()
     edit_json(integers / "manifest.json", default_dtype="int8", variants={"int8": facts})
     with pytest.raises(ValueError, match="dtype 'int8', expected one of .'cpu', 'cuda'.$"):

@@ -4,7 +4,7 @@ own classes."""
 import numpy as np
 import pytest
 import torch
-from checkpoints import copy_of, edit_json, perturbed, seal
+from checkpoints import copy_folder, edit_json, perturbed, seal
 from families import assert_exact, converted, random_config, random_model
 from models import build
 from torch import nn
@@ -357,7 +357,7 @@ def test_the_runtime_refuses_more_tokens_than_positions_whatever_the_padding(tmp
     np.testing.assert_allclose(runtime.encode(ids), expected, atol=1e-5)
     with pytest.raises(ValueError, match="^9 tokens are more than the 8 learned positions"):
         runtime.encode(np.array([[5] * 9]))
-    directory = copy_of(tmp_path / "export", tmp_path)
+    directory = copy_folder(tmp_path / "export", tmp_path)
     edit_json(directory / "config.json", position_ids_from="places")
     seal(directory)
     with pytest.raises(

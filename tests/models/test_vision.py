@@ -13,11 +13,11 @@ import torch
 import transformers
 from checkpoints import (
     Exported,
-    copy_of,
+    copy_folder,
+    default_graphs,
+    default_parity,
     edit_json,
-    graphs_of,
     list_file,
-    parity_of,
     perturbed,
     seal,
 )
@@ -567,7 +567,7 @@ def test_an_export_of_any_size_gives_what_torch_gives(body):
 
 
 def test_images_without_a_resize_have_their_own_sizes(body, tmp_path):
-    directory = copy_of(body.directory, tmp_path)
+    directory = copy_folder(body.directory, tmp_path)
     edit_json(directory / "preprocessor_config.json", do_resize=False)
     seal(directory)
     runtime = ImageRuntime(directory)
@@ -626,7 +626,7 @@ def test_bad_images_are_errors_of_one_line(classifier, tmp_path):
 
 
 def test_an_export_of_one_size_refuses_another(classifier, tmp_path):
-    directory = copy_of(classifier.directory, tmp_path)
+    directory = copy_folder(classifier.directory, tmp_path)
     edit_json(directory / "preprocessor_config.json", size={"height": 18, "width": 22})
     seal(directory)
     with pytest.raises(ValueError, match="image 0 of 1 is 3x18x22 for the model, expected 3x18x18"):
@@ -641,7 +641,7 @@ def test_an_export_of_one_size_refuses_another(classifier, tmp_path):
 
 
 def test_an_export_without_an_image_processor_or_of_text_is_refused(classifier, tmp_path):
-    directory = copy_of(classifier.directory, tmp_path)
+    directory = copy_folder(classifier.directory, tmp_path)
     edit_json(directory / "preprocessor_config.json", do_pad=True)
     seal(directory)
     with pytest.raises(ValueError, match="do_pad True, a step that is not known here"):
@@ -714,11 +714,11 @@ def test_exports_of_every_target_give_what_torch_gives(
         image_size=image_size,
         cases=8,
     )
-    parity = parity_of(manifest)
+    parity = default_parity(manifest)
     assert parity["failures"] == 0 and parity["max_error"] < (1e-4 if dtype == "fp32" else 1)
     operators = [
         node.op_type
-        for node in onnx.load(tmp_path / "out" / graphs_of(manifest)["encoder"]).graph.node
+        for node in onnx.load(tmp_path / "out" / default_graphs(manifest)["encoder"]).graph.node
     ]
     integers = {"portable": "MatMulInteger", "cpu": "MatMulIntegerToFloat"}
     assert dtype == "fp32" or operators.count(integers[target]) >= 13
@@ -757,7 +757,7 @@ def test_half_precision_and_other_shapes_are_exported(tmp_path):
                 dtype=dtype,
                 image_size=image_size,
             )
-            assert parity_of(manifest) is None or parity_of(manifest)["failures"] == 0
+            assert default_parity(manifest) is None or default_parity(manifest)["failures"] == 0
 
 
 # ----------------------------------------------------------------------------------- attention maps
@@ -888,7 +888,7 @@ def test_what_is_of_text_or_no_image_is_refused(folder, tmp_path):
             recipe(folder, data={"dataset": str(folder), "columns": ["picture", "label"]}),
             tmp_path / "out",
         )
-    broken = copy_of(folder, tmp_path)
+    broken = copy_folder(folder, tmp_path)
     [*_, last] = sorted((broken / "train/dark").iterdir())
     last.write_bytes(last.read_bytes()[:40])
     with pytest.raises(ValueError, match=f"{last.name} is no whole image"):

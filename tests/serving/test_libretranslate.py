@@ -10,7 +10,7 @@ from urllib.error import HTTPError
 
 import httpx
 import pytest
-from checkpoints import EOS, copy_of, edit_json, list_file, seal
+from checkpoints import EOS, copy_folder, edit_json, list_file, seal
 from hypothesis import given
 from hypothesis import strategies as st
 from libretranslatepy import LibreTranslateAPI
@@ -23,17 +23,20 @@ from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.protocols.libretranslate import PROTOCOL, PUBLIC_PATHS
-from vanilla_transformer_export.serving.translation.translator import LONG, translate
+from vanilla_transformer_export.serving.translation.translator import (
+    MAX_INLINE_CHARACTERS,
+    translate,
+)
 from vanilla_transformer_export.text.language_names import MACROLANGUAGES, TABLE, TWO_LETTERS
 from vanilla_transformer_export.text.language_pairs import (
     Directions,
     language_name,
-    languages_of_model,
+    model_languages,
     names_by_code,
     sentence_languages,
 )
 from vanilla_transformer_export.text.languages import Languages
-from vanilla_transformer_export.text.tasks.translation import Splitting, parts_of
+from vanilla_transformer_export.text.tasks.translation import Splitting, split_text
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 SLOTS = 8
@@ -47,7 +50,7 @@ ENGLISH = dict(source="en", target="de")
 def directory(exported_for, tmp_path_factory):
     """An export with a tokenizer of the words w0 to w39, of languages and "."; and a card that says
     which it translates."""
-    found = copy_of(exported_for("seq2seq", "cpu")[1], tmp_path_factory.mktemp("translator"))
+    found = copy_folder(exported_for("seq2seq", "cpu")[1], tmp_path_factory.mktemp("translator"))
     words = [*WORDS, *(f"v{number}" for number in range(4)), ">>deu<<", ">>fra<<", "unknown", "."]
     tokenizer = Tokenizer(
         models.WordLevel({word: id for id, word in enumerate(words)}, unk_token="unknown")
@@ -77,7 +80,7 @@ def load(directory):
         engines.append(engine)
         if languages is not None:
             runtime.languages = languages
-        return ServedModel(name, runtime, engines[-1], languages_of_model(runtime, given))
+        return ServedModel(name, runtime, engines[-1], model_languages(runtime, given))
 
     yield make
     for engine in engines:
@@ -276,7 +279,7 @@ def test_long_texts_are_as_short_ones(client, alone):
     assert found["translatedText"] == alone.translate(["\n".join(lines)])[0]
     html = answer(client, {"q": "<p>".join(lines), "format": "html"})["translatedText"]
     assert html == "<p>".join(alone.translate(lines))
-    assert sum(map(len, lines)) > LONG
+    assert sum(map(len, lines)) > MAX_INLINE_CHARACTERS
 
 
 def test_other_requests(client):
@@ -539,11 +542,11 @@ def test_the_card_says_what_is_translated_if_its_name_does(directory, tmp_path, 
     runtime = SimpleNamespace(info=info, languages=Languages())
     if text is not None:
         (tmp_path / "README.md").write_text(text)
-    assert languages_of_model(runtime) == expected
+    assert model_languages(runtime) == expected
     assert [*sentence_languages(runtime).values()] == [source for source, _ in expected]
-    assert languages_of_model(runtime, [("it", "pt"), ("it", "pt")]) == [("it", "pt")]
+    assert model_languages(runtime, [("it", "pt"), ("it", "pt")]) == [("it", "pt")]
     runtime.info.architecture = "VanillaSeq2SeqForSequenceClassification"
-    assert languages_of_model(runtime, [("it", "pt")]) == []
+    assert model_languages(runtime, [("it", "pt")]) == []
 
 
 def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
@@ -557,7 +560,7 @@ def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
     def count(splitting, src_lang):
         return sum(
             part.is_sentence
-            for part in parts_of(alone, text, splitting.in_language(alone, src_lang))
+            for part in split_text(alone, text, splitting.in_language(alone, src_lang))
         )
 
     assert [count(Splitting(), name) for name in (None, "eng_Latn", "spa_Latn")] == [1, 1, 2]
@@ -566,7 +569,7 @@ def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
 
 def test_languages_that_are_given_must_be_those_of_the_model(alone, monkeypatch):
     monkeypatch.setattr(alone, "languages", MULTILINGUAL)
-    assert languages_of_model(alone, [("EN", "zho_Hant"), ("deu-latn", "en")]) == [
+    assert model_languages(alone, [("EN", "zho_Hant"), ("deu-latn", "en")]) == [
         ("en", "zh-Hant"),
         ("de", "en"),
     ]
@@ -574,11 +577,11 @@ def test_languages_that_are_given_must_be_those_of_the_model(alone, monkeypatch)
         UsageError,
         match="^languages en-fr: 'fr' is no language of the model, expected one of .*'de', 'en'",
     ):
-        languages_of_model(alone, [("en", "fr")])
+        model_languages(alone, [("en", "fr")])
     monkeypatch.setattr(alone, "languages", Languages(words=[">>deu<<"]))
-    assert languages_of_model(alone, [("fr", "deu")]) == [("fr", "de")]
+    assert model_languages(alone, [("fr", "deu")]) == [("fr", "de")]
     with pytest.raises(UsageError, match="'fr' is no language"):
-        languages_of_model(alone, [("de", "fr")])
+        model_languages(alone, [("de", "fr")])
 
 
 # ---------------------------------------------------------------------------------------- bad input

@@ -16,7 +16,7 @@ import pytest
 from served import SEEN, request, served, wait_for
 
 from vanilla_transformer_export.serving import health
-from vanilla_transformer_export.serving.connections import Connections, files_for
+from vanilla_transformer_export.serving.connections import Connections, available_connections
 from vanilla_transformer_export.serving.logs import Log
 from vanilla_transformer_export.serving.service import PROTOCOLS
 
@@ -316,7 +316,7 @@ def test_where_too_many_connections_are_open_new_ones_are_closed():
 
 
 def test_two_thousand_open_connections_leave_health_and_metrics_answering():
-    files_for(4500)  # of this process, which has both ends
+    available_connections(4500)  # of this process, which has both ends
     with served() as server:
         crowd = [server.send(b"POST /stub HTTP/1.1\r\n") for _ in range(2000)]
         started = time.monotonic()
@@ -333,8 +333,8 @@ def test_the_limit_of_open_files_is_raised_for_the_connections(monkeypatch):
     limits = [100, 1000]
     monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
     monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.__setitem__(slice(None), new))
-    assert (files_for(500), limits) == (500, [628, 1000])
-    assert (files_for(5000), limits) == (872, [1000, 1000])
+    assert (available_connections(500), limits) == (500, [628, 1000])
+    assert (available_connections(5000), limits) == (872, [1000, 1000])
 
 
 def test_the_connections_that_were_idle_for_longest_are_known():
@@ -361,7 +361,7 @@ def test_the_connections_that_were_idle_for_longest_are_known():
         response_complete = True
 
     now = [0.0]
-    all_of = Connections(most=9, idle=10, unread=30, clock=lambda: now[0])
+    all_of = Connections(max_connections=9, idle=10, unread=30, clock=lambda: now[0])
     silent, asking, unread = Connection(), Connection(), Connection()
     unread.transport.unread = 5
     for second in range(0, 32, 4):

@@ -17,7 +17,7 @@ import openai
 import pytest
 import torch
 import uvicorn
-from checkpoints import EOS, PAD, START, VOCABULARY, copy_of, list_file
+from checkpoints import EOS, PAD, START, VOCABULARY, copy_folder, list_file
 from hypothesis import example, given
 from hypothesis import strategies as st
 from opened_engines import text_engine
@@ -169,7 +169,7 @@ class OneByOne:
 
 
 def with_tokenizer(directory, parent):
-    found = copy_of(directory, parent)
+    found = copy_folder(directory, parent)
     tokenizer().save(str(found / "tokenizer.json"))
     list_file(found, "tokenizer.json")
     return found
@@ -356,14 +356,14 @@ def test_what_a_request_has_not_is_as_generation_config_says_and_then_as_openai_
         temperature=1.0,
         top_k=0,
     )
-    assert openai_api.options_of(body, {"num_beams": 4, "max_length": 9}) == expected
+    assert openai_api.parse_options(body, {"num_beams": 4, "max_length": 9}) == expected
     own = {"temperature": 0.5, "top_k": 7}
-    assert openai_api.options_of(body, own) == expected | own
-    assert openai_api.options_of(
+    assert openai_api.parse_options(body, own) == expected | own
+    assert openai_api.parse_options(
         openai_api.CompletionRequest(temperature=2.0, top_k=0), own
     ) == expected | {"temperature": 2.0}
     nulls = openai_api.CompletionRequest(**dict.fromkeys(openai_api.CompletionRequest.model_fields))
-    assert openai_api.options_of(nulls, {}) == expected
+    assert openai_api.parse_options(nulls, {}) == expected
 
 
 def test_every_option_of_generate_is_a_field(url, decoder):
@@ -578,9 +578,9 @@ def test_a_stop_text_of_bytes_that_come_one_by_one(client, decoder):
         ("日x", "aéb日g", 8),
     ):
         body = openai_api.CompletionRequest(stop=stop, temperature=0, max_tokens=8)
-        job = engine.admission.job([START], openai_api.options_of(body, {}))
+        job = engine.admission.job([START], openai_api.parse_options(body, {}))
         asked = openai_api.Completion(decoder, job, 0, "", [stop], False)
-        [choice] = json.loads(asyncio.run(openai_api.whole(engine, [asked], {})))["choices"]
+        [choice] = json.loads(asyncio.run(openai_api.full_response(engine, [asked], {})))["choices"]
         assert (choice["text"], asked.tokens) == (expected, tokens)
 
 

@@ -11,14 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
-from checkpoints import copy_of
+from checkpoints import copy_folder
 from serving_load import (
     TEXTS,
     assert_no_harm,
     connect,
-    load_of,
     metric,
     request,
+    run_load,
     serving,
     vanish,
     wait_until,
@@ -38,7 +38,7 @@ def export(exported_for, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def load(export):
-    return load_of(export)
+    return run_load(export)
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +232,7 @@ def flip(path):
     ["onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx", "tokenizer.json", "config.json"],
 )
 def test_a_corrupt_export_is_refused_at_the_start(export, tmp_path, file, damage):
-    copy = copy_of(export, tmp_path)
+    copy = copy_folder(export, tmp_path)
     damage(copy / file)
     with pytest.raises(RuntimeError, match="not ready") as failed:
         Server(Plan([*OURS, str(copy), "--log-level", "error"]), tmp_path / "log")

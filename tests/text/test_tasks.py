@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from checkpoints import EOS, SIZES, copy_of, edit_json, list_file, perturbed, seal
+from checkpoints import EOS, SIZES, copy_folder, edit_json, list_file, perturbed, seal
 from families import random_config, random_model
 from heads import (
     HEADS,
@@ -177,7 +177,7 @@ def test_a_cross_encoder_has_its_own_activation(made, tmp_path, place, name):
     scores = CrossEncoder(
         checkpoint, device="cpu", activation_fn=getattr(torch.nn, name)()
     ).predict(PAIRS)
-    directory = copy_of(runtime.path.parent, tmp_path)
+    directory = copy_folder(runtime.path.parent, tmp_path)
     recorded = f"torch.nn.modules.activation.{name}"
     if place == "config_sentence_transformers.json":
         (directory / place).write_text(json.dumps({"activation_fn": recorded}))
@@ -375,7 +375,7 @@ def embedded(tmp_path_factory):
         )
         model.save(str(folder / "model"))
         # The graph does not depend on the modules.
-        directory = copy_of(root / "export", folder)
+        directory = copy_folder(root / "export", folder)
         facts = []
         for place in (folder / "model").rglob("*"):
             name = place.relative_to(folder / "model").as_posix()
@@ -552,7 +552,7 @@ def test_time_to_find_sentences_does_not_grow_with_the_square_of_the_text(unit, 
 @pytest.fixture(scope="module")
 def translator(exported, tmp_path_factory):
     """An export with a tokenizer of the words w0 to w47, and "." for w47."""
-    directory = copy_of(exported("seq2seq").directory, tmp_path_factory.mktemp("translator"))
+    directory = copy_folder(exported("seq2seq").directory, tmp_path_factory.mktemp("translator"))
     words = {f"w{token}": token for token in range(47)} | {".": 47}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -818,7 +818,7 @@ def test_wrong_options_are_named(made, name, call, said):
         (
             "answer",
             lambda r: r.answer(["a"], ["b", "c"]),
-            "1 questions and 2 contexts, expected as many",
+            "1 questions and 2 contexts",
         ),
         ("answer", lambda r: r.answer(["a"], [""]), "context 0 of 1 is '', expected words"),
         (

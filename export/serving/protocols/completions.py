@@ -9,10 +9,10 @@ from typing import Any
 from ...scheduler.client import Client
 from ...scheduler.request import LENGTH, STOP, Event, Generated, Job, TokenLogprobs
 from ...text_runtime import TextRuntime
-from ..translation.translator import offloaded
+from ..translation.translator import call_off_loop
 
-ONE_READ = 30  # characters are cut into tokens while one token is looked at
-LOWEST = -9999.0  # log p that is told; JSON has no infinity
+INSPECTION_COST = 30  # characters are cut into tokens while one token is looked at
+MIN_LOGPROB = -9999.0  # log p that is told; JSON has no infinity
 Chunk = dict[str, Any]  # a choice of an answer, or the next part of one
 KINDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
@@ -24,22 +24,22 @@ class StopTexts:
     def __init__(self, stops: Sequence[str]):
         self.stops = stops
         self.held = ""
-        self.found = False
+        self.is_stopped = False
 
     def add(self, piece: str) -> str:
         text = self.held + piece
         places = [text.find(stop) for stop in self.stops if stop in text]
-        self.found = bool(places)
+        self.is_stopped = bool(places)
         certain = (
             min(places)
             if places
-            else len(text) - max((begun(text, stop) for stop in self.stops), default=0)
+            else len(text) - max((overlap_length(text, stop) for stop in self.stops), default=0)
         )
         self.held = text[certain:]
         return text[:certain]
 
 
-def begun(text: str, stop: str) -> int:
+def overlap_length(text: str, stop: str) -> int:
     """Return the length of the longest proper prefix of `stop` that `text` ends with."""
     return next(
         (
@@ -77,12 +77,12 @@ class Logprobs:
 
     def take(self) -> dict[str, list]:
         """Return the columns that were added since the last call."""
-        taken, self.columns = self.columns, {kind: [] for kind in KINDS}
-        return taken
+        columns, self.columns = self.columns, {kind: [] for kind in KINDS}
+        return columns
 
 
 def finite(logprob: float) -> float:
-    return logprob if logprob > LOWEST else LOWEST
+    return logprob if logprob > MIN_LOGPROB else MIN_LOGPROB
 
 
 class Answer:
@@ -90,7 +90,7 @@ class Answer:
     nothing."""
 
     def __init__(self, runtime: TextRuntime, stops: Sequence[str], begins: str, has_logprobs: bool):
-        self.pieces = runtime.pieces()
+        self.detokenizer = runtime.detokenizer()
         self.stops = StopTexts(stops)
         self.length = len(begins)  # length of the text so far, with the characters held back
         self.logprobs = Logprobs(runtime) if has_logprobs else None
@@ -103,12 +103,12 @@ class Answer:
         self.tokens += 1
         if self.logprobs is not None:
             self.logprobs.add(event.token, event.logprobs, self.length)
-        piece = self.pieces.add(event.token)
+        piece = self.detokenizer.add(event.token)
         if event.finish_reason is not None:
-            piece += self.pieces.end()
+            piece += self.detokenizer.end()
         self.length += len(piece)
         text = self.stops.add(piece)
-        if self.stops.found:
+        if self.stops.is_stopped:
             self.finish_reason = STOP
         elif event.finish_reason is not None:
             self.finish_reason = event.finish_reason
@@ -158,26 +158,26 @@ class Completion:
         return bool(self.stops) or self.job.top_logprobs is not None or self.is_empty
 
     def size(self, generated: list[Generated]) -> int:
-        """Return the cost of `whole` in characters that could be tokenized meanwhile."""
+        """Return the cost of `full_choices` in characters that could be tokenized meanwhile."""
         tokens = (
-            sum(len(each.tokens) for each in generated)
+            sum(len(result.tokens) for result in generated)
             + len(self.job.prompt) * self.job.scores_prompt
         )
-        return ONE_READ * tokens if self.is_read else tokens
+        return INSPECTION_COST * tokens if self.is_read else tokens
 
     async def chunks(self, scheduler: Client) -> AsyncGenerator[Chunk, None]:
         """Yield parts of the answers as soon as they are known. It ends with the last answer, and
         drops what the engine would generate behind stop texts."""
         if self.is_replayed:
             [generated] = await scheduler.generate([self.job])
-            for chunk in await offloaded(self.size(generated), self.whole, generated):
+            for chunk in await call_off_loop(self.size(generated), self.full_choices, generated):
                 yield chunk
             return
         async with aclosing(scheduler.stream(self.job)) as events:
-            begun = False
+            has_started = False
             async for event in events:
-                if not begun:  # not before: until here the request may be refused
-                    begun = True
+                if not has_started:  # not before: until here the request may be refused
+                    has_started = True
                     for chunk in self.beginnings(None):
                         yield chunk
                 for chunk in self.heard(event):
@@ -188,15 +188,15 @@ class Completion:
     def replayed(self, generated: list[Generated]) -> Iterator[Chunk]:
         """Yield the chunks of an answer that was generated completely."""
         yield from self.beginnings(generated[0].prompt_logprobs)
-        for index, each in enumerate(generated):
+        for index, result in enumerate(generated):
             if self.is_empty:
                 yield self.chunk(index, "", LENGTH)
                 continue
-            last = len(each.tokens) - 1
-            for place, token in enumerate(each.tokens):
-                known = each.logprobs[place] if each.logprobs else None
+            last = len(result.tokens) - 1
+            for place, token in enumerate(result.tokens):
+                known = result.logprobs[place] if result.logprobs else None
                 yield from self.heard(
-                    Event(index, token, each.finish_reason if place == last else None, known)
+                    Event(index, token, result.finish_reason if place == last else None, known)
                 )
 
     def heard(self, event: Event) -> Iterator[Chunk]:
@@ -219,10 +219,10 @@ class Completion:
             yield self.chunk(index, self.begins, None)
 
     def add_prompt(self, logprobs: Logprobs, known: list[TokenLogprobs]) -> None:
-        pieces, offset = self.runtime.pieces(), 0
-        for token, each in zip(self.job.prompt, [None, *known], strict=True):
-            logprobs.add(token, each, min(offset, len(self.begins)))
-            offset += len(pieces.add(token))
+        detokenizer, offset = self.runtime.detokenizer(), 0
+        for token, logprob in zip(self.job.prompt, [None, *known], strict=True):
+            logprobs.add(token, logprob, min(offset, len(self.begins)))
+            offset += len(detokenizer.add(token))
 
     def chunk(self, index: int, text: str, finish_reason: str | None) -> Chunk:
         logprobs = self.answers[index].logprobs
@@ -233,28 +233,28 @@ class Completion:
             "finish_reason": finish_reason,
         }
 
-    def whole(self, generated: list[Generated]) -> list[Chunk]:
+    def full_choices(self, generated: list[Generated]) -> list[Chunk]:
         """Return each answer as one chunk."""
         if self.is_read:
-            return joined(self.replayed(generated))
-        texts = self.runtime.decode([each.tokens for each in generated])
-        for answer, each in zip(self.answers, generated, strict=True):
-            answer.tokens, answer.finish_reason = len(each.tokens), each.finish_reason
+            return join_chunks(self.replayed(generated))
+        texts = self.runtime.decode([result.tokens for result in generated])
+        for answer, result in zip(self.answers, generated, strict=True):
+            answer.tokens, answer.finish_reason = len(result.tokens), result.finish_reason
         return [
             self.chunk(index, self.begins + text, generated[index].finish_reason)
             for index, text in enumerate(texts)
         ]
 
 
-def joined(chunks: Iterable[Chunk]) -> list[Chunk]:
+def join_chunks(chunks: Iterable[Chunk]) -> list[Chunk]:
     """Return complete choices, in order, from their parts."""
     parts: dict[int, list[Chunk]] = {}
     for chunk in chunks:
         parts.setdefault(chunk["index"], []).append(chunk)
-    return [whole_of(parts[index]) for index in sorted(parts)]
+    return [merge_chunks(parts[index]) for index in sorted(parts)]
 
 
-def whole_of(parts: list[Chunk]) -> Chunk:
+def merge_chunks(parts: list[Chunk]) -> Chunk:
     logprobs = None
     if parts[0]["logprobs"] is not None:
         logprobs = {

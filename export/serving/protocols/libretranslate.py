@@ -13,14 +13,14 @@ from ...errors import RequestError, TooLong
 from ...text.language_pairs import Direction, language_name
 from ...text.tasks.translation import Splitting
 from ..models import ServedModel
-from ..translation.html_text import TextRun, replaced, text_runs
-from ..translation.translator import MOST_SENTENCES, offloaded, translate
-from .protocol import Protocol, models_of, name_in_path, settings_of
+from ..translation.html_text import TextRun, replace_runs, text_runs
+from ..translation.translator import MAX_SENTENCES, call_off_loop, translate
+from .protocol import Protocol, name_in_path, served_models, server_settings
 
 AUTO = "auto"
 NO_LIMIT = -1
 FRONTEND_TIMEOUT = 500  # milliseconds that LibreTranslate's page waits after a key; its default
-SHOWN = 10  # pairs of languages in an error
+MAX_LISTED_PAIRS = 10  # pairs of languages in an error
 
 
 class Error(BaseModel):
@@ -44,10 +44,10 @@ class Translation(BaseModel):
         examples=["en"],
     )
     target: str = Field(description="The code of a language.", examples=["de"])
-    format: Annotated[Literal["text", "html"], BeforeValidator(lambda given: given or "text")] = (
+    format: Annotated[Literal["text", "html"], BeforeValidator(lambda value: value or "text")] = (
         "text"
     )
-    alternatives: Annotated[int, BeforeValidator(lambda given: 0 if given is None else given)] = (
+    alternatives: Annotated[int, BeforeValidator(lambda value: 0 if value is None else value)] = (
         Field(
             0,
             description=(
@@ -98,7 +98,7 @@ BODY = {
 async def translate_texts(request: Request) -> JSONResponse:
     """Translates a text or a list of texts, of any length, sentence by sentence; in HTML what
     stands between tags."""
-    body = await body_of(request)
+    body = await read_body(request)
     if not body.q:
         raise RequestError(
             400, f"Invalid request: q is {body.q!r}, expected a text or a list of texts"
@@ -109,20 +109,20 @@ async def translate_texts(request: Request) -> JSONResponse:
     count = max(0, body.alternatives) + 1
     splitting = Splitting(copy_letterless=body.copy_letterless, language=direction.source)
     if body.format == "html":
-        found = await translate_html(model, direction, texts, splitting)
+        translations = await translate_html(model, direction, texts, splitting)
     else:
-        found = await translate_plain(model, direction, texts, count, splitting)
-    return JSONResponse(answer_of(body, direction, found))
+        translations = await translate_plain(model, direction, texts, count, splitting)
+    return JSONResponse(response_fields(body, direction, translations))
 
 
 def check_counts(request: Request, model: ServedModel, body: Translation) -> None:
     """Raise RequestError 400 for more texts than a request may have, or more alternatives than a
     worker has slots."""
     assert model.scheduler is not None  # every model that translates has one
-    most = settings_of(request).max_batch
-    if isinstance(body.q, list) and len(body.q) > most:
+    max_texts = server_settings(request).max_batch
+    if isinstance(body.q, list) and len(body.q) > max_texts:
         raise RequestError(
-            400, f"Invalid request: q has {len(body.q)} texts, expected at most {most}"
+            400, f"Invalid request: q has {len(body.q)} texts, expected at most {max_texts}"
         )
     rows = model.admission.room.rows
     if body.alternatives >= rows:
@@ -132,15 +132,19 @@ def check_counts(request: Request, model: ServedModel, body: Translation) -> Non
         )
 
 
-def answer_of(body: Translation, direction: Direction, found: list[list[str]]) -> dict[str, Any]:
+def response_fields(
+    body: Translation, direction: Direction, translations: list[list[str]]
+) -> dict[str, Any]:
     """Return the fields of a `Translated` for the translations of each text."""
-    fields: dict[str, list] = {"translatedText": [best for best, *_ in found]}
+    fields: dict[str, list] = {"translatedText": [best for best, *_ in translations]}
     if body.source == AUTO:
-        fields["detectedLanguage"] = [{"confidence": 0, "language": direction.source}] * len(found)
+        fields["detectedLanguage"] = [{"confidence": 0, "language": direction.source}] * len(
+            translations
+        )
     if body.alternatives > 0:
         fields["alternatives"] = [
             [other for other in dict.fromkeys(others) if other not in ("", best)]
-            for best, *others in found
+            for best, *others in translations
         ]
     return (
         {name: values[0] for name, values in fields.items()} if isinstance(body.q, str) else fields
@@ -152,23 +156,23 @@ async def translate_plain(
 ) -> list[list[str]]:
     """Return `count` translations of each text, best first, and a blank text itself. The search has
     `count` beams, or the model's number of beams if that is larger."""
-    found = [[text] for text in texts]
+    translations = [[text] for text in texts]
     places = [place for place, text in enumerate(texts) if text.strip()]
     options: dict[str, Any] = {}
     if count > 1:
         beams = max(count, model.runtime.info.defaults.get("num_beams") or 1)
         options |= {"num_beams": beams, "num_return_sequences": count, "do_sample": False}
     if places:
-        given = [
+        inputs = [
             f"{direction.word} {texts[place]}" if direction.word else texts[place]
             for place in places
         ]
         translated = await translate(
-            model, given, direction.src_lang, direction.tgt_lang, splitting, **options
+            model, inputs, direction.src_lang, direction.tgt_lang, splitting, **options
         )
-        for place, own in zip(places, translated):
-            found[place] = own
-    return found
+        for place, outputs in zip(places, translated):
+            translations[place] = outputs
+    return translations
 
 
 async def translate_html(
@@ -176,28 +180,30 @@ async def translate_html(
 ) -> list[list[str]]:
     """Return the translation of each text, in which only the text between tags differs."""
     size = sum(map(len, texts))
-    runs = await offloaded(size, runs_of, texts)
+    runs = await call_off_loop(size, find_text_runs, texts)
     translated = await translate_plain(
-        model, direction, [run.text for own in runs for run in own], 1, splitting
+        model, direction, [run.text for group in runs for run in group], 1, splitting
     )
     rest = iter(translated)
-    found = [[next(rest)[0] for _ in own] for own in runs]
-    return await offloaded(size, lambda: [[replaced(*each)] for each in zip(texts, runs, found)])
+    replacements = [[next(rest)[0] for _ in group] for group in runs]
+    return await call_off_loop(
+        size, lambda: [[replace_runs(*args)] for args in zip(texts, runs, replacements)]
+    )
 
 
-def runs_of(texts: list[str]) -> list[list[TextRun]]:
-    """Return the text runs of each text. Raises TooLong for more than `MOST_SENTENCES` runs."""
+def find_text_runs(texts: list[str]) -> list[list[TextRun]]:
+    """Return the text runs of each text. Raises TooLong for more than `MAX_SENTENCES` runs."""
     runs = [text_runs(text) for text in texts]
-    found = sum(map(len, runs))
-    if found > MOST_SENTENCES:
-        raise TooLong(f"the html has {found} pieces of text, expected at most {MOST_SENTENCES}")
+    count = sum(map(len, runs))
+    if count > MAX_SENTENCES:
+        raise TooLong(f"the html has {count} pieces of text, expected at most {MAX_SENTENCES}")
     return runs
 
 
 # ----------------------------------------------------------------------------------------- the body
 
 
-async def body_of(request: Request) -> Translation:
+async def read_body(request: Request) -> Translation:
     """Return the request in JSON or in a form. Several `q` of a form are a list.
 
     Raises:
@@ -207,7 +213,7 @@ async def body_of(request: Request) -> Translation:
     try:
         if kind not in FORMS:
             return Translation.model_validate_json(json_text(await request.body()))
-        return Translation.model_validate(await form_of(request, kind))
+        return Translation.model_validate(await read_form(request, kind))
     except UnicodeDecodeError as error:
         raise RequestError(400, f"Invalid request: the body is not JSON: {error}") from None
     except ValidationError as error:
@@ -217,7 +223,7 @@ async def body_of(request: Request) -> Translation:
                 400, f"Invalid request: the body is not JSON: {errors[0]['ctx']['error']}"
             ) from None
         raise RequestValidationError(
-            [{**each, "loc": ("body", *each["loc"])} for each in errors]
+            [{**item, "loc": ("body", *item["loc"])} for item in errors]
         ) from None
 
 
@@ -232,7 +238,7 @@ def json_text(content: bytes) -> bytes | str:
     return content if encoding == "utf-8" else content.decode(encoding)
 
 
-async def form_of(request: Request, kind: str) -> dict[str, Any]:
+async def read_form(request: Request, kind: str) -> dict[str, Any]:
     """Return the fields of a form, with "\\n" as line breaks, for which browsers send two
     characters.
 
@@ -246,7 +252,7 @@ async def form_of(request: Request, kind: str) -> dict[str, Any]:
     else:
         body = await request.body()
         try:
-            pairs = await offloaded(
+            pairs = await call_off_loop(
                 len(body), lambda: parse_qsl(body.decode(), keep_blank_values=True, errors="strict")
             )
         except ValueError as error:
@@ -262,12 +268,12 @@ async def form_of(request: Request, kind: str) -> dict[str, Any]:
 
 def translators(request: Request, name: str | None = None) -> list[ServedModel]:
     """Return the models that translate, or the only one that the path or else the body names."""
-    models = models_of(request)
+    models = served_models(request)
     in_path = name_in_path(request)
     if in_path is not None or name is not None:
         return [models.choose(lambda model: model.translates, "translate", in_path, name)]
-    found = [model for model in models if model.translates]
-    return found or [models.only([], "translate")]
+    matches = [model for model in models if model.translates]
+    return matches or [models.only([], "translate")]
 
 
 def model_for(request: Request, body: Translation) -> tuple[ServedModel, Direction]:
@@ -280,17 +286,17 @@ def model_for(request: Request, body: Translation) -> tuple[ServedModel, Directi
     models = translators(request, body.model)
     source = only_source(models) if body.source.lower() == AUTO else body.source
     directions = [(model, model.directions.find(source, body.target)) for model in models]
-    found = {model.name: (model, direction) for model, direction in directions if direction}
-    if not found:
+    matches = {model.name: (model, direction) for model, direction in directions if direction}
+    if not matches:
         pairs = [f"{source} to {target}" for model in models for source, target in model.languages]
-        more = f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
-        served = ", ".join(pairs[:SHOWN]) + more
+        more = f" and {len(pairs) - MAX_LISTED_PAIRS} more" if len(pairs) > MAX_LISTED_PAIRS else ""
+        served = ", ".join(pairs[:MAX_LISTED_PAIRS]) + more
         raise RequestError(
             400,
             f"{source!r:.50} to {body.target!r:.50} is not supported, expected one of: {served}",
         )
-    model = models_of(request).only([model for model, _ in found.values()], "translate")
-    return found[model.name]
+    model = served_models(request).only([model for model, _ in matches.values()], "translate")
+    return matches[model.name]
 
 
 def only_source(models: list[ServedModel]) -> str:
@@ -298,7 +304,9 @@ def only_source(models: list[ServedModel]) -> str:
     and for none."""
     sources = set().union(*(model.directions.sources for model in models))
     if len(sources) != 1:
-        served = ", ".join(sorted(sources)[:SHOWN]) if sources else "the code of a language"
+        served = (
+            ", ".join(sorted(sources)[:MAX_LISTED_PAIRS]) if sources else "the code of a language"
+        )
         raise RequestError(
             400,
             f"source is auto, which works where one source language is served, expected one of: "
@@ -312,13 +320,13 @@ async def languages(request: Request) -> JSONResponse:
     """The languages that are served, with what each is translated to."""
     targets: dict[str, set[str]] = {}
     for model in translators(request):
-        for source, own in model.directions.targets.items():
-            targets[source] = targets.get(source, set()) | own
-    listed = [
-        {"code": code, "name": language_name(code), "targets": sorted(own)}
-        for code, own in targets.items()
+        for source, codes in model.directions.targets.items():
+            targets[source] = targets.get(source, set()) | codes
+    entries = [
+        {"code": code, "name": language_name(code), "targets": sorted(codes)}
+        for code, codes in targets.items()
     ]
-    return JSONResponse(sorted(listed, key=lambda language: str(language["name"])))
+    return JSONResponse(sorted(entries, key=lambda language: str(language["name"])))
 
 
 @router.get("/frontend/settings")

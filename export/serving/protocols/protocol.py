@@ -15,7 +15,7 @@ from ..models import ServedModels
 from ..settings import Settings
 
 # of a list among the options: a step looks at all of them, and other requests wait for that
-MOST_IDS = 1 << 16
+MAX_IDS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Protocol:
     public_paths: frozenset[str] = frozenset()
 
 
-def models_of(request: Request) -> ServedModels:
+def served_models(request: Request) -> ServedModels:
     return request.app.state.models
 
 
-def settings_of(request: Request) -> Settings:
+def server_settings(request: Request) -> Settings:
     return request.app.state.settings
 
 
@@ -51,19 +51,19 @@ def validated(value: Any, *place: str) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        found = [{**each, "loc": (*place, *each["loc"])} for each in error.errors()]
-        raise RequestValidationError(found, body=value) from None
+        errors = [{**item, "loc": (*place, *item["loc"])} for item in error.errors()]
+        raise RequestValidationError(errors, body=value) from None
 
 
-def checked_options(given: dict[str, Any]) -> dict[str, Any]:
+def checked_options(values: dict[str, Any]) -> dict[str, Any]:
     """Return options of `Runtime.generate`.
 
     Raises:
-        UsageError: as `options.check`, and for a list of more than `MOST_IDS` token ids.
+        UsageError: as `options.check`, and for a list of more than `MAX_IDS` token ids.
     """
-    for name, value in given.items():
+    for name, value in values.items():
         parts = value if isinstance(value, list) else []
-        count = sum(len(each) if isinstance(each, list) else 1 for each in parts)
-        if count > MOST_IDS:
-            raise UsageError(f"{name} has {count} token ids, expected at most {MOST_IDS}", name)
-    return options.check(given)
+        count = sum(len(item) if isinstance(item, list) else 1 for item in parts)
+        if count > MAX_IDS:
+            raise UsageError(f"{name} has {count} token ids, expected at most {MAX_IDS}", name)
+    return options.check(values)

@@ -62,7 +62,7 @@ class InferRequest(BaseModel):
     )
 
 
-def described(tensor: TensorSpec) -> dict[str, Any]:
+def describe_tensor(tensor: TensorSpec) -> dict[str, Any]:
     """Return the metadata of a tensor. A size that is free is -1."""
     shape = [-1 if isinstance(size, str) else size for size in tensor.shape]
     return {"name": tensor.name, "datatype": DATATYPES[tensor.dtype], "shape": shape}
@@ -95,17 +95,17 @@ def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest,
             )
         end = int(json_length)
     try:
-        found = json.loads(content[:end])
+        fields = json.loads(content[:end])
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the body is not JSON: {error}, expected an object with inputs") from None
-    if not isinstance(found, dict):
-        raise UsageError(f"the body is {found!r:.80}, expected an object with inputs")
-    with validated(found, "body"):
-        return InferRequest.model_validate(found), memoryview(content)[end:]
+    if not isinstance(fields, dict):
+        raise UsageError(f"the body is {fields!r:.80}, expected an object with inputs")
+    with validated(fields, "body"):
+        return InferRequest.model_validate(fields), memoryview(content)[end:]
 
 
-def inputs_of(
-    given: Sequence[InputTensor], binary: memoryview, known: Sequence[TensorSpec]
+def parse_inputs(
+    tensors: Sequence[InputTensor], binary: memoryview, known: Sequence[TensorSpec]
 ) -> dict[str, np.ndarray]:
     """Return the values of each input by name, in its shape. Texts are strings in an array of
     objects.
@@ -116,13 +116,13 @@ def inputs_of(
             few.
     """
     specs = {tensor.name: tensor for tensor in known}
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     place = 0
-    for tensor in given:
+    for tensor in tensors:
         if tensor.name not in specs:
             expected = f"expected some of {', '.join(specs)}{did_you_mean(tensor.name, specs)}"
             raise UsageError(f"no input {tensor.name!r:.60}, {expected}")
-        if tensor.name in found:
+        if tensor.name in arrays:
             raise UsageError(f"two inputs {tensor.name}, expected one")
         dtype = specs[tensor.name].dtype
         if tensor.datatype != DATATYPES[dtype]:
@@ -135,31 +135,31 @@ def inputs_of(
             )
         size = binary_size(tensor, len(binary) - place)
         values = (
-            values_of(tensor, dtype)
+            json_values(tensor, dtype)
             if size is None
-            else values_in(binary[place : place + size], tensor, dtype)
+            else binary_values(binary[place : place + size], tensor, dtype)
         )
         place += size or 0
-        found[tensor.name] = values.reshape(tensor.shape)
+        arrays[tensor.name] = values.reshape(tensor.shape)
     if place != len(binary):
         raise UsageError(
             f"{len(binary)} bytes follow the JSON, expected {place}, the binary_data_size of "
             f"all inputs"
         )
-    return found
+    return arrays
 
 
-def binary_size(tensor: InputTensor, most: int) -> int | None:
-    """Return how many of the `most` remaining bytes hold the values of `tensor`, or `None` if the
-    JSON holds them."""
+def binary_size(tensor: InputTensor, remaining: int) -> int | None:
+    """Return the number of bytes that hold the values of `tensor`, or None if the JSON holds them.
+    `remaining` is the maximum."""
     parameters = tensor.parameters or {}
     check_no_shared_memory(tensor.name, parameters)
     size = parameters.get("binary_data_size")
     if size is None:
         return None
-    if type(size) is not int or not 0 <= size <= most:
+    if type(size) is not int or not 0 <= size <= remaining:
         raise UsageError(
-            f"binary_data_size of {tensor.name} is {size!r:.60}, expected at most {most}, the "
+            f"binary_data_size of {tensor.name} is {size!r:.60}, expected at most {remaining}, the "
             "bytes that are left"
         )
     if tensor.data is not None:
@@ -168,13 +168,13 @@ def binary_size(tensor: InputTensor, most: int) -> int | None:
 
 
 def check_no_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
-    if any(each.startswith(SHARED_MEMORY) for each in parameters):
+    if any(parameter.startswith(SHARED_MEMORY) for parameter in parameters):
         raise UsageError(
             f"{name} is in shared memory, expected it in the body: it is not supported here"
         )
 
 
-def values_of(tensor: InputTensor, dtype: str) -> np.ndarray:
+def json_values(tensor: InputTensor, dtype: str) -> np.ndarray:
     """Return the values of `tensor` in the JSON."""
     if not isinstance(tensor.data, list):
         raise UsageError(f"data of {tensor.name} is {tensor.data!r:.60}, expected a list of values")
@@ -205,11 +205,11 @@ def values_of(tensor: InputTensor, dtype: str) -> np.ndarray:
         ) from None
 
 
-def values_in(content: memoryview, tensor: InputTensor, dtype: str) -> np.ndarray:
+def binary_values(content: memoryview, tensor: InputTensor, dtype: str) -> np.ndarray:
     """Return the values of `tensor` in the bytes `content`."""
     count = math.prod(tensor.shape)
     if dtype == TEXTS:
-        texts = texts_in(content, tensor.name)
+        texts = binary_texts(content, tensor.name)
         if len(texts) != count:
             raise UsageError(f"{tensor.name} has {len(texts)} texts, expected {count}, its shape")
         return np.array(texts, object)
@@ -222,25 +222,25 @@ def values_in(content: memoryview, tensor: InputTensor, dtype: str) -> np.ndarra
     return np.frombuffer(content, little)
 
 
-def texts_in(content: memoryview, name: str) -> list[str]:
-    found: list[str] = []
+def binary_texts(content: memoryview, name: str) -> list[str]:
+    texts: list[str] = []
     place = 0
     while place < len(content):
         start = place + WIDTH
         place = start + int.from_bytes(content[place:start], "little")
         if place > len(content):
             raise UsageError(
-                f"text {len(found)} of {name} ends at byte {place}, expected at most "
+                f"text {len(texts)} of {name} ends at byte {place}, expected at most "
                 f"{len(content)}, its data"
             )
         try:
-            found.append(str(content[start:place], "utf-8"))
+            texts.append(str(content[start:place], "utf-8"))
         except UnicodeDecodeError as error:
-            raise UsageError(f"text {len(found)} of {name} is not UTF-8: {error}") from None
-    return found
+            raise UsageError(f"text {len(texts)} of {name} is not UTF-8: {error}") from None
+    return texts
 
 
-def outputs_of(body: InferRequest, known: Sequence[TensorSpec]) -> dict[str, bool]:
+def parse_outputs(body: InferRequest, known: Sequence[TensorSpec]) -> dict[str, bool]:
     """Return the names of the requested outputs, each with whether its data follow the JSON.
 
     Raises:
@@ -249,12 +249,12 @@ def outputs_of(body: InferRequest, known: Sequence[TensorSpec]) -> dict[str, boo
     """
     in_binary = flag("binary_data_output", (body.parameters or {}).get("binary_data_output"), False)
     names = [tensor.name for tensor in known]
-    found: dict[str, bool] = {}
+    outputs: dict[str, bool] = {}
     for tensor in body.outputs or ():
         if tensor.name not in names:
             expected = f"expected some of {', '.join(names)}{did_you_mean(tensor.name, names)}"
             raise UsageError(f"no output {tensor.name!r:.60}, {expected}")
-        if tensor.name in found:
+        if tensor.name in outputs:
             raise UsageError(f"two outputs {tensor.name}, expected one")
         parameters = tensor.parameters or {}
         check_no_shared_memory(tensor.name, parameters)
@@ -263,10 +263,10 @@ def outputs_of(body: InferRequest, known: Sequence[TensorSpec]) -> dict[str, boo
                 f"classification of {tensor.name} is not supported here, expected none: order "
                 f"its values"
             )
-        found[tensor.name] = flag(
+        outputs[tensor.name] = flag(
             f"binary_data of {tensor.name}", parameters.get("binary_data"), in_binary
         )
-    return found or dict.fromkeys(names, in_binary)
+    return outputs or dict.fromkeys(names, in_binary)
 
 
 def flag(name: str, value: Any, default: bool) -> bool:
@@ -279,22 +279,22 @@ def flag(name: str, value: Any, default: bool) -> bool:
 # ------------------------------------------------------------------------------------------ answers
 
 
-def write_answer(
+def render_answer(
     about: dict[str, Any], outputs: Mapping[str, np.ndarray], in_binary: Collection[str]
 ) -> tuple[bytes, dict[str, str]]:
     """Return the body and its headers. Texts are strings in arrays of objects; numbers have the
     types of `DATATYPES`."""
-    listed, parts = [], []
+    tensors, parts = [], []
     for name, values in outputs.items():
         datatype = DATATYPES[TEXTS if values.dtype == object else values.dtype.name]
         facts: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(values.shape)}
         if name in in_binary:
-            parts.append(bytes_of(values))
+            parts.append(to_bytes(values))
             facts["parameters"] = {"binary_data_size": len(parts[-1])}
         else:
             facts["data"] = values.ravel().tolist()
-        listed.append(facts)
-    header = json.dumps({**about, "outputs": listed}, ensure_ascii=False, allow_nan=False).encode()
+        tensors.append(facts)
+    header = json.dumps({**about, "outputs": tensors}, ensure_ascii=False, allow_nan=False).encode()
     if not parts:
         return header, {"Content-Type": "application/json"}
     return b"".join([header, *parts]), {
@@ -303,7 +303,7 @@ def write_answer(
     }
 
 
-def bytes_of(values: np.ndarray) -> bytes:
+def to_bytes(values: np.ndarray) -> bytes:
     if values.dtype != object:
         return values.astype(values.dtype.newbyteorder("<")).tobytes()
     texts = [text.encode() for text in values.flat]

@@ -109,8 +109,8 @@ def text_runs(html: str) -> list[TextRun]:
     elements = Elements()
     place = 0
     while place < len(html):
-        found = BEGIN.search(html, place)
-        start = found.start() if found else len(html)
+        match = BEGIN.search(html, place)
+        start = match.start() if match else len(html)
         if elements.translate:
             runs += run_between(html, place, start)
         place = end_of_markup(html, start, elements)
@@ -131,18 +131,18 @@ def end_of_markup(html: str, start: int, elements: "Elements") -> int:
     """Return where the markup that begins at `start` ends, or the end of `html` if it has no
     end."""
     if html.startswith("<!--", start):
-        found = COMMENT.match(html, start)
-    elif (found := TAG.match(html, start)) is None:
-        found = OTHER.match(html, start)
-    elif found["end"]:
-        elements.close(found["name"].lower())
+        match = COMMENT.match(html, start)
+    elif (match := TAG.match(html, start)) is None:
+        match = OTHER.match(html, start)
+    elif match["end"]:
+        elements.close(match["name"].lower())
     else:
-        name = found["name"].lower()
+        name = match["name"].lower()
         if name in RAW:
-            ending = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(html, found.end())
+            ending = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(html, match.end())
             return ending.start() if ending else len(html)
-        elements.open(name, found["rest"])
-    return found.end() if found else len(html)
+        elements.open(name, match["rest"])
+    return match.end() if match else len(html)
 
 
 class Elements:
@@ -161,8 +161,10 @@ class Elements:
         while self.stack and name in ENDED_BY.get(self.stack[-1][0], ()):
             self.close(self.stack[-1][0])
         if name not in VOID and not rest.endswith("/"):
-            own = own_choice(rest)
-            self.stack.append((name, self.translate and name not in KEPT if own is None else own))
+            choice = translate_attribute(rest)
+            self.stack.append(
+                (name, self.translate and name not in KEPT if choice is None else choice)
+            )
             self.counts[name] += 1
 
     def close(self, name: str) -> None:
@@ -174,7 +176,7 @@ class Elements:
                 return
 
 
-def own_choice(rest: str) -> bool | None:
+def translate_attribute(rest: str) -> bool | None:
     """Return whether the attributes of an element ask to translate it, or `None` if they do not
     say."""
     if "translate" not in rest.lower():
@@ -187,7 +189,7 @@ def own_choice(rest: str) -> bool | None:
     return {"": True, "yes": True, "no": False}.get(attributes.get("translate", "none"))
 
 
-def replaced(html: str, runs: Sequence[TextRun], texts: Sequence[str]) -> str:
+def replace_runs(html: str, runs: Sequence[TextRun], texts: Sequence[str]) -> str:
     """Return `html` with one of `texts` in place of each of `runs`. Unchanged texts keep their
     bytes."""
     parts = []
@@ -202,8 +204,8 @@ def replaced(html: str, runs: Sequence[TextRun], texts: Sequence[str]) -> str:
 def escaped(text: str, raw: str) -> str:
     """Return `text` as HTML. A character that is an entity in `raw`, the original text, becomes the
     same entity."""
-    own = {unescape(entity): entity for entity in reversed(ENTITY.findall(raw))}
+    originals = {unescape(entity): entity for entity in reversed(ENTITY.findall(raw))}
     entities = {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {
-        character: own[character] for character in own if len(character) == 1
+        character: originals[character] for character in originals if len(character) == 1
     }
     return text.translate(str.maketrans(entities))

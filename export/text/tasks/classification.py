@@ -14,11 +14,11 @@ from ...inference.export_info import json_object
 from .rows import (
     Cut,
     Pair,
+    check_choice,
     check_count,
-    check_one_of,
-    labels_of,
+    encode_texts,
+    label_names,
     require,
-    rows_of,
     run,
     sigmoid,
     single_texts,
@@ -74,8 +74,8 @@ def classify(
     if top_k is not None:
         check_count("top_k", top_k)
     function = scoring(runtime, function_to_apply)
-    labels = labels_of(runtime)
-    rows = rows_of(runtime, texts_or_pairs(texts))
+    labels = label_names(runtime)
+    rows = encode_texts(runtime, texts_or_pairs(texts))
     results: list[list[dict[str, Any]]] = [[] for _ in rows]
     for index, outputs in run(runtime, rows):
         scores = function(outputs["logits"])
@@ -87,7 +87,7 @@ def classify(
 def scoring(runtime: "TextRuntime", name: str | None) -> Scoring:
     """Return the function from logits to scores, as described at `classify`."""
     if name is not None:
-        check_one_of("function_to_apply", name, FUNCTIONS)
+        check_choice("function_to_apply", name, FUNCTIONS)
         return FUNCTIONS[name]
     if recorded := recorded_activation(runtime):
         return activation(recorded, "the activation of this cross-encoder")
@@ -156,10 +156,10 @@ def zero_shot(
     require(runtime, ZERO_SHOT)
     texts = single_texts(texts)
     candidates = checked_candidates(candidate_labels)
-    hypotheses = [hypothesis_of(hypothesis_template, label) for label in candidates]
+    hypotheses = [make_hypothesis(hypothesis_template, label) for label in candidates]
     entailment, contradiction = entailment_and_contradiction(runtime)
     pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
-    rows = rows_of_pairs(runtime, pairs, runtime.tokenizer_settings.longest)
+    rows = encode_pairs(runtime, pairs, runtime.tokenizer_settings.longest)
     logits = np.zeros((len(pairs), len(runtime.info.config["id2label"])), np.float32)
     for index, outputs in run(runtime, rows):
         logits[index] = outputs["logits"]
@@ -171,7 +171,7 @@ def zero_shot(
     return [ranked(text, candidates, row) for text, row in zip(texts, scores)]
 
 
-def rows_of_pairs(
+def encode_pairs(
     runtime: "TextRuntime", pairs: Sequence[Pair], longest: int | None
 ) -> list[Encoding]:
     """Return the tokens of each pair of a text and a hypothesis.
@@ -179,17 +179,19 @@ def rows_of_pairs(
     Texts are truncated so that a row has at most `longest` tokens. Hypotheses are not: where one
     leaves no room for a text, the pair stays whole, as in the pipeline."""
     if longest is None:
-        return rows_of(runtime, pairs)
+        return encode_texts(runtime, pairs)
     room = longest - runtime.tokenizer.num_special_tokens_to_add(True)
     lengths = {
         text: len(runtime.tokenizer.encode(text, add_special_tokens=False)) for _, text in pairs
     }
     fits = [lengths[hypothesis] < room for _, hypothesis in pairs]
     truncated = iter(
-        rows_of(runtime, list(itertools.compress(pairs, fits)), Cut(longest, "only_first"))
+        encode_texts(runtime, list(itertools.compress(pairs, fits)), Cut(longest, "only_first"))
     )
-    whole = iter(rows_of(runtime, [pair for pair, is_short in zip(pairs, fits) if not is_short]))
-    return [next(truncated if is_short else whole) for is_short in fits]
+    encodings = iter(
+        encode_texts(runtime, [pair for pair, is_short in zip(pairs, fits) if not is_short])
+    )
+    return [next(truncated if is_short else encodings) for is_short in fits]
 
 
 def ranked(text: str, labels: list[str], scores: np.ndarray) -> dict[str, Any]:
@@ -215,26 +217,26 @@ def checked_candidates(labels: object) -> list[str]:
     return list(labels)
 
 
-def hypothesis_of(template: object, label: str) -> str:
+def make_hypothesis(template: object, label: str) -> str:
     try:
-        found = template.format(label)  # type: ignore[attr-defined]
+        hypothesis = template.format(label)  # type: ignore[attr-defined]
     except (AttributeError, IndexError, KeyError, ValueError):
-        found = template
-    if found == template:
+        hypothesis = template
+    if hypothesis == template:
         raise UsageError(
             f"hypothesis_template must have {{}} where the label goes, got {template!r:.80}"
         )
-    return found
+    return hypothesis
 
 
 def entailment_and_contradiction(runtime: "TextRuntime") -> tuple[int, int]:
     """Return the indices of both labels. As in the pipeline, contradiction is the first label, or
     the last if entailment is first."""
-    labels = labels_of(runtime)
-    found = [number for number, label in enumerate(labels) if label.lower().startswith("entail")]
-    if not found:
+    labels = label_names(runtime)
+    matches = [number for number, label in enumerate(labels) if label.lower().startswith("entail")]
+    if not matches:
         raise ValueError(
             f"zero_shot needs a label that begins with 'entail', and this model's are "
             f"{reprlib.repr(labels)}"
         )
-    return found[0], -1 if found[0] == 0 else 0
+    return matches[0], -1 if matches[0] == 0 else 0

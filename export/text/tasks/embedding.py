@@ -16,7 +16,7 @@ from ...heads import EMBED
 from ...inference.export_info import json_object
 from ...inference.options import as_list
 from .classification import activation, sentence_config
-from .rows import Cut, TokenRow, check_count, check_one_of, require, rows_of, run, strings
+from .rows import Cut, TokenRow, check_choice, check_count, encode_texts, require, run, strings
 
 if TYPE_CHECKING:
     from ...inference.export_info import ExportInfo
@@ -52,10 +52,10 @@ class SentenceModules:
     def embedding(self, states: np.ndarray, prompt_length: int) -> np.ndarray:
         """(S, D) -> (E,)"""
         skipped = 0 if self.includes_prompt else prompt_length
-        found = np.concatenate([pooled(name, states, skipped) for name in self.poolings])
+        vector = np.concatenate([pooled(name, states, skipped) for name in self.poolings])
         for step in self.steps:
-            found = step(found)
-        return found
+            vector = step(vector)
+        return vector
 
 
 def embed(
@@ -97,8 +97,10 @@ def rows_to_embed(
     prompt."""
     longest, lowers = length_and_case(runtime)
     lowered = normalizers.Lowercase().normalize_str if lowers else str
-    rows = rows_of(runtime, [lowered(prompt + text) for text in texts], Cut(longest))
-    return rows, length_of(rows_of(runtime, [lowered(prompt)], Cut(longest))[0]) if prompt else 0
+    rows = encode_texts(runtime, [lowered(prompt + text) for text in texts], Cut(longest))
+    return rows, count_prompt_tokens(
+        encode_texts(runtime, [lowered(prompt)], Cut(longest))[0]
+    ) if prompt else 0
 
 
 def vectors(
@@ -113,10 +115,10 @@ def vectors(
     width = sentence_config(runtime).get("truncate_dim") if truncate_dim is None else truncate_dim
     if width is not None:
         check_count("truncate_dim", width)
-    found: list[np.ndarray] = [np.empty(0)] * len(rows)
+    results: list[np.ndarray] = [np.empty(0)] * len(rows)
     for index, outputs in run(runtime, rows):
-        found[index] = modules.embedding(outputs["last_hidden_state"], prompt_length)[:width]
-    return np.stack(found).astype(np.float32)
+        results[index] = modules.embedding(outputs["last_hidden_state"], prompt_length)[:width]
+    return np.stack(results).astype(np.float32)
 
 
 def similarity(runtime: "TextRuntime", first: np.ndarray, second: np.ndarray, /) -> np.ndarray:
@@ -173,7 +175,7 @@ def chosen_prompt(config: dict, prompt_name: str | None, prompt: str | None) -> 
     return prompts[prompt_name] or ""
 
 
-def length_of(prompt: Encoding) -> int:
+def count_prompt_tokens(prompt: Encoding) -> int:
     """Return the number of tokens of a prompt, including the special tokens before it."""
     return len(prompt.ids) - (prompt.special_tokens_mask[-1:] == [1])
 
@@ -212,7 +214,7 @@ def sentence_modules(runtime: "TextRuntime") -> SentenceModules:
     steps = [
         normalized if module["type"] == "Normalize" else dense(info, module) for module in rest
     ]
-    return SentenceModules(poolings_of(first), first.get("include_prompt", True), tuple(steps))
+    return SentenceModules(read_poolings(first), first.get("include_prompt", True), tuple(steps))
 
 
 def check_names(module: dict) -> None:
@@ -226,7 +228,7 @@ def check_names(module: dict) -> None:
             )
 
 
-def poolings_of(config: dict) -> tuple[str, ...]:
+def read_poolings(config: dict) -> tuple[str, ...]:
     names = (
         as_list(config.get("pooling_mode"))
         or [name for old, name in POOLINGS.items() if config.get(old)]
@@ -307,18 +309,18 @@ def read_safetensors(content: bytes, name: str) -> dict[str, np.ndarray]:
         start = 8 + int.from_bytes(content[:8], "little")
         header: dict[str, Any] = json.loads(content[8:start])
         header.pop("__metadata__", None)
-        return {key: tensor_of(content[start:], facts) for key, facts in header.items()}
+        return {key: read_tensor(content[start:], facts) for key, facts in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{name} is not a safetensors file that this runtime reads: {error}"
         ) from None
 
 
-def tensor_of(data: bytes, facts: dict) -> np.ndarray:
+def read_tensor(data: bytes, facts: dict) -> np.ndarray:
     begin, end = facts["data_offsets"]
     if facts["dtype"] == "BF16":  # the upper half of a float32
         values = (np.frombuffer(data[begin:end], "<u2").astype(np.uint32) << 16).view(np.float32)
     else:
-        check_one_of("dtype", facts["dtype"], DTYPES)
+        check_choice("dtype", facts["dtype"], DTYPES)
         values = np.frombuffer(data[begin:end], DTYPES[facts["dtype"]]).astype(np.float32)
     return values.reshape(facts["shape"])

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...errors import UsageError
 from ...heads import FILL_MASK
-from .rows import check_count, decode, named, require, rows_of, run, single_texts, softmax
+from .rows import check_count, decode, encode_texts, require, run, single_texts, softmax, with_names
 
 if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
@@ -40,11 +40,11 @@ def fill_mask(
             token.
     """
     require(runtime, FILL_MASK)
-    check_count("top_k", top_k, most=runtime.info.config["vocab_size"])
+    check_count("top_k", top_k, max_value=runtime.info.config["vocab_size"])
     mask = mask_token(runtime)
-    chosen = None if targets is None else target_ids(runtime, targets)
-    rows = rows_of(runtime, single_texts(texts))
-    for row, name in named(rows):
+    candidates = None if targets is None else target_ids(runtime, targets)
+    rows = encode_texts(runtime, single_texts(texts))
+    for row, name in with_names(rows):
         if mask not in row.ids:
             raise ValueError(
                 f"{name} has no mask, expected {runtime.tokenizer.id_to_token(mask)} in it"
@@ -55,7 +55,7 @@ def fill_mask(
         places = [place for place, token in enumerate(ids) if token == mask]
         logits = next(iter(outputs.values()))  # pretraining has others too
         filled = [
-            fillings(runtime, ids, place, logits[place], top_k, chosen, len(places) == 1)
+            fillings(runtime, ids, place, logits[place], top_k, candidates, len(places) == 1)
             for place in places
         ]
         results[index] = filled[0] if len(places) == 1 else filled
@@ -64,13 +64,13 @@ def fill_mask(
 
 def mask_token(runtime: "TextRuntime") -> int:
     """Return the id of the mask token. Raises ValueError if the tokenizer has none."""
-    found = runtime.tokenizer_settings.special_tokens["mask_token"]
-    if found is None:
+    mask = runtime.tokenizer_settings.special_tokens["mask_token"]
+    if mask is None:
         raise ValueError(
             f"{runtime.path.parent} has a tokenizer without a mask token, which a masked language "
             "model reads"
         )
-    return found
+    return mask
 
 
 def fillings(
@@ -88,24 +88,22 @@ def fillings(
     tokens = np.arange(len(scores)) if targets is None else np.array(targets)
     best = tokens[np.argsort(-scores[tokens], kind="stable")[:top_k]].tolist()
     pad = runtime.info.config.get("pad_token_id")
-    found = []
+    results = []
     for token in best:
         filled = [*ids[:place], token, *ids[place + 1 :]]
-        sequence = decode(
-            runtime, [each for each in filled if each != pad], skip_special_tokens=is_only
-        )
+        sequence = decode(runtime, [id for id in filled if id != pad], skip_special_tokens=is_only)
         text = decode(runtime, [token], skip_special_tokens=False)
-        found.append(
+        results.append(
             {"score": float(scores[token]), "token": token, "token_str": text, "sequence": sequence}
         )
-    return found
+    return results
 
 
 def target_ids(runtime: "TextRuntime", targets: object) -> list[int]:
     names = [targets] if isinstance(targets, str) else targets
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise UsageError(f"targets must be strings, got {reprlib.repr(targets)}")
-    found: list[int] = []
+    ids: list[int] = []
     for name in names:
         token = runtime.tokenizer.token_to_id(name)
         if token is None:
@@ -114,7 +112,7 @@ def target_ids(runtime: "TextRuntime", targets: object) -> list[int]:
             instead = "is left out" if token is None else f"{encoding.tokens[0]!r} stands for it"
             warnings.warn(f"the target {name!r} is no token: {instead}", UserWarning, stacklevel=3)
         if token is not None:
-            found.append(token)
-    if not found:
+            ids.append(token)
+    if not ids:
         raise UsageError(f"targets are {reprlib.repr(targets)}, expected at least one token")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(ids))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...heads import CHOOSE, NEXT_SENTENCE
-from .rows import Pair, check_text, listed, named, pair_of, require, rows_of, run
+from .rows import Pair, check_list, check_text, encode_texts, parse_pair, require, run, with_names
 
 if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
@@ -25,8 +25,8 @@ def next_sentence(runtime: "TextRuntime", pairs: Sequence[Pair | dict[str, str]]
             or has more tokens than the model has positions.
     """
     require(runtime, NEXT_SENTENCE)
-    checked = [pair_of(pair, name) for pair, name in named(listed(pairs, "pairs"))]
-    rows = rows_of(runtime, checked)
+    checked = [parse_pair(pair, name) for pair, name in with_names(check_list(pairs, "pairs"))]
+    rows = encode_texts(runtime, checked)
     scores = np.zeros((len(rows), 2), np.float32)
     for index, outputs in run(runtime, rows):
         scores[index] = list(outputs.values())[-1]  # pretraining has those of its tokens before
@@ -48,34 +48,34 @@ def choose(
             and a text that is empty or has more tokens than the model has positions.
     """
     require(runtime, CHOOSE)
-    pairs = checked_choices(texts, choices)
-    rows = rows_of(runtime, [pair for each in pairs for pair in each])
-    found = np.zeros(len(rows), np.float32)
+    pairs = check_choices(texts, choices)
+    rows = encode_texts(runtime, [pair for group in pairs for pair in group])
+    scores = np.zeros(len(rows), np.float32)
     for index, outputs in run(runtime, rows):
-        [found[index]] = outputs["logits"]
-    return np.split(found, np.cumsum([len(each) for each in pairs])[:-1])
+        [scores[index]] = outputs["logits"]
+    return np.split(scores, np.cumsum([len(group) for group in pairs])[:-1])
 
 
-def checked_choices(texts: object, choices: object) -> list[list[Pair]]:
-    given = listed(choices, "lists of strings, the choices")
-    found = listed(texts, "strings")
-    if len(found) != len(given):
+def check_choices(texts: object, choices: object) -> list[list[Pair]]:
+    lists = check_list(choices, "lists of strings, the choices")
+    strings = check_list(texts, "strings")
+    if len(strings) != len(lists):
         raise ValueError(
-            f"{len(found)} texts and {len(given)} lists of choices, expected as many of one as of "
-            "the other"
+            f"{len(strings)} texts and {len(lists)} lists of choices, expected one list for each "
+            f"text"
         )
     pairs = []
-    for (text, name), own in zip(named(found), given):
-        if not isinstance(own, list | tuple) or not own:
+    for (text, name), options in zip(with_names(strings), lists):
+        if not isinstance(options, list | tuple) or not options:
             raise ValueError(
-                f"{name} has the choices {reprlib.repr(own)}, expected a list of strings, at "
+                f"{name} has the choices {reprlib.repr(options)}, expected a list of strings, at "
                 f"least one"
             )
         first = check_text(text, name)
         pairs.append(
             [
                 (first, check_text(choice, f"choice {place} of {name}"))
-                for place, choice in enumerate(own)
+                for place, choice in enumerate(options)
             ]
         )
     return pairs

@@ -58,7 +58,7 @@ class TokenizerSettings:
 
 
 @contextlib.contextmanager
-def errors_of(path: Path) -> Iterator[None]:
+def tokenizer_errors(path: Path) -> Iterator[None]:
     """Raise TokenizerError for whatever `tokenizers` raises.
 
     A panic of its Rust code, as for a regular expression that never ends, is no `Exception`."""
@@ -112,7 +112,7 @@ def decode_batch(
     runtime: "TextRuntime", rows: list[list[int]], skip_special_tokens: bool
 ) -> list[str]:
     """Return the text of each row, the same as `AutoTokenizer.batch_decode`."""
-    with errors_of(runtime.path):
+    with tokenizer_errors(runtime.path):
         texts = runtime.tokenizer.decode_batch(rows, skip_special_tokens=skip_special_tokens)
     return [clean_up(text) for text in texts] if runtime.tokenizer_settings.cleans_up else texts
 
@@ -129,12 +129,12 @@ def join(runtime: "TextRuntime", tokens: Sequence[str]) -> str:
 def require(runtime: "TextRuntime", task: Task) -> None:
     """Raise ValueError if the export's head is not for `task`."""
     if not has_task(runtime.info.architecture, task):
-        found = f"this export is a {runtime.info.architecture}, which {task.method} is not for"
+        seen = f"this export is a {runtime.info.architecture}, which {task.method} is not for"
         expected = [name for name, head in HEADS.items() if task in head.tasks]
-        raise ValueError(f"{found}, expected one of {', '.join(expected)}")
+        raise ValueError(f"{seen}, expected one of {', '.join(expected)}")
 
 
-def listed(texts: object, expected: str) -> Sequence[Any]:
+def check_list(texts: object, expected: str) -> Sequence[Any]:
     """Return `texts`, and check that it is a list that is not empty."""
     if not isinstance(texts, list | tuple):
         raise ValueError(f"texts must be a list of {expected}, got {reprlib.repr(texts)}")
@@ -173,61 +173,61 @@ def check_unicode(text: str, name: str) -> None:
 
 def single_texts(texts: object) -> list[str]:
     """Return `texts`, and check that it is a list of strings that are not blank."""
-    return [check_text(text, name) for text, name in named(listed(texts, "strings"))]
+    return [check_text(text, name) for text, name in with_names(check_list(texts, "strings"))]
 
 
 def strings(texts: object) -> list[str]:
     """Return `texts`, which must be a list of strings; they may be blank."""
-    return [check_string(text, name) for text, name in named(listed(texts, "strings"))]
+    return [check_string(text, name) for text, name in with_names(check_list(texts, "strings"))]
 
 
 def texts_or_pairs(texts: object) -> list[str | Pair]:
-    """Return `texts`, each a string or a pair in a form of `pair_of`. They may be blank."""
-    given = named(listed(texts, "strings or pairs"))
+    """Return `texts`, each a string or a pair in a form of `parse_pair`. They may be blank."""
+    items = with_names(check_list(texts, "strings or pairs"))
     return [
-        check_string(text, name) if isinstance(text, str) else pair_of(text, name)
-        for text, name in given
+        check_string(text, name) if isinstance(text, str) else parse_pair(text, name)
+        for text, name in items
     ]
 
 
-def named(texts: Sequence[Any]) -> list[tuple[Any, str]]:
+def with_names(texts: Sequence[Any]) -> list[tuple[Any, str]]:
     """Return each text with the name that errors give it."""
     return [(text, f"text {index} of {len(texts)}") for index, text in enumerate(texts)]
 
 
-def pair_of(given: object, name: str) -> Pair:
+def parse_pair(value: object, name: str) -> Pair:
     """Return a pair of strings, from two strings or the dict `{"text": ..., "text_pair": ...}` of
     transformers' pipeline."""
-    parts: Any = given
-    if isinstance(given, dict):
-        if given.keys() != {"text", "text_pair"}:
+    parts: Any = value
+    if isinstance(value, dict):
+        if value.keys() != {"text", "text_pair"}:
             raise ValueError(
-                f"{name} has the keys {reprlib.repr(list(given))}, expected 'text' and 'text_pair'"
+                f"{name} has the keys {reprlib.repr(list(value))}, expected 'text' and 'text_pair'"
             )
-        parts = given["text"], given["text_pair"]
+        parts = value["text"], value["text_pair"]
     if not isinstance(parts, list | tuple) or len(parts) != 2:
-        raise ValueError(f"{name} is {reprlib.repr(given)}, expected two texts, (text, text_pair)")
+        raise ValueError(f"{name} is {reprlib.repr(value)}, expected two texts, (text, text_pair)")
     return check_string(parts[0], f"the first part of {name}"), check_string(
         parts[1], f"the second part of {name}"
     )
 
 
-def check_one_of(name: str, value: object, known: Iterable[object]) -> None:
+def check_choice(name: str, value: object, known: Iterable[object]) -> None:
     if value not in known:
         seen = f"{name} is {value!r:.60}, expected one of {', '.join(map(repr, known))}"
         raise UsageError(f"{seen}{did_you_mean(str(value), map(str, known))}", name)
 
 
-def check_count(name: str, value: object, least: int = 1, most: int | None = None) -> None:
+def check_count(name: str, value: object, min_value: int = 1, max_value: int | None = None) -> None:
     if (
         isinstance(value, bool)
         or not isinstance(value, int)
-        or value < least
-        or (most is not None and value > most)
+        or value < min_value
+        or (max_value is not None and value > max_value)
     ):
-        upper = "" if most is None else f" and at most {most}"
+        upper = "" if max_value is None else f" and at most {max_value}"
         raise UsageError(
-            f"{name} must be a whole number of at least {least}{upper}, got {value!r:.60}", name
+            f"{name} must be a whole number of at least {min_value}{upper}, got {value!r:.60}", name
         )
 
 
@@ -252,13 +252,13 @@ class TokenRow(NamedTuple):
     type_ids: list[int]
 
 
-def rows_of(
+def encode_texts(
     runtime: "TextRuntime", texts: Sequence[str | Pair], cut: Cut | None = None
 ) -> list[Encoding]:
     """Return the encoding of each text, with special tokens. With a `cut`, return its first window,
     which refers to the windows that follow."""
     tokenizer = runtime.tokenizer
-    with runtime.lock, errors_of(runtime.path):
+    with runtime.lock, tokenizer_errors(runtime.path):
         if cut is None:
             return tokenizer.encode_batch(list(texts))
         side = cut.side or runtime.tokenizer_settings.truncation_side
@@ -284,10 +284,8 @@ def run(
     """
     model, info = runtime.runtime, runtime.info
     all_ids = [row.ids for row in rows]
-    for place, ids_of_row in enumerate(all_ids):
-        check_row(
-            ids_of_row, names[place] if names else f"text {place} of {len(rows)}", info.config
-        )
+    for place, row_ids in enumerate(all_ids):
+        check_row(row_ids, names[place] if names else f"text {place} of {len(rows)}", info.config)
     ids, mask = pad_sequences(all_ids, info.config.get("pad_token_id"))
     types = (
         pad_sequences([row.type_ids for row in rows], 0)[0]
@@ -296,19 +294,21 @@ def run(
     )
     spec = info.specs["encoder"]
     per_token = {tensor.name for tensor in spec.outputs if tensor.shape[1:2] == ("source_length",)}
-    for chosen, length in bucket_by_length(mask, MAX_TOKENS * model.threads):
-        given = [None if array is None else array[chosen, :length] for array in (ids, mask, types)]
+    for indices, length in bucket_by_length(mask, MAX_TOKENS * model.threads):
+        arrays = [
+            None if array is None else array[indices, :length] for array in (ids, mask, types)
+        ]
         if HEADS[info.architecture].reads == READS_CHOICES:
-            given = [None if array is None else array[:, None] for array in given]
-        outputs = model.outputs(*given)
-        for place, index in enumerate(chosen.tolist()):
-            own = {name: values[place] for name, values in outputs.items()}
+            arrays = [None if array is None else array[:, None] for array in arrays]
+        outputs = model.outputs(*arrays)
+        for place, index in enumerate(indices.tolist()):
+            row_outputs = {name: values[place] for name, values in outputs.items()}
             size = len(all_ids[index])
             yield (
                 index,
                 {
                     name: values[:size] if name in per_token else values
-                    for name, values in own.items()
+                    for name, values in row_outputs.items()
                 },
             )
 
@@ -335,7 +335,7 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-logits))
 
 
-def labels_of(runtime: "TextRuntime") -> list[str]:
+def label_names(runtime: "TextRuntime") -> list[str]:
     """Return the names of the head's labels in the order of its scores.
 
     Raises:
@@ -344,11 +344,11 @@ def labels_of(runtime: "TextRuntime") -> list[str]:
     names = runtime.info.config["id2label"]
     missing = [number for number in range(len(names)) if str(number) not in names]
     if missing:
-        found = (
+        seen = (
             f"{runtime.info.directory / 'config.json'} has in id2label the labels "
             f"{reprlib.repr(list(names))}"
         )
         raise ValueError(
-            f"{found}, expected each number from 0 to {len(names) - 1}: {missing[0]} is missing"
+            f"{seen}, expected each number from 0 to {len(names) - 1}: {missing[0]} is missing"
         )
     return [str(names[str(number)]) for number in range(len(names))]

@@ -10,12 +10,12 @@ from ...errors import UsageError
 from ...heads import TAG
 from .rows import (
     Cut,
+    check_choice,
     check_count,
-    check_one_of,
+    encode_texts,
     join,
-    labels_of,
+    label_names,
     require,
-    rows_of,
     run,
     softmax,
     strings,
@@ -65,35 +65,37 @@ def tag(
             config.
     """
     require(runtime, TAG)
-    check_one_of("aggregation_strategy", aggregation_strategy, STRATEGIES)
-    labels = labels_of(runtime)
+    check_choice("aggregation_strategy", aggregation_strategy, STRATEGIES)
+    labels = label_names(runtime)
     texts = strings(texts)
-    rows = rows_of(runtime, texts, cut_of(runtime, aggregation_strategy, stride))
+    rows = encode_texts(runtime, texts, make_cut(runtime, aggregation_strategy, stride))
     sources = list(range(len(rows)))
     for source, row in enumerate(rows[:]):
         more = row.overflowing if stride is not None else []
         rows += more
         sources += [source] * len(more)
-    found: list[list[dict[str, Any]]] = [[] for _ in rows]
+    entities_by_row: list[list[dict[str, Any]]] = [[] for _ in rows]
     for index, outputs in run(
         runtime, rows, [f"text {source} of {len(texts)}" for source in sources]
     ):
-        tokens = tokens_of(runtime, texts[sources[index]], rows[index], softmax(outputs["logits"]))
-        found[index] = [
+        tokens = label_tokens(
+            runtime, texts[sources[index]], rows[index], softmax(outputs["logits"])
+        )
+        entities_by_row[index] = [
             entity
-            for entity in aggregated(runtime, tokens, labels, aggregation_strategy)
+            for entity in aggregate(runtime, tokens, labels, aggregation_strategy)
             if entity.get("entity", entity.get("entity_group")) not in ignore_labels
         ]
     results: list[list[dict[str, Any]]] = [[] for _ in texts]
-    for source, entities in zip(sources, found):
+    for source, entities in zip(sources, entities_by_row):
         results[source] += entities
     return [
-        without_overlaps(each) if sources.count(source) > 1 else each
-        for source, each in enumerate(results)
+        without_overlaps(result) if sources.count(source) > 1 else result
+        for source, result in enumerate(results)
     ]
 
 
-def cut_of(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut | None:
+def make_cut(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut | None:
     """Return the truncation of texts, or the windows they are read in, or None."""
     longest = runtime.tokenizer_settings.longest
     if stride is not None:
@@ -102,7 +104,7 @@ def cut_of(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut | N
             if longest is None
             else longest - runtime.tokenizer.num_special_tokens_to_add(False)
         )
-        check_count("stride", stride, least=0, most=None if room is None else room - 1)
+        check_count("stride", stride, min_value=0, max_value=None if room is None else room - 1)
         if strategy == "none":
             raise UsageError(
                 "a stride is for entities, expected another aggregation_strategy than 'none'"
@@ -110,7 +112,7 @@ def cut_of(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut | N
     return None if longest is None else Cut(longest, stride=stride or 0)
 
 
-def tokens_of(
+def label_tokens(
     runtime: "TextRuntime", text: str, row: Encoding, scores: np.ndarray
 ) -> list[dict[str, Any]]:
     """Return each token that is not special, with its scores (labels,) and whether it continues a
@@ -119,7 +121,7 @@ def tokens_of(
     unknown = runtime.tokenizer_settings.special_tokens["unk_token"]
     tokens = []
     facts = zip(row.ids, row.offsets, row.special_tokens_mask, scores, strict=True)
-    for index, (token_id, (start, end), is_special, own) in enumerate(facts):
+    for index, (token_id, (start, end), is_special, token_scores) in enumerate(facts):
         if is_special:
             continue
         word = runtime.tokenizer.id_to_token(token_id) or ""
@@ -134,7 +136,7 @@ def tokens_of(
             word, is_subword = text[start:end], False
         token = {
             "word": word,
-            "scores": own,
+            "scores": token_scores,
             "start": start,
             "end": end,
             "index": index,
@@ -144,12 +146,12 @@ def tokens_of(
     return tokens
 
 
-def aggregated(
+def aggregate(
     runtime: "TextRuntime", tokens: list[dict], labels: list[str], strategy: str
 ) -> list[dict[str, Any]]:
     if strategy in WORD_SCORES:
-        return grouped(
-            runtime, [whole_word(runtime, word, labels, strategy) for word in words_of(tokens)]
+        return group_entities(
+            runtime, [merge_word(runtime, word, labels, strategy) for word in group_words(tokens)]
         )
     entities = [
         {
@@ -161,7 +163,7 @@ def aggregated(
         }
         for token in tokens
     ]
-    return entities if strategy == "none" else grouped(runtime, entities)
+    return entities if strategy == "none" else group_entities(runtime, entities)
 
 
 def labelled(scores: np.ndarray, labels: list[str]) -> dict[str, Any]:
@@ -169,7 +171,7 @@ def labelled(scores: np.ndarray, labels: list[str]) -> dict[str, Any]:
     return {"entity": labels[best], "score": float(scores[best])}
 
 
-def words_of(tokens: list[dict]) -> list[list[dict]]:
+def group_words(tokens: list[dict]) -> list[list[dict]]:
     words: list[list[dict]] = []
     for token in tokens:
         if words and token["is_subword"]:
@@ -179,15 +181,15 @@ def words_of(tokens: list[dict]) -> list[list[dict]]:
     return words
 
 
-def whole_word(
+def merge_word(
     runtime: "TextRuntime", tokens: list[dict], labels: list[str], strategy: str
 ) -> dict[str, Any]:
-    found = labelled(WORD_SCORES[strategy](np.stack([token["scores"] for token in tokens])), labels)
+    best = labelled(WORD_SCORES[strategy](np.stack([token["scores"] for token in tokens])), labels)
     word = join(runtime, [token["word"] for token in tokens])
-    return {**found, "word": word, "start": tokens[0]["start"], "end": tokens[-1]["end"]}
+    return {**best, "word": word, "start": tokens[0]["start"], "end": tokens[-1]["end"]}
 
 
-def grouped(runtime: "TextRuntime", entities: list[dict]) -> list[dict[str, Any]]:
+def group_entities(runtime: "TextRuntime", entities: list[dict]) -> list[dict[str, Any]]:
     """Return the neighbours of one label as one entity. A label with `B-` begins a new entity."""
     groups: list[list[dict]] = []
     for entity in entities:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
 
 BATCH_SIZE = 32  # sentences that run together
-MOST_TOKENS = 512  # maximum of one sentence's translation
+MAX_TOKENS = 512  # maximum of one sentence's translation
 
 
 def translate(
@@ -59,9 +59,9 @@ def translate(
         ValueError: for an export that is no encoder-decoder, a text that is empty, a sentence of
             more tokens than the model has positions, and as `generate`.
     """
-    options = one_for_each(option_fields.check(options))
-    plan = plan_of(runtime, texts, Splitting(split, copy_letterless), src_lang, tgt_lang, options)
-    return plan.join(translations(runtime, plan, options, sentence_seeds(plan, seeds)))
+    options = check_single(option_fields.check(options))
+    plan = make_plan(runtime, texts, Splitting(split, copy_letterless), src_lang, tgt_lang, options)
+    return plan.join(translate_plan(runtime, plan, options, sentence_seeds(plan, seeds)))
 
 
 class Splitting(NamedTuple):
@@ -111,7 +111,7 @@ class Plan:
         """Return the translation of each text, from those of all sentences."""
         rest = iter(translated)
         return [
-            joined(
+            join_parts(
                 [
                     (next(rest) if part.is_translated else part.text, part.is_sentence)
                     for part in parts
@@ -121,7 +121,7 @@ class Plan:
         ]
 
 
-def plan_of(
+def make_plan(
     runtime: "TextRuntime",
     texts: Sequence[str],
     splitting: Splitting,
@@ -137,19 +137,26 @@ def plan_of(
     targets = check_arguments(runtime, texts, src_lang, tgt_lang, options)
     languages = src_lang if isinstance(src_lang, list | tuple) else [src_lang] * len(texts)
     parts = [
-        parts_of(runtime, text, splitting.in_language(runtime, name))
+        split_text(runtime, text, splitting.in_language(runtime, name))
         for text, name in zip(texts, languages)
     ]
-    found = [
-        (text, part.text) for text, own in enumerate(parts) for part in own if part.is_translated
+    pairs = [
+        (text, part.text)
+        for text, text_parts in enumerate(parts)
+        for part in text_parts
+        if part.is_translated
     ]
-    sentences = [part for _, part in found]
-    places = [text for text, _ in found]
-    rows = runtime.rows(sentences, of_each(src_lang, places)) if sentences else []
-    for row, (text, part) in zip(rows, found):
+    sentences = [part for _, part in pairs]
+    places = [text for text, _ in pairs]
+    rows = runtime.rows(sentences, repeat_language(src_lang, places)) if sentences else []
+    for row, (text, part) in zip(rows, pairs):
         check_row(row, f"text {text} of {len(texts)}, {part!r:.60}", runtime.info.config)
     return Plan(
-        parts, sentences, rows, [targets[place] for place in places], most_tokens(runtime, options)
+        parts,
+        sentences,
+        rows,
+        [targets[place] for place in places],
+        max_new_tokens(runtime, options),
     )
 
 
@@ -172,17 +179,17 @@ def check_arguments(
     return runtime.target_options(tgt_lang, len(texts), options)
 
 
-def one_for_each(options: dict[str, Any]) -> dict[str, Any]:
-    found = options.get("num_return_sequences")
-    if found not in (None, 1):
+def check_single(options: dict[str, Any]) -> dict[str, Any]:
+    count = options.get("num_return_sequences")
+    if count not in (None, 1):
         raise UsageError(
-            f"num_return_sequences is {found}, expected 1: translate gives one translation of "
+            f"num_return_sequences is {count}, expected 1: translate gives one translation of "
             f"each text"
         )
     return {**options, "num_return_sequences": 1}
 
 
-def of_each(language: Choice, places: list[int]) -> Choice:
+def repeat_language(language: Choice, places: list[int]) -> Choice:
     """Return the language of each sentence; `places` are the indices of the sentences' texts."""
     return (
         language
@@ -191,7 +198,7 @@ def of_each(language: Choice, places: list[int]) -> Choice:
     )
 
 
-def parts_of(runtime: "TextRuntime", text: str, splitting: Splitting) -> list[Part]:
+def split_text(runtime: "TextRuntime", text: str, splitting: Splitting) -> list[Part]:
     """Return the sentences of `text` and the white space between them. Translated sentences begin
     with the language's word."""
     word = LANGUAGE_WORD.match(text) if runtime.languages.words else None
@@ -229,7 +236,7 @@ def sentence_seeds(plan: Plan, seeds: Sequence[int] | None) -> list[int] | None:
     ]
 
 
-def translations(
+def translate_plan(
     runtime: "TextRuntime",
     plan: Plan,
     options: dict[str, Any],
@@ -237,19 +244,19 @@ def translations(
 ) -> list[str]:
     """Return the translation of each sentence. Sentences of similar length run together."""
     limit = plan.limit
-    found = [""] * len(plan.rows)
+    results = [""] * len(plan.rows)
     size = runtime.runtime.rows_together(
         len(plan.rows), BATCH_SIZE, {**options, "max_new_tokens": limit}
     )
-    for chosen in batches(plan.rows, size):
-        own = [plan.rows[place] for place in chosen]
-        languages = [plan.targets[place] for place in chosen]
-        given = {**options, "max_new_tokens": limit}
+    for indices in batches(plan.rows, size):
+        rows = [plan.rows[place] for place in indices]
+        languages = [plan.targets[place] for place in indices]
+        arguments = {**options, "max_new_tokens": limit}
         if seeds is not None:
-            given["seeds"] = [seeds[place] for place in chosen]
-        tokens, _ = runtime.generate_tokens(own, [[]] * len(own), languages, **given)
-        for place, text, row in zip(chosen, runtime.decode(tokens), tokens, strict=True):
-            found[place] = text
+            arguments["seeds"] = [seeds[place] for place in indices]
+        tokens, _ = runtime.generate_tokens(rows, [[]] * len(rows), languages, **arguments)
+        for place, text, row in zip(indices, runtime.decode(tokens), tokens, strict=True):
+            results[place] = text
             if is_cut(runtime, row, limit, options):
                 seen = (
                     f"the translation of {plan.sentences[place]!r:.60} was cut after {limit} tokens"
@@ -259,17 +266,17 @@ def translations(
                     UserWarning,
                     stacklevel=3,
                 )
-    return found
+    return results
 
 
-def most_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
+def max_new_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
     """Return the maximum number of new tokens of a sentence."""
-    given = {**runtime.info.defaults, **options}
-    if given.get("max_new_tokens") is not None:
-        return given["max_new_tokens"]
-    longest = given.get("max_length")
+    settings = {**runtime.info.defaults, **options}
+    if settings.get("max_new_tokens") is not None:
+        return settings["max_new_tokens"]
+    longest = settings.get("max_length")
     return (
-        min(MOST_TOKENS, runtime.info.config["max_position_embeddings"])
+        min(MAX_TOKENS, runtime.info.config["max_position_embeddings"])
         if longest is None
         else longest - 1
     )
@@ -285,7 +292,7 @@ def is_cut(runtime: "TextRuntime", tokens: list[int], limit: int, options: dict[
     return len(tokens) >= limit and not set(free) & set(ends)
 
 
-def joined(parts: list[tuple[str, bool]]) -> str:
+def join_parts(parts: list[tuple[str, bool]]) -> str:
     """Return the text of `parts`. A space separates two sentences without one, unless the first
     ends as in Chinese."""
     text = ""

@@ -16,13 +16,13 @@ def loading() -> RequestError:
     return RequestError(503, "the models are being loaded: try again later", retry_after=2)
 
 
-def busy(most: int) -> RequestError:
+def busy(max_requests: int) -> RequestError:
     return RequestError(
         429,
-        f"{most} requests are running, expected at most so many: try again later",
+        f"{max_requests} requests are running, expected at most so many: try again later",
         retry_after=1,
     )
 
 
-def too_large(seen: int, most: int) -> RequestError:
-    return RequestError(413, f"a body of at least {seen} bytes, expected at most {most}")
+def too_large(seen: int, max_size: int) -> RequestError:
+    return RequestError(413, f"a body of at least {seen} bytes, expected at most {max_size}")
