@@ -1,6 +1,6 @@
-"""The limits of open connections: their number, the time without a request, and the size and time
-of a header. uvicorn limits neither the time nor the size of a header, nor what a client does not
-read."""
+"""Limits of HTTP connections: their number, their idle time, and the size and time of a header.
+
+uvicorn limits neither the header nor the time that a client may leave a response unread."""
 
 import asyncio
 import sys
@@ -11,27 +11,26 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-MAX_HEADER_SIZE = 64 * 1024  # bytes, beyond what came with its first ones
+MAX_HEADER_SIZE = 64 * 1024  # bytes, not counting the packet that begins the header
 TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: "
     b"close\r\nContent-Length: "
     b"0\r\n\r\n"
 )
-MAX_PIPELINED = 16  # requests of one connection that may wait for the one before
-SPARE_FILES = 128  # files that are open besides connections
+MAX_PIPELINED = 16  # requests of one connection that may wait for an earlier response
+SPARE_FILES = 128  # open files besides connections
 
 
 class Connection(HttpToolsProtocol):
-    """A uvicorn connection with limits on the bytes of an incomplete header and on bytes without a
-    part of a body. Trailers count as headers. The requests that wait for the one before are limited
-    too.
+    """A uvicorn connection that limits the size of a header and the number of pipelined requests.
+    Trailers count as headers.
 
-    A request that asks for another protocol, as Java's client does for HTTP/2, is answered as if it
-    did not. httptools would leave out its body.
+    A request to upgrade to another protocol is answered as if it did not ask. Java's client asks
+    for HTTP/2 in this way, and httptools would omit the body.
     """
 
-    _size = 0  # bytes without a sign of life
-    _data = _again = b""  # bytes being read, and bytes to read after them
+    _size = 0  # bytes since the last header or part of a body
+    _data = _again = b""  # bytes being parsed, and bytes to parse after them
 
     def data_received(self, data: bytes) -> None:
         self._again = data
@@ -50,7 +49,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # which it has when its header is whole; nobody reads trailers
+        # the scope has a method once the header is complete; later headers are trailers
         if "method" not in self.scope:
             super().on_header(name, value)
 
@@ -63,15 +62,15 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def _should_upgrade(self) -> bool:
-        """Return True if `handle_websocket_upgrade` gets the request in place of the application,
-        which is so for requests to upgrade but not for CONNECT."""
-        return self.parser.get_method() != b"CONNECT"  # CONNECT asks for no other protocol
+        """Return True if `handle_websocket_upgrade` handles the request: upgrades, but not
+        CONNECT."""
+        return self.parser.get_method() != b"CONNECT"
 
     def handle_websocket_upgrade(self) -> None:
-        """Read the request again without its upgrade."""
-        wish = sys.exception()
-        assert isinstance(wish, httptools.HttpParserUpgrade)
-        [end] = wish.args  # end of the header in `_data`
+        """Parse the request again without the header `Upgrade`."""
+        upgrade = sys.exception()
+        assert isinstance(upgrade, httptools.HttpParserUpgrade)
+        [end] = upgrade.args  # end of the header in `_data`
         version = self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
         lines += [b"%b: %b" % (name, value) for name, value in self.headers if name != b"upgrade"]
@@ -81,7 +80,7 @@ class Connection(HttpToolsProtocol):
 
 
 class RejectedConnection(asyncio.Protocol):
-    """A connection beyond the limit, which is closed."""
+    """A connection beyond the limit. It is closed at once."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -92,10 +91,9 @@ class Connections:
     """The open connections of one server.
 
     Args:
-        most: open at once; those that come above are closed.
-        idle: seconds without a request, of which the header may have begun, until a connection is
-            closed.
-        unread: seconds that an answer may lie here because the client does not read it.
+        max_connections: open at once; further connections are closed.
+        idle: seconds without a complete request header after which a connection is closed.
+        unread: seconds after which a connection is closed if the client does not read a response.
     """
 
     def __init__(
@@ -109,26 +107,26 @@ class Connections:
         self.idle = idle
         self.unread = unread
         self._clock = clock
-        # the last request, and since when there is no other
+        # last request of each idle connection, and the time since when it is idle
         self._since: dict[HttpToolsProtocol, tuple[Any, float]] = {}
 
     def open(self, **settings: Any) -> asyncio.Protocol:
-        """Return the protocol of a new connection, which uvicorn asks for."""
+        """Return the asyncio protocol of a new connection. uvicorn calls this."""
         is_full = len(settings["server_state"].connections) >= self.max_connections
         return RejectedConnection() if is_full else Connection(**settings)
 
     def sweep(self, connections: set[Any]) -> None:
         """Close connections that are idle or do not read. Call it about once a second."""
-        self.look(connections)
+        self.find_idle(connections)
         now = self._clock()
         for connection, (_, since) in self._since.items():
             has_unread = connection.transport.get_write_buffer_size() > 0
             if now - since > (self.unread if has_unread else self.idle):
                 connection.transport.abort()
 
-    def look(self, connections: set[Any]) -> None:
-        """Find connections without a request, and since when, by whether they had the same request
-        before."""
+    def find_idle(self, connections: set[Any]) -> None:
+        """Record which connections are idle, and since when. A connection with the same last
+        request as in the call before stayed idle."""
         now = self._clock()
         before, self._since = self._since, {}
         for connection in connections:
@@ -139,8 +137,8 @@ class Connections:
 
 
 def available_connections(connections: int) -> int:
-    """Return how many connections this process may open, at most `connections`. Increase the limit
-    of open files as far as the system allows."""
+    """Raise the limit of open files as far as `connections` need and the system allows. Return the
+    number of connections that fit."""
     import resource  # not available on Windows
 
     required = connections + SPARE_FILES

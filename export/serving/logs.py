@@ -1,6 +1,7 @@
-"""The log: a line of JSON each, on standard error. What cannot be written is lost, and the server
-goes on: a full disk, a closed stream, or a pipe that nobody empties must not stop it. So a thread
-of its own writes."""
+"""The log of the server: one JSON object per line on standard error.
+
+A separate thread writes the lines. A full disk, a closed stream or a pipe that nobody reads loses
+lines, but does not stop the server."""
 
 import collections
 import contextlib
@@ -15,8 +16,8 @@ from typing import Any
 
 from .settings import LEVELS
 
-MAX_WAITING = 10_000  # lines at most that wait to be written; then the oldest are lost
-PAUSE = 0.05  # seconds between writes, so that many lines are one
+MAX_WAITING = 10_000  # lines that wait to be written; beyond it the oldest are lost
+PAUSE = 0.05  # seconds between writes; one write has all lines since the last
 
 
 class Log:
@@ -30,7 +31,8 @@ class Log:
         self._is_writing = False
         threading.Thread(target=self._write_on, name="log", daemon=True).start()
 
-    def holds(self, level: str) -> bool:
+    def is_enabled(self, level: str) -> bool:
+        """Return True if lines of `level` are written."""
         return LEVELS.index(level) >= self._min_level
 
     def write(self, level: str, message: str, **facts: Any) -> None:
@@ -41,8 +43,8 @@ class Log:
             self._filled.set()
 
     def flush(self, seconds: float = 1.0) -> None:
-        """Wait until all lines are written, for at most `seconds`, because nobody may be
-        reading."""
+        """Wait until all lines are written, but at most `seconds`, because a pipe may have no
+        reader."""
         limit = time.monotonic() + seconds
         while (self._lines or self._is_writing) and time.monotonic() < limit:
             time.sleep(0.005)
@@ -62,7 +64,7 @@ class Log:
 
 
 def line(seconds: float, level: str, message: str, facts: dict[str, Any]) -> str:
-    """Return the line of the log for an event `seconds` after 1970."""
+    """Return a line of the log. `seconds` is the time of the event since 1970."""
     stamp = (
         f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{int(seconds % 1 * 1000):03d}Z"
     )
@@ -105,7 +107,7 @@ def capture_library_logs(log: Log) -> Iterator[None]:
     root = logging.getLogger()
     before = root.handlers[:], root.level
     root.handlers[:] = [handler]
-    root.setLevel(logging.DEBUG if log.holds("debug") else logging.WARNING)
+    root.setLevel(logging.DEBUG if log.is_enabled("debug") else logging.WARNING)
     logging.captureWarnings(True)
     try:
         yield

@@ -1,4 +1,5 @@
-"""The page at `/`: one file, which asks the server for all that it shows."""
+"""The page at `/` and its endpoints. The page is one HTML file that loads everything else from this
+server."""
 
 import base64
 import hashlib
@@ -21,15 +22,15 @@ from .protocols.protocol import Protocol, name_in_path, served_models
 from .streams import EventStream, event
 from .translation.translator import call_off_loop, plan_inputs
 
-MAX_TOKENS = 2048  # maximum of one continuation
+MAX_TOKENS = 2048  # maximum number of tokens of a continuation
 PAGE = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
 
 router = APIRouter(tags=["page"], include_in_schema=False)
 
 
 def hashes(element: str) -> str:
-    """Return the hashes of the contents of `element` in `PAGE`, as a Content-Security-Policy lists
-    them."""
+    """Return the hashes of the contents of `element` in `PAGE`, in the format of a
+    Content-Security-Policy."""
     contents = re.findall(rf"<{element}>(.*?)</{element}>", PAGE, re.DOTALL)
     return " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
@@ -37,7 +38,7 @@ def hashes(element: str) -> str:
     )
 
 
-# Nothing from elsewhere, no script and no style but those of the page, and no other page around it.
+# The page loads nothing from other servers, runs only its own script, and cannot be framed.
 POLICY = (
     f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src "
     "'self'; "
@@ -52,7 +53,7 @@ HEADERS = {
 
 
 class PageRequest(BaseModel):
-    """A text that the page sends, to translate or to continue."""
+    """A text to translate or to continue."""
 
     text: str
     model: str | None = None
@@ -69,7 +70,7 @@ async def page() -> HTMLResponse:
 
 @router.get("/page/models")
 async def models(request: Request) -> JSONResponse:
-    """Return the name and the task of each model, or of the one in the path."""
+    """Return the name and the task of each model, or of the model in the path."""
     name = name_in_path(request)
     return JSONResponse(
         [describe_model(model) for model in served_models(request) if name in (None, model.name)]
@@ -92,9 +93,11 @@ def describe_model(model: ServedModel) -> dict[str, Any]:
 
 @router.post("/page/stream")
 async def stream(request: Request, body: PageRequest) -> EventStream:
-    """Server-sent events: `{"text": ...}` for each piece of the translation or of the continuation,
-    and `{"done": true}`. What goes wrong after the first piece is `{"error": ...}`. Greedy, since
-    beams are not known before the end, or with a `temperature`."""
+    """Stream a translation or a continuation as server-sent events.
+
+    Each event is `{"text": ...}` with the next part, and the last one is `{"done": true}`. An error
+    after the first part is `{"error": ...}`. The model generates greedily, or samples with a
+    `temperature`."""
     model = served_models(request).choose(
         lambda model: model.translates or model.completes,
         "generate text",
@@ -102,7 +105,7 @@ async def stream(request: Request, body: PageRequest) -> EventStream:
         body.model,
     )
     pieces = await (translation(model, body) if model.translates else completion(model, body))
-    first = await anext(pieces, "")  # a request that is refused has an answer with a status
+    first = await anext(pieces, "")  # a rejected request raises here, before the status is sent
     return EventStream(events(first, pieces))
 
 
@@ -119,13 +122,14 @@ async def events(first: str, pieces: AsyncGenerator[str, None]) -> AsyncGenerato
 
 
 async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[str, None]:
-    """Yield the pieces of what `translate` returns without beams."""
+    """Yield the parts of the translation that `translate` returns with greedy search."""
     direction = model.directions.find(body.source, body.target)
     if direction is None:
         pairs = ", ".join(f"{source} to {target}" for source, target in model.languages[:10])
         raise RequestError(
             400,
-            f"{body.source!r:.40} to {body.target!r:.40} is not served, expected one of: {pairs}",
+            f"{body.source!r:.40} to {body.target!r:.40} is not supported, expected one of: "
+            f"{pairs}",
         )
     text = f"{direction.word} {body.text}" if direction.word else body.text
     options = {"num_beams": 1, "do_sample": False}
@@ -137,7 +141,7 @@ async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[s
 
 
 async def sentences(model: ServedModel, plan: Plan, jobs: list[Job]) -> AsyncGenerator[str, None]:
-    """Yield the sentences one after the other, with the text between them."""
+    """Yield the parts of each sentence in turn, with the white space between sentences."""
     waiting = iter(jobs)
     before: list[tuple[str, bool]] = []
     num_sent = 0  # characters

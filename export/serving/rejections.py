@@ -1,5 +1,4 @@
-"""The errors that reject a request, beside those of the engine. Each protocol has its own error
-format."""
+"""The errors with which the server rejects or ends a request. The scheduler has its own."""
 
 from ..errors import RequestError
 
@@ -13,16 +12,16 @@ def timed_out(seconds: float) -> RequestError:
 
 
 def loading() -> RequestError:
-    return RequestError(503, "the models are being loaded: try again later", retry_after=2)
+    return RequestError(503, "the server is loading its models: try again later", retry_after=2)
 
 
 def busy(max_requests: int) -> RequestError:
     return RequestError(
         429,
-        f"{max_requests} requests are running, expected at most so many: try again later",
+        f"{max_requests} requests are running, which is the limit of this server: try again later",
         retry_after=1,
     )
 
 
 def too_large(seen: int, max_size: int) -> RequestError:
-    return RequestError(413, f"a body of at least {seen} bytes, expected at most {max_size}")
+    return RequestError(413, f"the body has at least {seen} bytes, expected at most {max_size}")

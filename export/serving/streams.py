@@ -10,8 +10,8 @@ from starlette.types import Receive, Scope, Send
 
 
 class EventStream(StreamingResponse):
-    """An answer of events. Cancelled, it closes what makes them; that the client has gone it learns
-    by that."""
+    """A response of server-sent events. It closes `content` when the request is cancelled, for
+    example because the client disconnected."""
 
     def __init__(self, content: AsyncGenerator[bytes, None]):
         super().__init__(

@@ -1,4 +1,5 @@
-"""The text of tokens that come one by one, as far as those that come later cannot change it."""
+"""Incremental detokenization: the text of tokens that arrive one by one, without text that later
+tokens can change."""
 
 import re
 from collections.abc import Collection
@@ -8,29 +9,30 @@ from tokenizers import Tokenizer
 
 from .tasks.rows import tokenizer_errors
 
-# What may still change when more tokens come: a character that lacks bytes, and every run of single
-# bytes.
-REPLACEMENT = "\ufffd"
+# Later tokens can change an incomplete character and a run of single bytes.
+REPLACEMENT = "\ufffd"  # decoded in place of an incomplete character
 SINGLE_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-MAX_OPEN = 8  # tokens that lack bytes together; a character has four
+MAX_OPEN = 8  # tokens of an incomplete character; a character has at most four bytes
 
 
 class Detokenizer:
-    """An incremental detokenizer of one row of tokens. Joined, its pieces are what `tokenizer`
-    decodes the whole row to without its `special_ids`. Each token is decoded only with the tokens
-    of the piece before, so the work per token does not grow with the text."""
+    """An incremental detokenizer of one row of tokens. The joined texts equal the text that
+    `tokenizer` decodes from the complete row without `special_ids`.
+
+    Each token is decoded with the tokens of the text before only, so the work per token does not
+    grow with the text."""
 
     def __init__(self, tokenizer: Tokenizer, special_ids: Collection[int], path: Path):
         self.tokenizer = tokenizer
         self.special_ids = special_ids
         self.path = path  # path of the tokenizer, for errors
         self.tokens: list[int] = []
-        self.known = 0  # number of `tokens` at the start that belong to the piece before
-        self.num_returned = 0  # number of characters of their text that were returned
+        self.known = 0  # number of first `tokens` that belong to the text before
+        self.num_returned = 0  # number of characters of the text of `tokens` that were returned
 
     def add(self, token: int) -> str:
-        """Add `token` and return the new text, empty while the text is not certain. Raises
-        ValueError if the tokenizer fails."""
+        """Add `token` and return the new text. It is empty while later tokens can change it. Raises
+        TokenizerError if the tokenizer fails."""
         if token in self.special_ids:
             return ""
         self.tokens.append(token)
@@ -48,7 +50,7 @@ class Detokenizer:
         return piece
 
     def end(self) -> str:
-        """Return the text that is left after the last token."""
+        """Return the remaining text after the last token."""
         rest = self.decode(self.tokens)[self.num_returned :] if self.tokens else ""
         self.num_returned += len(rest)
         return rest
@@ -59,9 +61,8 @@ class Detokenizer:
 
 
 class TokenNames:
-    """A table of the names of single tokens. A name is the token's text behind another token. A
-    token without a complete text of its own, such as a special token or a part of a character, has
-    its name in the vocabulary."""
+    """A function from token ids to names. A name is the token's text after another token. A special
+    token or a part of a character is named as in the vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer, special_ids: Collection[int], path: Path):
         self.arguments = tokenizer, special_ids, path

@@ -1,5 +1,5 @@
-"""The answers to a prompt in the format of OpenAI's `/v1/completions`. Text comes in pieces, up to
-a stop text, with log probabilities of the tokens."""
+"""Completions in the format of OpenAI's `/v1/completions`: incremental text, stop texts and log
+probabilities."""
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
@@ -11,15 +11,15 @@ from ...scheduler.request import LENGTH, STOP, Event, Generated, Job, TokenLogpr
 from ...text_runtime import TextRuntime
 from ..translation.translator import call_off_loop
 
-INSPECTION_COST = 30  # characters are cut into tokens while one token is looked at
-MIN_LOGPROB = -9999.0  # log p that is told; JSON has no infinity
-Chunk = dict[str, Any]  # a choice of an answer, or the next part of one
+INSPECTION_COST = 30  # characters that are tokenized in the time that inspecting one token takes
+MIN_LOGPROB = -9999.0  # replaces minus infinity, which JSON lacks
+Chunk = dict[str, Any]  # a choice of a response, or the next part of a choice
 KINDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 class StopTexts:
-    """A filter that passes a text on up to the first of `stops`, and holds back what may begin
-    one."""
+    """A filter that ends a text before the first stop text. It holds back characters that may begin
+    a stop text."""
 
     def __init__(self, stops: Sequence[str]):
         self.stops = stops
@@ -52,15 +52,15 @@ def overlap_length(text: str, stop: str) -> int:
 
 
 class Logprobs:
-    """Log probabilities of tokens, in the format of the API. `runtime` names the tokens. Offsets
-    are positions in the text that is returned."""
+    """Log probabilities of tokens in the format of the API. Offsets are positions in the returned
+    text."""
 
     def __init__(self, runtime: TextRuntime):
         self.name = runtime.token_names
         self.columns: dict[str, list] = {kind: [] for kind in KINDS}
 
     def add(self, token: int, known: TokenLogprobs | None, offset: int) -> None:
-        """Add a token. `known` is None for the very first token."""
+        """Add a token. `known` is None for the first token of the prompt."""
         logprob = None if known is None else finite(known.logprob)
         top = None if known is None else self._top(known)
         values = (self.name(token), logprob, top, offset)
@@ -68,8 +68,8 @@ class Logprobs:
             column.append(value)
 
     def _top(self, known: TokenLogprobs) -> dict[str, float]:
-        """Return the best tokens and the token that was chosen. Of two tokens of one name the first
-        counts."""
+        """Return the log probabilities of the top tokens and of the generated token. If two tokens
+        have the same name, the first one counts."""
         top: dict[str, float] = {}
         for token, logprob in (*known.top, (known.token, known.logprob)):
             top.setdefault(self.name(token), finite(logprob))
@@ -86,8 +86,8 @@ def finite(logprob: float) -> float:
 
 
 class Answer:
-    """One of the answers to a prompt. `begins` is the beginning of its text, the prompt or
-    nothing."""
+    """One completion of a prompt. `begins` is the start of its text: the prompt if it is echoed, or
+    an empty string."""
 
     def __init__(self, runtime: TextRuntime, stops: Sequence[str], begins: str, has_logprobs: bool):
         self.detokenizer = runtime.detokenizer()
@@ -98,7 +98,7 @@ class Answer:
         self.finish_reason: str | None = None
 
     def add(self, event: Event) -> str:
-        """Return the text that is certain now. The last token or a stop text sets
+        """Return the text that is final after this token. The last token or a stop text sets
         `finish_reason`."""
         self.tokens += 1
         if self.logprobs is not None:
@@ -121,9 +121,9 @@ class Completion:
     """The answers to one prompt.
 
     Args:
-        first: the number of the first of them, among those to all prompts.
-        begins: what their texts begin with: the prompt, if it is to be echoed.
-        is_empty: whether no token after the prompt is wanted; the job has one, because it has to.
+        first: index of the first answer in the response.
+        begins: start of the texts: the prompt if it is echoed, or an empty string.
+        is_empty: True if the request asks for no new token. The job generates one, its minimum.
     """
 
     runtime: TextRuntime
@@ -143,22 +143,23 @@ class Completion:
 
     @property
     def tokens(self) -> int:
-        """New tokens so far, of all answers."""
+        """Number of new tokens of all answers so far."""
         return sum(answer.tokens for answer in self.answers)
 
     @property
     def is_replayed(self) -> bool:
-        """True if the answer is available at the end only, as with beams and log probabilities of
-        the prompt."""
+        """True if the answers are complete at the end only: with beams, log probabilities of the
+        prompt, or no new token."""
         return self.job.options.num_beams > 1 or self.job.scores_prompt or self.is_empty
 
     @property
     def is_read(self) -> bool:
-        """True if each token is inspected, for stop texts, log probabilities or an empty answer."""
+        """True if each token is inspected: for stop texts, log probabilities or no new token."""
         return bool(self.stops) or self.job.top_logprobs is not None or self.is_empty
 
     def size(self, generated: list[Generated]) -> int:
-        """Return the cost of `full_choices` in characters that could be tokenized meanwhile."""
+        """Return the cost of `full_choices`, as a number of characters that take as long to
+        tokenize."""
         tokens = (
             sum(len(result.tokens) for result in generated)
             + len(self.job.prompt) * self.job.scores_prompt
@@ -166,8 +167,8 @@ class Completion:
         return INSPECTION_COST * tokens if self.is_read else tokens
 
     async def chunks(self, scheduler: Client) -> AsyncGenerator[Chunk, None]:
-        """Yield parts of the answers as soon as they are known. It ends with the last answer, and
-        drops what the engine would generate behind stop texts."""
+        """Yield the parts of the answers as they are generated. Generation stops once all answers
+        have ended, such as at stop texts."""
         if self.is_replayed:
             [generated] = await scheduler.generate([self.job])
             for chunk in await call_off_loop(self.size(generated), self.full_choices, generated):
@@ -176,7 +177,7 @@ class Completion:
         async with aclosing(scheduler.stream(self.job)) as events:
             has_started = False
             async for event in events:
-                if not has_started:  # not before: until here the request may be refused
+                if not has_started:  # before the first event the request may be rejected
                     has_started = True
                     for chunk in self.beginnings(None):
                         yield chunk
@@ -186,7 +187,7 @@ class Completion:
                     return
 
     def replayed(self, generated: list[Generated]) -> Iterator[Chunk]:
-        """Yield the chunks of an answer that was generated completely."""
+        """Yield the chunks of answers that were generated completely."""
         yield from self.beginnings(generated[0].prompt_logprobs)
         for index, result in enumerate(generated):
             if self.is_empty:
@@ -200,7 +201,7 @@ class Completion:
                 )
 
     def heard(self, event: Event) -> Iterator[Chunk]:
-        """Yield the text that the next token makes certain, unless the answer has ended at a stop
+        """Yield the text that is final after the next token, unless the answer has ended at a stop
         text."""
         answer = self.answers[event.index]
         if answer.finish_reason is None:
@@ -209,8 +210,8 @@ class Completion:
                 yield self.chunk(event.index, text, answer.finish_reason)
 
     def beginnings(self, known: list[TokenLogprobs] | None) -> Iterator[Chunk]:
-        """Yield the prompt for each answer if it is echoed, with the log probabilities `known` of
-        its tokens."""
+        """Yield the echoed prompt of each answer. `known` are the log probabilities of its
+        tokens."""
         if not self.begins and known is None:
             return
         for index, answer in enumerate(self.answers):
@@ -247,7 +248,7 @@ class Completion:
 
 
 def join_chunks(chunks: Iterable[Chunk]) -> list[Chunk]:
-    """Return complete choices, in order, from their parts."""
+    """Return complete choices by index, each joined from its chunks."""
     parts: dict[int, list[Chunk]] = {}
     for chunk in chunks:
         parts.setdefault(chunk["index"], []).append(chunk)

@@ -1,4 +1,4 @@
-"""LibreTranslate's endpoints (https://docs.libretranslate.com)."""
+"""The endpoints of LibreTranslate (https://docs.libretranslate.com)."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -19,7 +19,9 @@ from .protocol import Protocol, name_in_path, served_models, server_settings
 
 AUTO = "auto"
 NO_LIMIT = -1
-FRONTEND_TIMEOUT = 500  # milliseconds that LibreTranslate's page waits after a key; its default
+FRONTEND_TIMEOUT = (
+    500  # milliseconds that LibreTranslate's page waits after a key press, by default
+)
 MAX_LISTED_PAIRS = 10  # pairs of languages in an error
 
 
@@ -37,13 +39,13 @@ class Translation(BaseModel):
     """A request to translate texts. Other fields are ignored."""
 
     q: str | list[str] = Field(
-        description="A text, or a list of texts.", examples=["A dog runs across a field."]
+        description="text or list of texts to translate", examples=["A dog runs across a field."]
     )
     source: str = Field(
-        description='The code of a language, or "auto" where one source language is served.',
+        description='language code of the texts, or "auto" if the server has one source language',
         examples=["en"],
     )
-    target: str = Field(description="The code of a language.", examples=["de"])
+    target: str = Field(description="language code of the translation", examples=["de"])
     format: Annotated[Literal["text", "html"], BeforeValidator(lambda value: value or "text")] = (
         "text"
     )
@@ -51,17 +53,17 @@ class Translation(BaseModel):
         Field(
             0,
             description=(
-                "How many other translations are wanted. There may be fewer, those that are the "
-                "same are left out."
+                "number of alternative translations; there may be fewer, because duplicates are "
+                "omitted"
             ),
         )
     )
     copy_letterless: bool = Field(
-        True, description="Copy sentences without a letter, such as 12:30 or ***."
+        True, description="copy sentences without letters, such as 12:30 or ***"
     )
-    api_key: str | None = Field(None, description="The token of the server, if it asks for one.")
+    api_key: str | None = Field(None, description="token of the server, if it requires one")
     model: str | None = Field(
-        None, description="The name of a model, where several have the languages."
+        None, description="name of a model, if several translate these languages"
     )
 
 
@@ -71,7 +73,7 @@ class DetectedLanguage(BaseModel):
 
 
 class Translated(BaseModel):
-    """Lists for a list of texts."""
+    """The response of /translate. The values are lists if the request has a list of texts."""
 
     translatedText: str | list[str]
     detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = None
@@ -96,8 +98,9 @@ BODY = {
 
 @router.post("/translate", openapi_extra=BODY, responses={200: {"model": Translated}})
 async def translate_texts(request: Request) -> JSONResponse:
-    """Translates a text or a list of texts, of any length, sentence by sentence; in HTML what
-    stands between tags."""
+    """Translate a text or a list of texts of any length, sentence by sentence.
+
+    With the format "html", only the text between tags is translated."""
     body = await read_body(request)
     if not body.q:
         raise RequestError(
@@ -116,7 +119,7 @@ async def translate_texts(request: Request) -> JSONResponse:
 
 
 def check_counts(request: Request, model: ServedModel, body: Translation) -> None:
-    """Raise RequestError 400 for more texts than a request may have, or more alternatives than a
+    """Raise RequestError 400 if there are more texts than `max_batch`, or more alternatives than a
     worker has slots."""
     assert model.scheduler is not None  # every model that translates has one
     max_texts = server_settings(request).max_batch
@@ -135,7 +138,8 @@ def check_counts(request: Request, model: ServedModel, body: Translation) -> Non
 def response_fields(
     body: Translation, direction: Direction, translations: list[list[str]]
 ) -> dict[str, Any]:
-    """Return the fields of a `Translated` for the translations of each text."""
+    """Return the fields of a `Translated`. `translations` has all translations of each text, best
+    first."""
     fields: dict[str, list] = {"translatedText": [best for best, *_ in translations]}
     if body.source == AUTO:
         fields["detectedLanguage"] = [{"confidence": 0, "language": direction.source}] * len(
@@ -154,8 +158,8 @@ def response_fields(
 async def translate_plain(
     model: ServedModel, direction: Direction, texts: list[str], count: int, splitting: Splitting
 ) -> list[list[str]]:
-    """Return `count` translations of each text, best first, and a blank text itself. The search has
-    `count` beams, or the model's number of beams if that is larger."""
+    """Return `count` translations of each text, best first. A blank text is returned unchanged. The
+    search has `count` beams, or the model's number of beams if that is larger."""
     translations = [[text] for text in texts]
     places = [place for place, text in enumerate(texts) if text.strip()]
     options: dict[str, Any] = {}
@@ -178,7 +182,7 @@ async def translate_plain(
 async def translate_html(
     model: ServedModel, direction: Direction, texts: list[str], splitting: Splitting
 ) -> list[list[str]]:
-    """Return the translation of each text, in which only the text between tags differs."""
+    """Return each HTML text with the text between its tags translated."""
     size = sum(map(len, texts))
     runs = await call_off_loop(size, find_text_runs, texts)
     translated = await translate_plain(
@@ -192,11 +196,11 @@ async def translate_html(
 
 
 def find_text_runs(texts: list[str]) -> list[list[TextRun]]:
-    """Return the text runs of each text. Raises TooLong for more than `MAX_SENTENCES` runs."""
+    """Return the text runs of each HTML text. Raises TooLong for more than `MAX_SENTENCES`."""
     runs = [text_runs(text) for text in texts]
     count = sum(map(len, runs))
     if count > MAX_SENTENCES:
-        raise TooLong(f"the html has {count} pieces of text, expected at most {MAX_SENTENCES}")
+        raise TooLong(f"the HTML has {count} texts between tags, expected at most {MAX_SENTENCES}")
     return runs
 
 
@@ -204,10 +208,11 @@ def find_text_runs(texts: list[str]) -> list[list[TextRun]]:
 
 
 async def read_body(request: Request) -> Translation:
-    """Return the request in JSON or in a form. Several `q` of a form are a list.
+    """Return the request from a JSON body or a form. Several fields `q` of a form become a list.
 
     Raises:
-        RequestValidationError: for a field of another type, and for a body that is none.
+        RequestValidationError: if a field is missing or has another type.
+        RequestError: 400 if the body is neither JSON nor a form.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
@@ -215,12 +220,12 @@ async def read_body(request: Request) -> Translation:
             return Translation.model_validate_json(json_text(await request.body()))
         return Translation.model_validate(await read_form(request, kind))
     except UnicodeDecodeError as error:
-        raise RequestError(400, f"Invalid request: the body is not JSON: {error}") from None
+        raise RequestError(400, f"Invalid request: the body is not valid JSON: {error}") from None
     except ValidationError as error:
         errors = error.errors(include_url=False)
         if errors[0]["type"] == "json_invalid":
             raise RequestError(
-                400, f"Invalid request: the body is not JSON: {errors[0]['ctx']['error']}"
+                400, f"Invalid request: the body is not valid JSON: {errors[0]['ctx']['error']}"
             ) from None
         raise RequestValidationError(
             [{**item, "loc": ("body", *item["loc"])} for item in errors]
@@ -228,22 +233,20 @@ async def read_body(request: Request) -> Translation:
 
 
 def json_text(content: bytes) -> bytes | str:
-    """Return JSON for pydantic, which reads UTF-8 without a byte order mark only. `json.loads`
-    reads more encodings.
+    """Return `content` as pydantic reads it: UTF-8 bytes, or a string for other encodings.
 
     Raises:
-        UnicodeDecodeError: if `content` is not in the encoding that its first bytes show.
+        UnicodeDecodeError: if `content` is not in the encoding that its first bytes indicate.
     """
     encoding = json.detect_encoding(content)
     return content if encoding == "utf-8" else content.decode(encoding)
 
 
 async def read_form(request: Request, kind: str) -> dict[str, Any]:
-    """Return the fields of a form, with "\\n" as line breaks, for which browsers send two
-    characters.
+    """Return the fields of a form. Line breaks of `q` become "\\n", because browsers send "\\r\\n".
 
     Raises:
-        RequestError: 400 for what is no form in UTF-8.
+        RequestError: 400 if the body is not a form in UTF-8.
     """
     pairs: list[tuple[str, str]]
     if kind == FORMS[1]:
@@ -257,7 +260,7 @@ async def read_form(request: Request, kind: str) -> dict[str, Any]:
             )
         except ValueError as error:
             raise RequestError(
-                400, f"Invalid request: the body is no form in UTF-8: {error}"
+                400, f"Invalid request: the body is not a form in UTF-8: {error}"
             ) from None
     texts = [value.replace("\r\n", "\n") for name, value in pairs if name == "q"]
     return dict(pairs) | ({"q": texts[0] if len(texts) == 1 else texts} if texts else {})
@@ -267,7 +270,7 @@ async def read_form(request: Request, kind: str) -> dict[str, Any]:
 
 
 def translators(request: Request, name: str | None = None) -> list[ServedModel]:
-    """Return the models that translate, or the only one that the path or else the body names."""
+    """Return the models that translate, or only the model named in the path or the body."""
     models = served_models(request)
     in_path = name_in_path(request)
     if in_path is not None or name is not None:
@@ -277,11 +280,10 @@ def translators(request: Request, name: str | None = None) -> list[ServedModel]:
 
 
 def model_for(request: Request, body: Translation) -> tuple[ServedModel, Direction]:
-    """Return the model that translates what the body asks for.
+    """Return the model and the direction for the languages of the request.
 
     Raises:
-        RequestError: 400 for languages that are not served, with those that are, and where several
-            models have them.
+        RequestError: 400 if no model or several models translate these languages.
     """
     models = translators(request, body.model)
     source = only_source(models) if body.source.lower() == AUTO else body.source
@@ -300,8 +302,8 @@ def model_for(request: Request, body: Translation) -> tuple[ServedModel, Directi
 
 
 def only_source(models: list[ServedModel]) -> str:
-    """Return the one source language of all `models`. Raises RequestError 400 for several languages
-    and for none."""
+    """Return the only source language of `models`. Raises RequestError 400 if there are several, or
+    if it is unknown."""
     sources = set().union(*(model.directions.sources for model in models))
     if len(sources) != 1:
         served = (
@@ -309,7 +311,7 @@ def only_source(models: list[ServedModel]) -> str:
         )
         raise RequestError(
             400,
-            f"source is auto, which works where one source language is served, expected one of: "
+            f"source is auto, which needs a server with one source language, expected one of: "
             f"{served}",
         )
     return sources.pop()
@@ -317,7 +319,7 @@ def only_source(models: list[ServedModel]) -> str:
 
 @router.get("/languages", response_model=list[Language])
 async def languages(request: Request) -> JSONResponse:
-    """The languages that are served, with what each is translated to."""
+    """Return the source languages of this server, each with its target languages."""
     targets: dict[str, set[str]] = {}
     for model in translators(request):
         for source, codes in model.directions.targets.items():
@@ -331,7 +333,7 @@ async def languages(request: Request) -> JSONResponse:
 
 @router.get("/frontend/settings")
 async def frontend_settings(request: Request) -> JSONResponse:
-    """Return the limits and the first languages that LibreTranslate's page asks for."""
+    """Return the settings of LibreTranslate's page: limits and the first language pair."""
     pairs = [pair for model in translators(request) for pair in model.languages]
     source, target = pairs[0] if pairs else ("", "")
     needs_key = request.app.state.needs_token
@@ -354,19 +356,19 @@ async def frontend_settings(request: Request) -> JSONResponse:
 
 @router.post("/detect")
 async def detect() -> None:
-    """Refused: no model here detects languages."""
+    """Return status 403, because this server does not detect languages."""
     raise RequestError(403, "Language detection is disabled on this server.")
 
 
 @router.post("/suggest")
 async def suggest() -> None:
-    """Refused: nothing is kept."""
+    """Return status 403, because this server does not store suggestions."""
     raise RequestError(403, "Suggestions are disabled on this server.")
 
 
 @router.post("/translate_file")
 async def translate_file() -> None:
-    """Refused: send the text of the file to /translate."""
+    """Return status 403, because this server does not read files. Use /translate."""
     raise RequestError(403, "Files translation are disabled on this server.")
 
 
@@ -374,7 +376,6 @@ def error_body(error: RequestError) -> dict[str, Any]:
     return {"error": error.message}
 
 
-# LibreTranslate asks for no key here: clients read keyRequired before they have one, and Mastodon
-# sends none for /languages.
+# Clients read keyRequired before they have a key, and Mastodon sends no key to /languages.
 PUBLIC_PATHS = frozenset({"/languages", "/frontend/settings"})
 PROTOCOL = Protocol("LibreTranslate", router, error_body, public_paths=PUBLIC_PATHS)

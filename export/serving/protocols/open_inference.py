@@ -1,6 +1,6 @@
 """The endpoints of the Open Inference Protocol, version 2
-(https://github.com/kserve/open-inference-protocol), which clients of Triton and KServe speak:
-models as tensors in and tensors out."""
+(https://github.com/kserve/open-inference-protocol). Clients of Triton and KServe use it: requests
+and responses are tensors."""
 
 import itertools
 from collections.abc import Sequence
@@ -46,8 +46,8 @@ TEXT = TensorSpec("text", TEXTS, ("batch_size",))
 GENERATED = TensorSpec("generated_text", TEXTS, ("batch_size",))
 EMBEDDING = TensorSpec("embedding", "float32", ("batch_size", "embedding_size"))
 LANGUAGES = ("src_lang", "tgt_lang")
-VERSION = "1"  # version of every model: Triton's name of the first one
-READING = ("truncate",)  # parameters of models that read
+VERSION = "1"  # version of every model, like Triton's first version
+ENCODER_PARAMETERS = ("truncate",)
 SCHEMA = {
     "type": "object",
     "required": ["inputs"],
@@ -95,22 +95,22 @@ async def server() -> JSONResponse:
 
 @router.get("/v2/health/live")
 async def live() -> JSONResponse:
-    """200 as long as the process answers."""
+    """Return status 200 while the process runs."""
     return JSONResponse({"live": True})
 
 
 @router.get("/v2/health/ready")
 async def ready(request: Request) -> JSONResponse:
-    """200 when requests are taken, else 503."""
+    """Return status 200 if the server accepts requests, else 503."""
     is_ready = request.app.state.lifecycle.status == "ok"
     return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
 
 async def check_version(version: str) -> None:
-    """Raise RequestError 404 for a version of a model that is not served."""
+    """Raise RequestError 404 if `version` is not `VERSION`."""
     if version != VERSION:
         raise RequestError(
-            404, f"no version {version!r:.60}, expected {VERSION}: each model here has one version"
+            404, f"version is {version!r:.60}, expected {VERSION}: each model has one version"
         )
 
 
@@ -120,8 +120,10 @@ VERSIONED: dict[str, Any] = {"dependencies": [Depends(check_version)]}
 @router.get("/v2/models/{name}")
 @router.get("/v2/models/{name}/versions/{version}", **VERSIONED)
 async def metadata(request: Request, name: str) -> JSONResponse:
-    """The inputs and outputs of a model. Of its inputs there are to be `text`, or all others that
-    have no default."""
+    """Return the inputs and outputs of a model.
+
+    A request has either the input `text` or the other inputs. Inputs with a default may be
+    omitted."""
     model = find_model(request, name)
     inputs, outputs = map(
         list, (map(describe_tensor, inputs_for(model)), map(describe_tensor, outputs_for(model)))
@@ -133,12 +135,12 @@ async def metadata(request: Request, name: str) -> JSONResponse:
 @router.get("/v2/models/{name}/ready")
 @router.get("/v2/models/{name}/versions/{version}/ready", **VERSIONED)
 async def model_ready(request: Request, name: str) -> JSONResponse:
-    """200 for a model that is served."""
+    """Return status 200 if this server has the model."""
     return JSONResponse({"name": find_model(request, name).name, "ready": True})
 
 
 def find_model(request: Request, name: str) -> ServedModel:
-    return served_models(request).choose(lambda model: True, "do this", name)
+    return served_models(request).choose(lambda model: True, "be used", name)
 
 
 def inputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
@@ -148,8 +150,8 @@ def inputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
 
 
 def tensors_for(model: ServedModel) -> tuple[TensorSpec, ...]:
-    """Return the inputs that can replace texts: the inputs of the graph, or the source or prompt of
-    a model that generates."""
+    """Return the inputs that replace texts: those of the graph of an encoder, or the token ids of a
+    model that generates."""
     if model.reader is not None:
         return model.reader.spec.inputs
     return token_inputs(model.runtime.info.config, ("batch_size", "source_length"))
@@ -166,11 +168,11 @@ def outputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A request for a model, as far as it can be checked without it.
+    """A parsed and checked request.
 
     Args:
-        rows: how many sequences, or images, are read.
-        outputs: the names of those that are wanted, each with whether it is sent in binary.
+        rows: number of sequences or images.
+        outputs: names of the requested outputs; True if the output is sent in binary.
         parameters: options of the model.
     """
 
@@ -200,14 +202,14 @@ class ParsedRequest:
 @router.post("/v2/models/{name}/infer", openapi_extra=BODY)
 @router.post("/v2/models/{name}/versions/{version}/infer", openapi_extra=BODY, **VERSIONED)
 async def infer(request: Request, name: str) -> Response:
-    """The outputs of a model for inputs, which are texts or token ids; images are pixel values."""
+    """Return the outputs of a model. Inputs are texts, token ids or pixel values."""
     model = find_model(request, name)
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise RequestError(
             415,
             f"Content-Encoding is {encoding!r:.60}, expected none: compressed bodies are not "
-            f"read here",
+            f"supported",
         )
     content = await request.body()
     max_rows = server_settings(request).max_batch
@@ -225,23 +227,29 @@ async def infer(request: Request, name: str) -> Response:
 def parse_request(
     model: ServedModel, content: bytes, json_length: str | None, max_rows: int
 ) -> ParsedRequest:
-    """Return the request in `content`. Raises UsageError and RequestValidationError for an invalid
-    request. Raises TooLong for more than `max_rows` rows, or for a row of too many tokens."""
+    """Return the request in `content`.
+
+    Raises:
+        UsageError, RequestValidationError: if the request is invalid.
+        TooLong: if it has more than `max_rows` rows, or a row has too many tokens.
+    """
     body, binary = read_request(content, json_length)
     if body.model_name not in (None, model.name):
         raise UsageError(
-            f"model_name is {body.model_name!r:.60}, expected {model.name!r}, as in the path, "
-            f"or none"
+            f"model_name is {body.model_name!r:.60}, expected {model.name!r}, the name in "
+            f"the path, or no name"
         )
     inputs = parse_inputs(body.inputs, binary, inputs_for(model))
     outputs = parse_outputs(body, outputs_for(model))
     if TEXT.name in inputs and len(inputs) > 1:
-        raise UsageError(f"inputs are {', '.join(inputs)}, expected {TEXT.name} or the others")
+        raise UsageError(
+            f"inputs are {', '.join(inputs)}, expected either {TEXT.name} or the others"
+        )
     first = next(iter(inputs.values()))
     if TEXT.name in inputs and first.ndim != 1:
         raise UsageError(f"{TEXT.name} has shape {list(first.shape)}, expected [n]")
     is_tokens = first.dtype == np.int64
-    # several choices of one are rows too
+    # each choice of a multiple choice input is a row
     rows = int(np.prod(first.shape[:-1])) if is_tokens else len(first)
     if rows > max_rows:
         raise TooLong(f"{next(iter(inputs))} has {rows} rows, expected at most {max_rows}")
@@ -255,8 +263,8 @@ def parse_request(
 
 
 def check_widths(model: ServedModel, inputs: dict[str, np.ndarray]) -> None:
-    """Check the widths of rows with their padding, which outputs have too. Rows of padding would
-    waste memory."""
+    """Raise TooLong if padded rows are longer than the model's maximum. Outputs have the same
+    padding, so wide padding would waste memory."""
     if model.reader is None:
         return
     axes = {tensor.name: tensor.shape[-1] for tensor in model.reader.spec.inputs}
@@ -267,20 +275,20 @@ def check_widths(model: ServedModel, inputs: dict[str, np.ndarray]) -> None:
             raise TooLong(f"{name} has rows of {width} tokens, expected at most {longest}")
 
 
-# ---------------------------------------------------------------------------- models that only read
+# ----------------------------------------------------------------------------------------- encoders
 
 
 def read_and_answer(model: ServedModel, parsed: ParsedRequest) -> Response:
-    unknown = [name for name in parsed.parameters if name not in READING]
+    unknown = [name for name in parsed.parameters if name not in ENCODER_PARAMETERS]
     if unknown:
         raise UsageError(
-            f"parameters has {unknown[0]!r:.60}, expected some of {', '.join(READING)}"
+            f"parameters has {unknown[0]!r:.60}, expected {', '.join(ENCODER_PARAMETERS)}"
         )
     truncates = flag("truncate", parsed.parameters.get("truncate"), False)
     texts = parsed.texts
     if texts is None:
         if truncates:
-            raise UsageError(f"truncate is true without {TEXT.name}, expected it with texts")
+            raise UsageError(f"truncate is true without the input {TEXT.name}, expected false")
         return parsed.answer(
             model, tensor_outputs(model, parsed.inputs, EMBEDDING.name in parsed.outputs)
         )
@@ -290,8 +298,8 @@ def read_and_answer(model: ServedModel, parsed: ParsedRequest) -> Response:
 def tensor_outputs(
     model: ServedModel, inputs: dict[str, np.ndarray], with_embedding: bool
 ) -> dict[str, np.ndarray]:
-    """Return the outputs of `Runtime.outputs`, with the pooled states of each row if
-    `with_embedding`."""
+    """Return the outputs of the graph as float32. If `with_embedding`, add the pooled vector of
+    each row."""
     outputs = {
         name: values.astype(np.float32)
         for name, values in model.runtime.runtime.outputs(**inputs).items()
@@ -310,19 +318,19 @@ def check_no_empty_rows(mask: np.ndarray) -> None:
     has_tokens = mask.any(axis=1)
     if not has_tokens.all():
         raise ValueError(
-            f"row {int(has_tokens.argmin())} of attention_mask is all 0, expected tokens"
+            f"row {int(has_tokens.argmin())} of attention_mask is all 0, expected at least one 1"
         )
 
 
 def text_outputs(
     model: ServedModel, texts: list[str], requested: dict[str, bool], truncates: bool
 ) -> dict[str, np.ndarray]:
-    """Return the `requested` outputs, each row padded with zeros to the longest. Texts to embed get
-    the export's prompt.
+    """Return the `requested` outputs. Rows are padded with zeros to the longest row. Texts to embed
+    get the export's prompt.
 
     Raises:
-        ValueError: for what is no text.
-        TooLong: for one of too many tokens, unless it is to be cut.
+        ValueError: if an input is not a text.
+        TooLong: if a text has too many tokens and `truncates` is False.
     """
     strings(texts)
     how = SimilarityParameters.model_validate({"truncate": truncates})
@@ -344,8 +352,7 @@ def text_outputs(
 
 
 def embeddings(model: ServedModel, states: Sequence[np.ndarray], prompt_length: int) -> np.ndarray:
-    """Return the vectors of `states`, pooled by the modules of the export like
-    `TextRuntime.embed`."""
+    """Return one vector for the states of each row, pooled by the modules of the export."""
     modules = model.runtime.sentence_modules
     return np.stack([modules.embedding(row_states, prompt_length) for row_states in states]).astype(
         np.float32
@@ -373,9 +380,7 @@ async def generate_texts(model: ServedModel, parsed: ParsedRequest) -> list[str]
     options = {"num_return_sequences": 1, **checked_options(parameters)}
     several = options["num_return_sequences"]
     if several != 1:
-        raise UsageError(
-            f"num_return_sequences is {several}, expected 1: each row has one answer here"
-        )
+        raise UsageError(f"num_return_sequences is {several}, expected 1: each row has one output")
     texts = parsed.texts
     if texts is not None:
         longest = max(map(len, texts))
@@ -384,7 +389,8 @@ async def generate_texts(model: ServedModel, parsed: ParsedRequest) -> list[str]
         return list(itertools.chain(*await continue_texts(model, texts, languages, options)))
     if languages["src_lang"] is not None:
         raise UsageError(
-            f"src_lang is {languages['src_lang']!r:.60} without {TEXT.name}, expected it with texts"
+            f"src_lang is {languages['src_lang']!r:.60} without the input {TEXT.name}, expected "
+            f"null"
         )
     assert model.scheduler is not None  # every model that generates has one
     size = sum(values.size for values in parsed.inputs.values())
@@ -400,8 +406,8 @@ async def generate_texts(model: ServedModel, parsed: ParsedRequest) -> list[str]
 def token_id_inputs(
     model: ServedModel, inputs: dict[str, np.ndarray], tgt_lang: str | None, options: dict[str, Any]
 ) -> list[Job]:
-    """Return the inputs for rows of ids. Raises ValueError as `Runtime.generate`, and for a row
-    without tokens."""
+    """Return the generation inputs for rows of token ids. Raises ValueError if a row has no tokens,
+    and the errors of `Runtime.generate`."""
     assert model.scheduler is not None
     feeds = check_inputs(tensors_for(model), dict(inputs), model.architecture)
     ids, mask = feeds["input_ids"], feeds["attention_mask"]

@@ -1,4 +1,4 @@
-"""OpenAI's endpoints of completions, embeddings and models
+"""The endpoints of OpenAI for completions, embeddings and models
 (https://platform.openai.com/docs/api-reference)."""
 
 import asyncio
@@ -33,8 +33,8 @@ from .text_embeddings import check_dimensions, check_input
 
 router = APIRouter(tags=["OpenAI"])
 
-GREEDY = 1e-5  # a temperature below means the likeliest token, as in vLLM
-CHECK_COST = 100  # characters are cut into tokens while one job is checked
+GREEDY = 1e-5  # lower temperatures mean greedy search, as in vLLM
+CHECK_COST = 100  # characters that are tokenized in the time that checking one input takes
 TOO_LONG = "context_length_exceeded"
 DONE = b"data: [DONE]\n\n"
 INPUTS = {
@@ -45,7 +45,7 @@ INPUTS = {
         {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
     ]
 }
-EXPECTED = "a text, a list of texts, a list of token ids or a list of such lists"
+EXPECTED = "a text, a list of texts, a list of token ids or a list of lists of token ids"
 STOPS = {
     "anyOf": [
         {"type": "string"},
@@ -53,9 +53,8 @@ STOPS = {
         {"type": "null"},
     ]
 }
-# Options of `Runtime.generate` that are fields of a request under their own names: all but those
-# for which OpenAI has another name, and those that say nothing to a decoder of one row.
-NAMED_OTHERWISE = {
+# Most options of `Runtime.generate` are fields of a request. These have another name at OpenAI.
+RENAMED = {
     "max_new_tokens",
     "max_length",
     "num_return_sequences",
@@ -64,10 +63,13 @@ NAMED_OTHERWISE = {
     "top_p",
     "seed",
 }
-SINGLE_ROW = {"prompt_lookup_num_tokens", "max_matching_ngram_size"}  # not where rows share a batch
-NO_FIELDS = {*NAMED_OTHERWISE, *SINGLE_ROW, "pad_token_id", "decoder_start_token_id"}
+SINGLE_ROW = {
+    "prompt_lookup_num_tokens",
+    "max_matching_ngram_size",
+}  # not possible if rows share a batch
+NO_FIELDS = {*RENAMED, *SINGLE_ROW, "pad_token_id", "decoder_start_token_id"}
 OPTIONS = [name for name in generation.FIELDS if name not in NO_FIELDS]
-# nothing else goes
+# fields that are not supported, with the only value that is accepted
 NEUTRAL = {
     "best_of": 1,
     "suffix": "",
@@ -75,7 +77,7 @@ NEUTRAL = {
     "presence_penalty": 0,
     "frequency_penalty": 0,
 }
-# ours and theirs, in errors
+# our names of options in errors, and those of OpenAI
 WORDS = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "input_ids": "prompt"}
 ERRORS = {
     401: ("authentication_error", "invalid_api_key"),
@@ -91,9 +93,9 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = Field(
-        None, description="Whether a last part tells the number of tokens."
+        None, description="add a last part with the number of tokens"
     )
-    include_obfuscation: bool | None = Field(None, description="Has no effect.")
+    include_obfuscation: bool | None = Field(None, description="has no effect")
 
 
 class OpenAIRequest(BaseModel):
@@ -103,28 +105,27 @@ class OpenAIRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     model: str | None = Field(
-        None, description="The name of a model; the only one that fits if not given."
+        None, description="name of a model; by default the only model that fits"
     )
-    user: str | None = Field(None, description="Has no effect.")
+    user: str | None = Field(None, description="has no effect")
 
 
 class CompletionFields(OpenAIRequest):
     prompt: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
         None,
-        description=(
-            f"What is continued: {EXPECTED}; the model's first token if empty or not given."
-        ),
+        description=(f"prompts to continue: {EXPECTED}; by default the model's first token"),
         examples=["ROMEO:"],
     )
     max_tokens: int | None = Field(
-        16, ge=0, le=2**31, description="New tokens at most; 0 with echo only."
+        16, ge=0, le=2**31, description="maximum number of new tokens; 0 is for echo only"
     )
     temperature: float | None = Field(
         None,
         ge=0,
         le=2,
         description=(
-            "0 takes the likeliest token; that of generation_config.json if not given, else 1."
+            "sampling temperature; 0 is greedy search; by default the temperature of "
+            "generation_config.json, or 1"
         ),
     )
     top_p: float | None = Field(
@@ -134,41 +135,43 @@ class CompletionFields(OpenAIRequest):
         1,
         ge=1,
         le=128,
-        description="Answers to each prompt; more than one are sampled, or of beams.",
+        description="number of completions per prompt; more than 1 needs sampling or num_beams",
     )
     stop: Annotated[Any, WithJsonSchema(STOPS)] = Field(
-        None, description="A text, or up to 4, at which an answer ends."
+        None, description="text, or list of up to 4 texts, that ends a completion"
     )
-    seed: int | None = Field(None, ge=0, description="The same seed gives the same answers.")
-    echo: bool | None = Field(False, description="Whether the answer begins with the prompt.")
+    seed: int | None = Field(
+        None, ge=0, description="seed of sampling, for reproducible completions"
+    )
+    echo: bool | None = Field(False, description="begin the completion with the prompt")
     logprobs: int | None = Field(
-        None, ge=0, le=5, description="How many of the likeliest tokens are told at each place."
+        None, ge=0, le=5, description="number of top tokens with log probabilities per position"
     )
     stream: bool | None = Field(
-        False, description="Whether the answer comes in parts, as server-sent events."
+        False, description="send the completion in parts, as server-sent events"
     )
-    stream_options: StreamOptions | None = Field(None, description="With stream only.")
-    best_of: int | None = Field(None, description="Not supported, but for 1.")
-    suffix: str | None = Field(None, description="Not supported.")
-    logit_bias: dict[str, float] | None = Field(None, description="Not supported.")
-    presence_penalty: float | None = Field(0, description="Not supported, but for 0.")
-    frequency_penalty: float | None = Field(0, description="Not supported, but for 0.")
+    stream_options: StreamOptions | None = Field(None, description="options of stream")
+    best_of: int | None = Field(None, description="not supported except for 1")
+    suffix: str | None = Field(None, description="not supported")
+    logit_bias: dict[str, float] | None = Field(None, description="not supported")
+    presence_penalty: float | None = Field(0, description="not supported except for 0")
+    frequency_penalty: float | None = Field(0, description="not supported except for 0")
 
 
 class EmbeddingRequest(OpenAIRequest):
     input: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
-        description=f"What is embedded: {EXPECTED}.", examples=["a dog"]
+        description=f"inputs to embed: {EXPECTED}", examples=["a dog"]
     )
     encoding_format: Literal["float", "base64"] | None = Field(
         "float",
-        description="base64 is that of the vector's numbers, float32, the lowest byte first.",
+        description="list of numbers, or base64 of the vector as little-endian float32",
     )
     dimensions: int | None = Field(
         None,
         ge=1,
         description=(
-            "Length of the vectors: their first values, normalized; those of the model if not "
-            "given."
+            "length of the vectors: their first values, normalized; by default the length of the "
+            "model's vectors"
         ),
     )
 
@@ -199,7 +202,7 @@ def error_body(error: RequestError) -> dict[str, Any]:
 
 
 def too_long(message: str) -> RequestError:
-    return RequestError(400, f"the context is too long: {message}", code=TOO_LONG)
+    return RequestError(400, f"the input is too long: {message}", code=TOO_LONG)
 
 
 PROTOCOL = Protocol("OpenAI", router, error_body)
@@ -210,13 +213,15 @@ PROTOCOL = Protocol("OpenAI", router, error_body)
 
 class CompletionPrompt(NamedTuple):
     ids: list[int]
-    text: str | None = None  # if it was given
+    text: str | None = None  # None if the request has token ids
 
 
 @router.post("/v1/completions")
 async def complete(request: Request, body: CompletionRequest) -> Any:
-    """Continues each prompt, `n` times. Besides the fields of OpenAI it takes options of
-    `Runtime.generate`."""
+    """Continue each prompt `n` times.
+
+    Besides the fields of OpenAI, a request can have generation options of transformers, such as
+    `num_beams`."""
     model = served_models(request).choose(
         completes, "complete texts", name_in_path(request), body.model
     )
@@ -256,7 +261,7 @@ def make_completions(
     stops: list[str],
     body: CompletionFields,
 ) -> list[Completion]:
-    """Return the completion to generate for each prompt. Raises as `make_input`."""
+    """Return the completion to generate for each prompt. Raises the errors of `make_input`."""
     n, is_empty = options["num_return_sequences"], body.max_tokens == 0
     jobs = [make_input(scheduler, item, options, body) for item in prompts]
     echoes = [""] * len(prompts)
@@ -277,21 +282,21 @@ def completes(model: ServedModel) -> bool:
 
 
 def check_fields(body: CompletionFields) -> None:
-    """Raise UsageError for fields that are not supported or do not go together."""
+    """Raise UsageError if a field is not supported, or two fields contradict each other."""
     for name, neutral in NEUTRAL.items():
         value = getattr(body, name)
         if value not in (None, neutral):
             expected = f"null or {json.dumps(neutral)}"
             raise UsageError(
-                f"{name} is {short_repr(value)}, expected {expected}: it is not supported here",
+                f"{name} is {short_repr(value)}, expected {expected}: nothing else is supported",
                 name,
             )
     if body.stream_options is not None and not body.stream:
         raise UsageError(
-            "stream_options is given without stream, expected stream to be true", "stream_options"
+            "stream_options is set without stream, expected stream=true", "stream_options"
         )
     if body.max_tokens == 0 and not body.echo:
-        raise UsageError("max_tokens is 0 without echo, expected at least 1", "max_tokens")
+        raise UsageError("max_tokens is 0 without echo=true, expected at least 1", "max_tokens")
 
 
 def parse_stops(stop: Any) -> list[str]:
@@ -302,18 +307,19 @@ def parse_stops(stop: Any) -> list[str]:
         or not all(isinstance(text, str) and text for text in stops)
     ):
         raise UsageError(
-            f"stop is {short_repr(stop)}, expected a text or up to 4, none of them empty", "stop"
+            f"stop is {short_repr(stop)}, expected a text or a list of up to 4 texts, not empty",
+            "stop",
         )
     return stops
 
 
 def parse_options(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, Any]:
     """Return the options of `Runtime.generate`. Fields missing in the request come from `defaults`,
-    of generation_config.json, as in vLLM. Otherwise OpenAI's defaults apply: one row, sampled from
-    all tokens.
+    those of generation_config.json, as in vLLM. Otherwise OpenAI's defaults apply: one completion,
+    sampled from all tokens.
 
     Raises:
-        UsageError: for a value that an option cannot have, and for values that do not go together.
+        UsageError: if a value is invalid, or if two values contradict each other.
     """
     values = {name: getattr(body, name) for name in OPTIONS}
     present = {name: value for name, value in values.items() if value is not None}
@@ -325,12 +331,12 @@ def parse_options(body: CompletionFields, defaults: dict[str, Any]) -> dict[str,
     is_sampled = temperature >= GREEDY
     if is_sampled and beams > 1:
         seen = f"temperature is {temperature:g} with num_beams {beams}"
-        raise UsageError(f"{seen}, expected temperature 0 with beams", "temperature")
+        raise UsageError(f"{seen}, expected 0, because beam search does not sample", "temperature")
     if not is_sampled and n > beams:
         expected = f"at most num_beams, {beams}," if beams > 1 else "1"
         raise UsageError(
-            f"n is {n} with temperature {temperature:g}, expected {expected} where nothing is "
-            f"sampled",
+            f"n is {n} with temperature {temperature:g}, expected {expected}: more completions "
+            f"need sampling",
             "n",
         )
     options |= {
@@ -348,17 +354,17 @@ def parse_options(body: CompletionFields, defaults: dict[str, Any]) -> dict[str,
 def make_input(
     scheduler: Client, item: CompletionPrompt, options: dict[str, Any], body: CompletionFields
 ) -> Job:
-    """Return the input to generate from. Raises RequestError and UsageError for what the engine
-    cannot do, in the words of the request."""
+    """Return the generation input of a prompt. Raises RequestError or UsageError, with OpenAI's
+    names of options, if the model cannot run it."""
     scores_prompt = bool(body.echo) and body.logprobs is not None
     max_length, read, new = (
         scheduler.admission.room.length,
         len(item.ids),
         options["max_new_tokens"],
     )
-    if read + new - 1 > max_length:  # the last one is not read again
-        seen = f"{read} tokens of the prompt and max_tokens {new}"
-        raise too_long(f"{seen}, expected at most {max_length + 1} together")
+    if read + new - 1 > max_length:  # the last token is not decoded again
+        seen = f"{read} tokens of the prompt and max_tokens={new}"
+        raise too_long(f"{seen}, expected at most {max_length + 1} in total")
     try:
         return scheduler.admission.job(
             item.ids, options, top_logprobs=body.logprobs, scores_prompt=scores_prompt
@@ -376,8 +382,12 @@ def with_api_names(error: TooLong | UsageError) -> UsageError:
 
 
 async def parse_prompts(value: Any, runtime: TextRuntime, max_items: int) -> list[CompletionPrompt]:
-    """Return the prompts. A missing or empty prompt becomes the model's first token. Raises
-    UsageError if the model has none, for invalid prompts, and for more than `max_items`."""
+    """Return the prompts. A missing or empty prompt becomes the model's first token.
+
+    Raises:
+        UsageError: for invalid prompts, for more than `max_items`, and for an empty prompt if the
+            model has no first token.
+    """
     inputs: list[Any] = [""] if value is None else parse_inputs("prompt", value, max_items, runtime)
     if not isinstance(inputs[0], str):
         return [CompletionPrompt(ids) for ids in inputs]
@@ -390,7 +400,7 @@ async def parse_prompts(value: Any, runtime: TextRuntime, max_items: int) -> lis
                 f"prompt {place} of {len(rows)} is {short_repr(inputs[place])}, which has no tokens"
             )
             raise UsageError(
-                f"{seen}: expected words, as the model has no first token of its own", "prompt"
+                f"{seen}, expected words: the model has no bos_token_id to start with", "prompt"
             )
     return [CompletionPrompt(ids or [first], text) for ids, text in zip(rows, inputs, strict=True)]
 
@@ -423,13 +433,13 @@ def parse_inputs(name: str, value: Any, max_items: int, runtime: TextRuntime) ->
             raise UsageError(f"{name} has {short_repr(row)}, expected {EXPECTED}", name)
         if len(row) > longest:
             raise too_long(
-                f"{name} has {len(row)} tokens, expected at most {longest}, the model's positions"
+                f"{name} has {len(row)} tokens, expected at most {longest}, the model's maximum"
             )
         outside = [token for token in row if not 0 <= token < size]
         if outside:
             raise UsageError(
-                f"{name} has the token {outside[0]}, expected ids in [0, {size - 1}], the "
-                f"vocabulary",
+                f"{name} has the token id {outside[0]}, expected ids from 0 to {size - 1}, as the "
+                f"vocabulary has",
                 name,
             )
     return inputs
@@ -450,8 +460,8 @@ def count_usage(completions: Sequence[Completion]) -> dict[str, int]:
 async def full_response(
     scheduler: Client, completions: Sequence[Completion], about: dict[str, Any]
 ) -> bytes:
-    """Return the response in JSON. Answers that a stop text may end are read token by token, so
-    that they end there."""
+    """Return the response as JSON. With stop texts the tokens are streamed, so that generation ends
+    there."""
     if completions[0].stops and not completions[0].is_replayed:
         return render(
             about,
@@ -487,8 +497,8 @@ def render(about: dict[str, Any], choices: list[Chunk], completions: Sequence[Co
 async def parts(
     scheduler: Client, completions: Sequence[Completion]
 ) -> AsyncGenerator[Chunk, None]:
-    """Yield the chunks of all choices in the order of their arrival. Closing it early stops all
-    that runs."""
+    """Yield the chunks of all completions in the order of their arrival. Closing the iterator stops
+    the generation."""
     if len(completions) == 1:
         async with aclosing(completions[0].chunks(scheduler)) as chunks:
             async for chunk in chunks:
@@ -526,8 +536,8 @@ async def parts(
 
 
 async def wait_for_first(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
-    """Return an iterator over the same chunks once the first of them is there. Until then the
-    request can be rejected with a status."""
+    """Wait for the first chunk and return an iterator over all chunks. Until then the request can
+    be rejected with a status."""
     first = await anext(chunks)
 
     async def all_chunks() -> AsyncGenerator[Chunk, None]:
@@ -542,8 +552,8 @@ async def wait_for_first(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[
 async def events(
     chunks: AsyncGenerator[Chunk, None], about: dict[str, Any], counted: Sequence[Completion] | None
 ) -> AsyncGenerator[bytes, None]:
-    """Yield an event for each chunk, then one with the number of tokens if `counted`. An error is
-    an event too."""
+    """Yield an event for each chunk. Then yield an event with the number of tokens of `counted`, if
+    it is not None. An error is an event too."""
     usage = {} if counted is None else {"usage": None}
     try:
         async with aclosing(chunks):
@@ -554,7 +564,7 @@ async def events(
     except Exception as error:
         rejection = to_request_error(error, PROTOCOL.validation)
         yield event(error_body(rejection))
-        if rejection.status == 500:  # for the log
+        if rejection.status == 500:  # `Frame` logs it
             raise
     yield DONE
 
@@ -564,8 +574,9 @@ async def events(
 
 @router.post("/v1/embeddings")
 async def embed(request: Request, body: EmbeddingRequest) -> Any:
-    """One vector for each input, as `TextRuntime.embed` gives it. Token ids are embedded as they
-    are."""
+    """Return one vector for each input.
+
+    Texts get the prompt of the export. Token ids are embedded unchanged."""
     model = served_models(request).choose(
         lambda model: model.embeds, "embed texts", name_in_path(request), body.model
     )
@@ -584,7 +595,7 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
 def render_embeddings(
     runtime: TextRuntime, inputs: list[Any], body: EmbeddingRequest, about: dict[str, Any]
 ) -> bytes:
-    """Return the response in JSON. Raises as `TextRuntime.embed`."""
+    """Return the response as JSON. Raises the errors of `TextRuntime.embed`."""
     rows, prompt_length = encode_inputs(runtime, inputs)
     vectors = embedding.vectors(runtime, rows, prompt_length, body.dimensions)
     if body.dimensions is not None:
@@ -607,8 +618,7 @@ def render_embeddings(
 def encode_inputs(
     runtime: TextRuntime, inputs: list[Any]
 ) -> tuple[Sequence[Encoding | TokenRow], int]:
-    """Return the tokens of each input, and how many of them are the prompt's. Ids are used
-    unchanged."""
+    """Return the tokens of each input, and the number of tokens of the export's prompt."""
     if not isinstance(inputs[0], str):
         return [TokenRow(ids, [0] * len(ids)) for ids in inputs], 0
     for place, text in enumerate(inputs):
@@ -623,7 +633,7 @@ def encode_inputs(
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Any:
-    """The models here, or the one that the path names."""
+    """Return the models of this server, or only the model in the path."""
     name = name_in_path(request)
     models = served_models(request) if name is None else [find_model(request, name)]
     return JSONResponse({"object": "list", "data": [describe_model(model) for model in models]})
@@ -631,11 +641,12 @@ async def list_models(request: Request) -> Any:
 
 @router.get("/v1/models/{id}")
 async def show_model(request: Request, id: str) -> Any:
+    """Return one model."""
     return JSONResponse(describe_model(find_model(request, id)))
 
 
 def find_model(request: Request, name: str) -> ServedModel:
-    return served_models(request).choose(lambda model: True, "do this", name)
+    return served_models(request).choose(lambda model: True, "be used", name)
 
 
 def describe_model(model: ServedModel) -> dict[str, Any]:

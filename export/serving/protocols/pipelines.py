@@ -1,5 +1,6 @@
-"""`/predict/{task}`: what a model's head is for, in the formats of transformers' pipelines.
-`InferenceClient(model=url)` of huggingface_hub is a client, where `url` is that of the task."""
+"""The endpoint `/predict/{task}`: the tasks of all heads, in the formats of transformers'
+pipelines. A client is `InferenceClient(model=url)` of huggingface_hub, where `url` includes the
+task."""
 
 import base64
 import binascii
@@ -38,9 +39,9 @@ from .text_embeddings import in_json, render_list
 
 router = APIRouter(tags=["pipelines"])
 
-MAX_CHARACTERS = 250_000  # maximum of one text
-MAX_WINDOWS = 2000  # maximum of one context
-# Fields of text-generation-inference that a client can be told to leave out, see
+MAX_CHARACTERS = 250_000  # maximum length of a text
+MAX_WINDOWS = 2000  # maximum number of windows of a text
+# Fields of text-generation-inference that huggingface_hub omits after a certain error message, see
 # `generation_options`.
 LEFT_OUT: tuple[str, ...] = (
     "adapter_id",
@@ -57,19 +58,17 @@ LEFT_OUT += ("typical_p", "watermark", "clean_up_tokenization_spaces", "truncati
 
 
 class PipelineRequest(BaseModel):
-    """Fields that are none of these are parameters too."""
+    """A request to `/predict/{task}`. Other fields count as parameters."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    inputs: Any = Field(
-        description="As the pipeline of the task takes them; an image is its bytes in base64."
-    )
-    parameters: dict[str, Any] | None = Field(None, description="Options of the task.")
-    stream: bool | None = Field(None, description="Must not be true: `/v1/completions` streams.")
+    inputs: Any = Field(description="inputs of the pipeline; an image is a file in base64")
+    parameters: dict[str, Any] | None = Field(None, description="options of the task")
+    stream: bool | None = Field(None, description="must not be true; /v1/completions can stream")
     model: str | None = Field(
-        None, description="The name of a model; the only one that fits if not given."
+        None, description="name of a model; by default the only model that fits"
     )
-    options: dict[str, Any] | None = Field(None, description="Has no effect.")
+    options: dict[str, Any] | None = Field(None, description="has no effect")
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
@@ -100,10 +99,10 @@ BODY = {
 
 @router.post("/predict/{task}", openapi_extra=BODY)
 async def predict(request: Request, task: str) -> Response:
-    """Return what the pipeline `task` of transformers returns for `inputs`."""
+    """Return the results of the pipeline `task` of transformers for `inputs`."""
     if task not in PIPELINES:
         known = f"expected one of {', '.join(PIPELINES)}{did_you_mean(task, PIPELINES)}"
-        raise RequestError(404, f"no task {task!r:.100}, {known}")
+        raise RequestError(404, f"task is {task!r:.100}, {known}")
     reads_images = PIPELINES[task].forms == (IMAGE,)
     body = read_body(await request.body(), request.headers.get("content-type", ""), reads_images)
     model = served_models(request).choose(
@@ -115,7 +114,7 @@ async def predict(request: Request, task: str) -> Response:
     fields = {**(body.model_extra or {}), **(body.parameters or {})}
     parameters = {name: value for name, value in fields.items() if value is not None}
     if body.stream:
-        raise UsageError("stream is true, expected false: /v1/completions streams")
+        raise UsageError("stream is true, expected false: use /v1/completions to stream")
     answer_all = generate_answers if task in GENERATION_OPTIONS else run_task
     return await answer_all(model, task, body, parameters, server_settings(request).max_batch)
 
@@ -123,7 +122,7 @@ async def predict(request: Request, task: str) -> Response:
 async def run_task(
     model: ServedModel, name: str, body: PipelineRequest, parameters: dict[str, Any], max_rows: int
 ) -> Response:
-    """Answer with what a model reads, without generation."""
+    """Return the response of a task that does not generate."""
     form, task = FORMATS.get(name, Format()), PIPELINES[name]
     ours = {TEXT: texts, PAIR: pairs, IMAGE: images}
     read = form.inputs or ours.get(task.forms[0]) or objects(*task.forms[0])
@@ -148,11 +147,11 @@ def encode_answers(
 
 
 def read_body(content: bytes, media_type: str, reads_images: bool) -> PipelineRequest:
-    """Return the request in `content`. Bytes are an image if the task reads images.
+    """Return the request in `content`. If `reads_images`, a body that is not JSON is an image file.
 
     Raises:
-        ValueError: for what is no JSON object.
-        RequestValidationError: for fields of another type.
+        UsageError: if the body is not a JSON object.
+        RequestValidationError: if a field has another type.
     """
     begins_an_object = content.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{"
     is_json = media_type.split(";")[0].strip() == "application/json" or begins_an_object
@@ -161,7 +160,9 @@ def read_body(content: bytes, media_type: str, reads_images: bool) -> PipelineRe
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"the body is not JSON: {error}, expected an object with inputs") from None
+        raise UsageError(
+            f"the body is not valid JSON: {error}, expected an object with inputs"
+        ) from None
     if not isinstance(fields, dict):
         raise UsageError(f"the body is {fields!r:.80}, expected an object with inputs")
     with validated(fields, "body"):
@@ -173,8 +174,8 @@ def read_body(content: bytes, media_type: str, reads_images: bool) -> PipelineRe
 
 @dataclass
 class RequestInputs:
-    """The `rows` of a request, and whether it had a list of them, so that the response is a list
-    too."""
+    """The inputs of a request as `rows`. `is_list` is True if the request has a list; the response
+    is then a list too."""
 
     rows: list[Any]
     is_list: bool
@@ -182,7 +183,7 @@ class RequestInputs:
 
 def check_inputs(rows: list[Any], is_list: bool, max_rows: int) -> RequestInputs:
     if not rows:
-        raise UsageError("inputs is empty, expected at least one")
+        raise UsageError("inputs is empty, expected at least one input")
     if len(rows) > max_rows:
         raise TooLong(f"inputs has {len(rows)} items, expected at most {max_rows}")
     for text in find_texts(rows):
@@ -205,21 +206,20 @@ def find_texts(value: Any) -> list[str]:
 
 
 def texts(value: Any, max_rows: int) -> RequestInputs:
-    """Return one text as a list, or a list of texts."""
+    """Return a text or a list of texts as rows."""
     return check_inputs(
         value if isinstance(value, list) else [value], isinstance(value, list), max_rows
     )
 
 
 def classified_texts(value: Any, max_rows: int) -> RequestInputs:
-    """Return texts or pairs. The response to a single one is a list of one too, as
-    huggingface_hub's client expects."""
+    """Return texts or pairs as rows. The response to one input is a list too, which huggingface_hub
+    expects."""
     return RequestInputs(texts(value, max_rows).rows, True)
 
 
 def pairs(value: Any, max_rows: int) -> RequestInputs:
-    """Return a list of pairs from two texts, as a list or an object, or from a list of such
-    pairs."""
+    """Return a pair of texts, or a list of pairs, as rows. A pair is a list or an object."""
     is_one = isinstance(value, dict) or (
         isinstance(value, list) and bool(value) and isinstance(value[0], str)
     )
@@ -232,7 +232,8 @@ def pairs(value: Any, max_rows: int) -> RequestInputs:
 
 
 def objects(*keys: str) -> Callable[[Any, int], RequestInputs]:
-    """Return the reader of an object with these keys, or of a list of such objects."""
+    """Return a function that returns an object with these keys, or a list of such objects, as
+    rows."""
 
     def read(value: Any, max_rows: int) -> RequestInputs:
         rows = value if isinstance(value, list) else [value]
@@ -253,7 +254,7 @@ def objects(*keys: str) -> Callable[[Any, int], RequestInputs]:
 
 
 def images(value: Any, max_rows: int) -> RequestInputs:
-    """Return images from bytes, from base64, or from a list of base64 texts."""
+    """Return an image, or a list of images, as rows. An image is bytes or base64."""
     rows = value if isinstance(value, list) else [value]
     check_inputs([None] * len(rows), True, max_rows)
     return RequestInputs(rows, isinstance(value, list))
@@ -290,14 +291,14 @@ Answers = Callable[[Any, list[Any], dict[str, Any]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class Format:
-    """The differences of a pipeline from the function of its task.
+    """The differences between a pipeline of transformers and the function of its task.
 
     Args:
-        inputs: reads `inputs`, if not as the form of the task says.
-        answers: returns the answer to each input, see `call_task`.
-        has_options: false if the pipeline has none.
-        defaults: of options that have another default.
-        check: raises TooLong for inputs that take too long.
+        inputs: returns the inputs as rows; by default the form of the task decides.
+        answers: returns the result for each row; by default `call_task`.
+        has_options: False if the pipeline has no options.
+        defaults: options with another default than in the function.
+        check: raises TooLong for inputs that would take too long.
     """
 
     inputs: Callable[[Any, int], RequestInputs] | None = None
@@ -310,7 +311,7 @@ class Format:
 
 
 def call_task(task: Task, runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    """Return the result of the function of a task for each row."""
+    """Return the result of the task's function for each row."""
     keys = task.forms[0]
     if keys == IMAGE:
         columns = [[decode_image(row) for row in rows]]
@@ -321,13 +322,13 @@ def call_task(task: Task, runtime: Any, rows: list[Any], options: dict[str, Any]
 
 
 def check_parameters(form: Format, task: Task, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a task. Their names and types are checked by the signature of its
-    function, their values by the function."""
+    """Return the options of a task. The signature of the task's function decides about names and
+    types; the function itself checks the values."""
     fields = signature_fields(task_function(task)) if form.has_options else {}
     if unknown := sorted(parameters.keys() - fields.keys()):
-        expected = f"expected some of {', '.join(fields)}" if fields else "this task has none"
+        names = f"one of {', '.join(fields)}" if fields else "no parameters for this task"
         raise UsageError(
-            f"parameters has {unknown[0]!r:.60}, {expected}{did_you_mean(unknown[0], fields)}"
+            f"parameters has {unknown[0]!r:.60}, expected {names}{did_you_mean(unknown[0], fields)}"
         )
     with validated(parameters, "body", "parameters"):
         parameter_model(tuple(fields.items())).model_validate(parameters)
@@ -388,11 +389,11 @@ def check_tag_windows(model: ServedModel, inputs: RequestInputs, options: dict[s
 
 
 def check_windows(tokens: int, new: int, why: str) -> None:
-    """Raise TooLong for more windows than are read if each has `new` tokens."""
+    """Raise TooLong if `tokens` need more than `MAX_WINDOWS` windows with `new` tokens each."""
     if new > 0 and tokens // new > MAX_WINDOWS:
         raise TooLong(
-            f"{why} may be {tokens // new} windows, expected at most {MAX_WINDOWS}: give shorter "
-            "texts, or less"
+            f"{why} needs up to {tokens // new} windows, expected at most {MAX_WINDOWS}: use "
+            "shorter texts or less overlap"
         )
 
 
@@ -406,7 +407,8 @@ def answer_questions(
 
 
 def check_question(model: ServedModel, inputs: RequestInputs, options: dict[str, Any]) -> None:
-    """Check the length of the question, because it may leave almost nothing of a window."""
+    """Raise TooLong if a context needs too many windows, because a long question leaves little room
+    in each window."""
     size = options.get("max_seq_len") or min(model.runtime.tokenizer_settings.longest or 384, 384)
     stride = options["doc_stride"] if options.get("doc_stride") is not None else min(size // 2, 128)
     for row in inputs.rows:
@@ -425,7 +427,7 @@ def check_question(model: ServedModel, inputs: RequestInputs, options: dict[str,
 
 
 def features(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    """Return the states of the tokens of each text with a batch axis of one, as in the pipeline."""
+    """Return the hidden states (1, S, D) of each text as lists, as in the pipeline."""
     encodings = encode_texts(runtime, strings(rows))
     states: list[Any] = [None] * len(encodings)
     for index, outputs in run(runtime, encodings):
@@ -438,8 +440,7 @@ def similarities(runtime: TextRuntime, rows: list[Any], options: dict[str, Any])
     for row in rows:
         sentences = row["sentences"]
         if not isinstance(sentences, list) or not sentences:
-            expected = "expected a list of texts, at least one"
-            raise UsageError(f"sentences is {sentences!r:.80}, {expected}")
+            raise UsageError(f"sentences is {sentences!r:.80}, expected a list of texts")
         vectors = runtime.embed([row["source_sentence"], *sentences], **options)
         scores.append(runtime.similarity(vectors[:1], vectors[1:])[0].tolist())
     return scores
@@ -469,12 +470,12 @@ def labelled(labels: Sequence[str], scores: Sequence[float]) -> list[dict[str, A
 
 
 def image_features(runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    """Return the states (1, S, D) of each image, as in the pipeline; with `pool` (D,)."""
+    """Return the hidden states (1, S, D) of each image, or (D,) with `pool`, as in the pipeline."""
     arrays = [runtime.embed([decode_image(row)], **options)[0].tolist() for row in rows]
     return arrays if options.get("pool") else [[states] for states in arrays]
 
 
-# By the names of pipelines.
+# formats by name of the pipeline
 FORMATS = {
     "text-classification": Format(classified_texts, defaults={"top_k": None}),
     "zero-shot-classification": Format(answers=zero_shot, check=check_candidates),
@@ -495,8 +496,8 @@ NAMES = {"translation": "translation_text", "summarization": "summary_text"}
 async def generate_answers(
     model: ServedModel, task: str, body: PipelineRequest, parameters: dict[str, Any], max_rows: int
 ) -> Response:
-    """Return each text's translation or continuation: `[{"generated_text": str}, ...]`, and for a
-    list of texts a list of such lists."""
+    """Return the response with translations or continuations: `[{"generated_text": str}, ...]` for
+    one text, and a list of such lists for a list of texts."""
     inputs = texts(body.inputs, max_rows)
     single_texts(inputs.rows)
     task_options, options = generation_options(task, parameters)
@@ -516,7 +517,7 @@ async def generate_answers(
     return JSONResponse(answers if inputs.is_list else answers[0])
 
 
-# Of the pipelines that generate, beside those of `Runtime.generate`, with their defaults.
+# options of pipelines that generate, with their defaults, besides those of `Runtime.generate`
 GENERATION_OPTIONS: dict[str, dict[str, Any]] = {
     "text-generation": {"return_full_text": True},
     "translation": {"src_lang": None, "tgt_lang": None, "copy_letterless": True},
@@ -529,10 +530,10 @@ GENERATION_OPTIONS: dict[str, dict[str, Any]] = {
 def generation_options(
     task: str, parameters: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the task's own options and those of `Runtime.generate`.
+    """Return the options of the task and those of `Runtime.generate`.
 
     Raises:
-        UsageError: for a name that is neither, and for a value that an option cannot have.
+        UsageError: if a name is unknown or a value is invalid.
     """
     parameters = dict(parameters)
     more = parameters.pop("generate_parameters", {})
@@ -544,8 +545,8 @@ def generation_options(
     }
     unused = [name for name in parameters if name in LEFT_OUT]
     if unused:
-        # What huggingface_hub's client knows as "leave these out": it warns, and asks again without
-        # them.
+        # huggingface_hub recognizes this message: it warns, and sends the request again without
+        # these fields
         raise UsageError(
             f"The following `model_kwargs` are not used by the model: {unused}, expected options "
             "of this server"

@@ -1,6 +1,6 @@
-"""Requests and responses of the Open Inference Protocol. Tensors are in the JSON, flat or nested,
-or follow it as bytes, Triton's extension for binary data. Numbers are little-endian in row order.
-Each text follows 4 bytes with its length."""
+"""Requests and responses of the Open Inference Protocol. The values of a tensor are in the JSON,
+flat or nested, or follow it as bytes (Triton's extension for binary data). Numbers are
+little-endian in row-major order. 4 bytes with the length precede each text."""
 
 import json
 import math
@@ -14,12 +14,12 @@ from ...errors import UsageError, did_you_mean
 from ...specs.graph_spec import TensorSpec
 from .protocol import validated
 
-# header: how many bytes of a body are JSON, where others follow
+# header with the number of bytes of JSON, if binary data follow
 JSON_LENGTH = "Inference-Header-Content-Length"
-TEXTS = "bytes"  # dtype of a TensorSpec, beside numpy's
+TEXTS = "bytes"  # dtype of texts in a TensorSpec; all others are numpy's
 DATATYPES = {TEXTS: "BYTES", "int64": "INT64", "float32": "FP32"}
-WIDTH = 4  # bytes of the length of a text
-# of values in JSON
+WIDTH = 4  # number of bytes of the length before each text
+# types of values in JSON
 TYPES: dict[str, set[type]] = {TEXTS: {str}, "int64": {int}, "float32": {int, float}}
 SHARED_MEMORY = "shared_memory"
 Parameters = dict[str, Any] | None
@@ -30,11 +30,13 @@ class InputTensor(BaseModel):
 
     name: str
     shape: list[int] = Field(min_length=1)
-    datatype: str = Field(description="As the model's metadata says it.", examples=["BYTES"])
-    parameters: Parameters = Field(
-        None, description="binary_data_size: how many bytes behind the JSON are its data."
+    datatype: str = Field(
+        description="data type, as in the metadata of the model", examples=["BYTES"]
     )
-    data: Any = Field(None, description="The values in one list, or in lists of lists.")
+    parameters: Parameters = Field(
+        None, description="binary_data_size: number of bytes of the values after the JSON"
+    )
+    data: Any = Field(None, description="values in one list, or in nested lists")
 
 
 class OutputTensor(BaseModel):
@@ -42,28 +44,27 @@ class OutputTensor(BaseModel):
 
     name: str
     parameters: Parameters = Field(
-        None, description="binary_data: whether its data follow the JSON."
+        None, description="binary_data: send the values as bytes after the JSON"
     )
 
 
 class InferRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    id: str | None = Field(None, description="Is sent back.")
-    model_name: str | None = Field(
-        None, description="That of the path, which KServe's clients send here too."
-    )
+    id: str | None = Field(None, description="id of the request, which the response repeats")
+    model_name: str | None = Field(None, description="name of the model, as in the path")
     parameters: Parameters = Field(
-        None, description="Options of the model; binary_data_output, the default of binary_data."
+        None,
+        description="options of the model, and binary_data_output, the default of binary_data",
     )
     inputs: list[InputTensor] = Field(min_length=1)
     outputs: list[OutputTensor] | None = Field(
-        None, description="Those that are wanted; all if not given."
+        None, description="requested outputs; by default all"
     )
 
 
 def describe_tensor(tensor: TensorSpec) -> dict[str, Any]:
-    """Return the metadata of a tensor. A size that is free is -1."""
+    """Return the metadata of a tensor. A dynamic size is -1."""
     shape = [-1 if isinstance(size, str) else size for size in tensor.shape]
     return {"name": tensor.name, "datatype": DATATYPES[tensor.dtype], "shape": shape}
 
@@ -75,12 +76,11 @@ def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest,
     """Return a request and the bytes that follow its JSON.
 
     Args:
-        json_length: the header of that name.
+        json_length: value of the header `JSON_LENGTH`.
 
     Raises:
-        UsageError: for a length that is none, or above that of the body, and for what is no JSON
-            object.
-        RequestValidationError: for fields of another type.
+        UsageError: if the length is not a number or exceeds the body, or the JSON is not an object.
+        RequestValidationError: if a field has another type.
     """
     end = len(content)
     if json_length is not None:
@@ -90,14 +90,16 @@ def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest,
             or int(json_length) > end
         ):
             raise UsageError(
-                f"{JSON_LENGTH} is {json_length!r:.60}, expected a number of at most {end}, the "
-                "bytes of the body"
+                f"{JSON_LENGTH} is {json_length!r:.60}, expected a number up to {end}, the size "
+                "of the body"
             )
         end = int(json_length)
     try:
         fields = json.loads(content[:end])
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"the body is not JSON: {error}, expected an object with inputs") from None
+        raise UsageError(
+            f"the body is not valid JSON: {error}, expected an object with inputs"
+        ) from None
     if not isinstance(fields, dict):
         raise UsageError(f"the body is {fields!r:.80}, expected an object with inputs")
     with validated(fields, "body"):
@@ -107,13 +109,11 @@ def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest,
 def parse_inputs(
     tensors: Sequence[InputTensor], binary: memoryview, known: Sequence[TensorSpec]
 ) -> dict[str, np.ndarray]:
-    """Return the values of each input by name, in its shape. Texts are strings in an array of
-    objects.
+    """Return the array of each input by name. Texts are strings in an array of objects.
 
     Raises:
-        UsageError: for a name that is not `known`, or comes twice, another datatype than that,
-            values that do not fit the datatype or the shape, and bytes that are too many or too
-            few.
+        UsageError: if a name is not `known` or occurs twice, if values do not fit the datatype or
+            the shape, or if the number of bytes is wrong.
     """
     specs = {tensor.name: tensor for tensor in known}
     arrays: dict[str, np.ndarray] = {}
@@ -121,9 +121,9 @@ def parse_inputs(
     for tensor in tensors:
         if tensor.name not in specs:
             expected = f"expected some of {', '.join(specs)}{did_you_mean(tensor.name, specs)}"
-            raise UsageError(f"no input {tensor.name!r:.60}, {expected}")
+            raise UsageError(f"the name of an input is {tensor.name!r:.60}, {expected}")
         if tensor.name in arrays:
-            raise UsageError(f"two inputs {tensor.name}, expected one")
+            raise UsageError(f"inputs has {tensor.name} twice, expected it once")
         dtype = specs[tensor.name].dtype
         if tensor.datatype != DATATYPES[dtype]:
             raise UsageError(
@@ -143,8 +143,8 @@ def parse_inputs(
         arrays[tensor.name] = values.reshape(tensor.shape)
     if place != len(binary):
         raise UsageError(
-            f"{len(binary)} bytes follow the JSON, expected {place}, the binary_data_size of "
-            f"all inputs"
+            f"{len(binary)} bytes follow the JSON, expected {place}, the sum of all "
+            f"binary_data_size"
         )
     return arrays
 
@@ -160,32 +160,32 @@ def binary_size(tensor: InputTensor, remaining: int) -> int | None:
     if type(size) is not int or not 0 <= size <= remaining:
         raise UsageError(
             f"binary_data_size of {tensor.name} is {size!r:.60}, expected at most {remaining}, the "
-            "bytes that are left"
+            "remaining bytes"
         )
     if tensor.data is not None:
-        raise UsageError(f"{tensor.name} has data and binary_data_size, expected one of them")
+        raise UsageError(f"{tensor.name} has data and binary_data_size, expected only one of them")
     return size
 
 
 def check_no_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
     if any(parameter.startswith(SHARED_MEMORY) for parameter in parameters):
         raise UsageError(
-            f"{name} is in shared memory, expected it in the body: it is not supported here"
+            f"{name} is in shared memory, which is not supported: expected its values in the body"
         )
 
 
 def json_values(tensor: InputTensor, dtype: str) -> np.ndarray:
-    """Return the values of `tensor` in the JSON."""
+    """Return the values of `tensor` from the JSON."""
     if not isinstance(tensor.data, list):
         raise UsageError(f"data of {tensor.name} is {tensor.data!r:.60}, expected a list of values")
-    # with a numpy string type, one long text would make every value as long
+    # a numpy string type would reserve the size of the longest text for each value
     values = np.array(tensor.data, object)
     count = math.prod(tensor.shape)
     if values.size != count or (values.ndim > 1 and list(values.shape) != tensor.shape):
         shape = f"{tensor.shape!r:.60}"
         raise UsageError(
             f"data of {tensor.name} has shape {list(values.shape)}, expected {shape} or "
-            f"[{count}], its shape"
+            f"[{count}], as its shape is"
         )
     types = set(map(type, values.flat))
     if wrong := types - TYPES[dtype]:
@@ -201,17 +201,19 @@ def json_values(tensor: InputTensor, dtype: str) -> np.ndarray:
             return values.astype(dtype)
     except OverflowError:
         raise UsageError(
-            f"data of {tensor.name} has a number that {DATATYPES[dtype]} cannot hold"
+            f"data of {tensor.name} has a number that is too large for {DATATYPES[dtype]}"
         ) from None
 
 
 def binary_values(content: memoryview, tensor: InputTensor, dtype: str) -> np.ndarray:
-    """Return the values of `tensor` in the bytes `content`."""
+    """Return the values of `tensor` from the bytes `content`."""
     count = math.prod(tensor.shape)
     if dtype == TEXTS:
         texts = binary_texts(content, tensor.name)
         if len(texts) != count:
-            raise UsageError(f"{tensor.name} has {len(texts)} texts, expected {count}, its shape")
+            raise UsageError(
+                f"{tensor.name} has {len(texts)} texts, expected {count}, as its shape has"
+            )
         return np.array(texts, object)
     little = np.dtype(dtype).newbyteorder("<")
     if len(content) != count * little.itemsize:
@@ -231,21 +233,20 @@ def binary_texts(content: memoryview, name: str) -> list[str]:
         if place > len(content):
             raise UsageError(
                 f"text {len(texts)} of {name} ends at byte {place}, expected at most "
-                f"{len(content)}, its data"
+                f"{len(content)}, the size of its data"
             )
         try:
             texts.append(str(content[start:place], "utf-8"))
         except UnicodeDecodeError as error:
-            raise UsageError(f"text {len(texts)} of {name} is not UTF-8: {error}") from None
+            raise UsageError(f"text {len(texts)} of {name} is not valid UTF-8: {error}") from None
     return texts
 
 
 def parse_outputs(body: InferRequest, known: Sequence[TensorSpec]) -> dict[str, bool]:
-    """Return the names of the requested outputs, each with whether its data follow the JSON.
+    """Return the requested outputs by name; True if the values are sent as bytes.
 
     Raises:
-        UsageError: for a name that is not `known`, or comes twice, and for a parameter that is not
-            supported.
+        UsageError: if a name is not `known` or occurs twice, or a parameter is not supported.
     """
     in_binary = flag("binary_data_output", (body.parameters or {}).get("binary_data_output"), False)
     names = [tensor.name for tensor in known]
@@ -253,15 +254,15 @@ def parse_outputs(body: InferRequest, known: Sequence[TensorSpec]) -> dict[str, 
     for tensor in body.outputs or ():
         if tensor.name not in names:
             expected = f"expected some of {', '.join(names)}{did_you_mean(tensor.name, names)}"
-            raise UsageError(f"no output {tensor.name!r:.60}, {expected}")
+            raise UsageError(f"the name of an output is {tensor.name!r:.60}, {expected}")
         if tensor.name in outputs:
-            raise UsageError(f"two outputs {tensor.name}, expected one")
+            raise UsageError(f"outputs has {tensor.name} twice, expected it once")
         parameters = tensor.parameters or {}
         check_no_shared_memory(tensor.name, parameters)
         if parameters.get("classification"):
             raise UsageError(
-                f"classification of {tensor.name} is not supported here, expected none: order "
-                f"its values"
+                f"classification of {tensor.name} is set, which is not supported: sort the values "
+                f"instead"
             )
         outputs[tensor.name] = flag(
             f"binary_data of {tensor.name}", parameters.get("binary_data"), in_binary
@@ -282,8 +283,8 @@ def flag(name: str, value: Any, default: bool) -> bool:
 def render_answer(
     about: dict[str, Any], outputs: Mapping[str, np.ndarray], in_binary: Collection[str]
 ) -> tuple[bytes, dict[str, str]]:
-    """Return the body and its headers. Texts are strings in arrays of objects; numbers have the
-    types of `DATATYPES`."""
+    """Return the body and its headers. `outputs` are arrays of objects for texts, and of the types
+    of `DATATYPES` for numbers."""
     tensors, parts = [], []
     for name, values in outputs.items():
         datatype = DATATYPES[TEXTS if values.dtype == object else values.dtype.name]

@@ -1,6 +1,6 @@
 """The endpoints of text-embeddings-inference
-(https://github.com/huggingface/text-embeddings-inference): embeddings, labels of texts and of
-pairs, and reranking."""
+(https://github.com/huggingface/text-embeddings-inference): embeddings, classification and
+reranking."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -37,9 +37,9 @@ from .protocol import Protocol, name_in_path, served_models, server_settings, va
 
 router = APIRouter(tags=["text-embeddings-inference"])
 
-# of a token at most, so that texts which are too long are known before they are cut into tokens
+# characters per token; longer texts are rejected before they are tokenized
 MAX_TOKEN_LENGTH = 250
-# of the texts of `/tokenize` together: the answer has a hundred bytes for each token
+# characters of all texts of /tokenize; its response has about 100 bytes per token
 MAX_CHARACTERS = 250_000
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 TYPES = {400: "Empty", 424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
@@ -78,16 +78,16 @@ class TEIRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = Field(
-        None, description="The name of a model; the only one that fits if not given."
+        None, description="name of a model; by default the only model that fits"
     )
 
 
 class Truncation(TEIRequest):
     truncate: bool | None = Field(
-        False, description="Whether texts that are too long are cut; else they are refused."
+        False, description="true cuts texts that are too long; false rejects them"
     )
     truncation_direction: Literal["left", "right", "Left", "Right"] = Field(
-        "right", description="Where texts are cut."
+        "right", description="side at which texts are cut"
     )
 
     @property
@@ -97,33 +97,33 @@ class Truncation(TEIRequest):
 
 class EmbedAllRequest(Truncation):
     inputs: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
-        description="A text, token ids, or a list of these.", examples=["a dog"]
+        description="text, token ids, or list of these", examples=["a dog"]
     )
     prompt_name: str | None = Field(
-        None, description="Of a prompt of the export, which is put before each text."
+        None, description="name of a prompt of the export, which precedes each text"
     )
 
 
 class EmbedRequest(EmbedAllRequest):
-    normalize: bool = Field(True, description="Whether each vector has the length 1.")
+    normalize: bool = Field(True, description="scale each vector to length 1")
     dimensions: int | None = Field(
-        None, ge=1, description="Only so many first values of each vector."
+        None, ge=1, description="number of values of each vector, from its start"
     )
 
 
 class PredictRequest(Truncation):
     inputs: Annotated[Any, WithJsonSchema(SEQUENCES)] = Field(
-        description="A text, a pair of texts, or a list of lists of one or two texts.",
+        description="text, pair of texts, or list of lists of one or two texts",
         examples=["a fine film"],
     )
-    raw_scores: bool = Field(False, description="Whether scores are the model's logits.")
+    raw_scores: bool = Field(False, description="return logits instead of probabilities")
 
 
 class RerankRequest(Truncation):
     query: str
     texts: list[str]
-    raw_scores: bool = Field(False, description="Whether scores are the model's logits.")
-    return_text: bool = Field(False, description="Whether each rank has its text.")
+    raw_scores: bool = Field(False, description="return logits instead of probabilities")
+    return_text: bool = Field(False, description="include the text of each rank in the response")
 
 
 class Sentences(TEIRequest):
@@ -142,7 +142,7 @@ class SimilarityRequest(TEIRequest):
 
 class TokenizeRequest(TEIRequest):
     inputs: Annotated[Any, WithJsonSchema(TEXTS)] = Field(
-        description="A text, or a list of texts.", examples=["a dog"]
+        description="text or list of texts", examples=["a dog"]
     )
     add_special_tokens: bool = True
     prompt_name: str | None = None
@@ -150,7 +150,7 @@ class TokenizeRequest(TEIRequest):
 
 class DecodeRequest(TEIRequest):
     ids: Annotated[Any, WithJsonSchema(IDS)] = Field(
-        description="Token ids, or a list of such lists.", examples=[[1, 2]]
+        description="token ids, or list of lists of token ids", examples=[[1, 2]]
     )
     skip_special_tokens: bool = True
 
@@ -168,9 +168,9 @@ PROTOCOL = Protocol("text-embeddings-inference", router, error_body, validation=
 
 @router.post("/")
 async def answer(request: Request, body: dict[str, Any]) -> Response:
-    """Answer like /embed, /rerank or /predict, by the task of the model.
+    """Respond like /embed, /rerank or /predict, depending on the task of the model.
 
-    `InferenceClient(model=url)` of huggingface_hub posts here."""
+    `InferenceClient(model=url)` of huggingface_hub sends its requests to this path."""
     name = body.get("model")
     model = choose_model(
         request, reads, "embed or label texts", name if isinstance(name, str) else None
@@ -183,8 +183,10 @@ async def answer(request: Request, body: dict[str, Any]) -> Response:
 
 @router.post("/embed")
 async def embed(request: Request, body: EmbedRequest) -> Response:
-    """One vector for each input: the pooling and the linear maps of the export, and its
-    normalisation if asked for."""
+    """Return one vector for each input.
+
+    The export's sentence-transformers modules select pooling and linear maps. The field
+    `normalize` decides about normalization."""
     model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
     inputs = parse_inputs("inputs", body.inputs, server_settings(request).max_batch, model.runtime)
     return in_json(await model.read(len(inputs), vectors_in_json, model, inputs, body))
@@ -192,7 +194,7 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
 
 @router.post("/embed_all")
 async def embed_all(request: Request, body: EmbedAllRequest) -> Response:
-    """The state of each token of each input."""
+    """Return the vectors of all tokens of each input, without pooling."""
     model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
     inputs = parse_inputs("inputs", body.inputs, server_settings(request).max_batch, model.runtime)
     return in_json(await model.read(len(inputs), states_in_json, model, inputs, body))
@@ -200,7 +202,7 @@ async def embed_all(request: Request, body: EmbedAllRequest) -> Response:
 
 @router.post("/similarity")
 async def similarity(request: Request, body: SimilarityRequest) -> Response:
-    """The cosine of the vectors of a sentence and of each of several others."""
+    """Return the cosine similarity of a sentence to each of several other sentences."""
     model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
     if not body.inputs.sentences:
         raise empty("inputs.sentences")
@@ -212,7 +214,7 @@ async def similarity(request: Request, body: SimilarityRequest) -> Response:
 
 @router.post("/predict")
 async def predict(request: Request, body: PredictRequest) -> Response:
-    """All labels of each text, or pair of texts, the likeliest first."""
+    """Return all labels of each text or pair of texts, best first."""
     model = choose_model(request, classifies, "label texts", body.model)
     sequences, is_batch = parse_sequences(body.inputs)
     check_number("inputs", sequences, server_settings(request).max_batch)
@@ -222,8 +224,10 @@ async def predict(request: Request, body: PredictRequest) -> Response:
 
 @router.post("/rerank")
 async def rerank(request: Request, body: RerankRequest) -> Response:
-    """Score how well each text answers the query, and return the best first."""
-    model = choose_model(request, reranks, "rerank texts, which takes one label", body.model)
+    """Score how well each text answers the query. Return the best text first."""
+    model = choose_model(
+        request, reranks, "rerank texts, for which a head with one label is needed", body.model
+    )
     if not body.texts:
         raise empty("texts")
     check_number("texts", body.texts, server_settings(request).max_batch)
@@ -241,9 +245,10 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
 
 @router.post("/tokenize")
 async def tokenize(request: Request, body: TokenizeRequest) -> Response:
-    """The tokens of each text. Places are those of bytes in UTF-8, as in
-    text-embeddings-inference."""
-    model = choose_model(request, has_tokenizer, "cut texts into tokens", body.model)
+    """Return the tokens of each text.
+
+    `start` and `stop` are offsets in the UTF-8 bytes, as in text-embeddings-inference."""
+    model = choose_model(request, has_tokenizer, "tokenize texts", body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise UsageError(f"inputs is {body.inputs!r:.80}, expected a text or a list of texts")
@@ -256,11 +261,13 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
 
 @router.post("/decode")
 async def decode_ids(request: Request, body: DecodeRequest) -> Response:
-    """The text of token ids."""
-    model = choose_model(request, has_tokenizer, "make texts of tokens", body.model)
+    """Return the text of each list of token ids."""
+    model = choose_model(request, has_tokenizer, "decode token ids", body.model)
     rows = parse_inputs("ids", body.ids, server_settings(request).max_batch, model.runtime)
     if any(isinstance(row, str) for row in rows):
-        raise UsageError(f"ids is {body.ids!r:.80}, expected token ids or a list of such lists")
+        raise UsageError(
+            f"ids is {body.ids!r:.80}, expected token ids or a list of lists of token ids"
+        )
 
     def texts() -> list[str]:
         return [
@@ -274,7 +281,7 @@ async def decode_ids(request: Request, body: DecodeRequest) -> Response:
 
 @router.get("/info")
 async def info(request: Request, model: str | None = None) -> Response:
-    """Describe the model with the fields that text-embeddings-inference has."""
+    """Return information about the model, with the fields of text-embeddings-inference."""
     served = choose_model(request, reads, "embed or label texts", model)
     settings, runtime = server_settings(request), served.runtime.runtime
     dtype = runtime.dtype
@@ -298,7 +305,7 @@ async def info(request: Request, model: str | None = None) -> Response:
     return JSONResponse(facts)
 
 
-# What POST / does with a model, of the first line that fits.
+# (condition, endpoint, request class) of POST /; the first condition that is true counts
 ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[TEIRequest]], ...] = (
     (lambda model: model.embeds, embed, EmbedRequest),
     (lambda model: reranks(model), rerank, RerankRequest),
@@ -312,8 +319,12 @@ ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[TEIReques
 def choose_model(
     request: Request, fits: Callable[[ServedModel], bool], purpose: str, name: str | None
 ) -> ServedModel:
-    """Return the model of the request. Raises RequestError as `ServedModels.choose`, but 424 if a
-    model does not fit, as in text-embeddings-inference."""
+    """Return the model of the request, like `ServedModels.choose`.
+
+    Raises:
+        RequestError: 422 for an unknown name, and 424 if a model does not fit, as in
+            text-embeddings-inference.
+    """
     try:
         return served_models(request).choose(fits, purpose, name_in_path(request), name)
     except RequestError as error:
@@ -369,7 +380,7 @@ def check_number(name: str, inputs: Sequence[Any], max_items: int) -> None:
 
 
 def check_input(text: str, name: str) -> str:
-    """Return `text`, which must not be empty; white space is embedded, as in
+    """Return `text`, which must not be empty. White space is accepted, as in
     text-embeddings-inference."""
     if not text:
         raise UsageError(f"{name} is '', expected at least one character", name)
@@ -379,12 +390,15 @@ def check_input(text: str, name: str) -> str:
 def parse_inputs(
     name: str, value: Any, max_items: int, runtime: TextRuntime
 ) -> list[str | list[int]]:
-    """Return texts and rows of ids."""
+    """Return texts and rows of token ids. Raises UsageError or TooLong for invalid values."""
     inputs = [value] if isinstance(value, str) else value
     if isinstance(inputs, list) and inputs and all(type(item) is int for item in inputs):
         inputs = [inputs]
     if not isinstance(inputs, list):
-        raise UsageError(f"{name} is {value!r:.80}, expected a text, token ids or a list of these")
+        raise UsageError(
+            f"{name} is {value!r:.80}, expected a text, token ids or a "
+            f"list of texts and lists of token ids"
+        )
     check_number(name, inputs, max_items)
     size = runtime.info.config["vocab_size"]
     for place, item in enumerate(inputs):
@@ -396,14 +410,14 @@ def parse_inputs(
         outside = [token for token in item if not 0 <= token < size]
         if outside:
             raise UsageError(
-                f"{name} has the token {outside[0]}, expected ids in [0, {size - 1}], the "
-                f"vocabulary"
+                f"{name} has the token id {outside[0]}, expected ids from 0 to {size - 1}, as the "
+                f"vocabulary has"
             )
     return inputs
 
 
 def parse_sequences(value: Any) -> tuple[list[str | Pair], bool]:
-    """Return texts and pairs, and whether the request had a list of them."""
+    """Return texts and pairs of texts, and True if the request has a list of them."""
     if isinstance(value, str):
         return [check_input(value, "inputs")], False
     if isinstance(value, list) and value and all(isinstance(item, list) for item in value):
@@ -428,7 +442,8 @@ def parse_sequence(value: Any, name: str) -> str | Pair:
 
 
 def encoded(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> list[Encoding]:
-    """Return the encoding of each text, truncated if requested. Raises TooLong for longer texts."""
+    """Return the encoding of each text, truncated if requested. Raises TooLong for a text that is
+    too long."""
     limit = longest(model)
     if how.truncate:
         shortened = [first_characters(text, limit * MAX_TOKEN_LENGTH, how.side) for text in texts]
@@ -438,7 +453,7 @@ def encoded(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) ->
         if size > limit * MAX_TOKEN_LENGTH:
             raise TooLong(
                 f"a text has {size} characters, expected at most {limit * MAX_TOKEN_LENGTH}, or "
-                f"truncate"
+                f"truncate=true"
             )
     rows = encode_texts(model.runtime, texts)
     check_lengths([len(row.ids) for row in rows], limit)
@@ -447,11 +462,13 @@ def encoded(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) ->
 
 def check_lengths(lengths: Sequence[int], limit: int) -> None:
     if max(lengths) > limit:
-        raise TooLong(f"a text has {max(lengths)} tokens, expected at most {limit}, or truncate")
+        raise TooLong(
+            f"a text has {max(lengths)} tokens, expected at most {limit}, or truncate=true"
+        )
 
 
 def first_characters(text: str | Pair, max_length: int, side: str) -> str | Pair:
-    """Return the first characters, or the last ones if those are kept."""
+    """Return the first `max_length` characters of each part, or the last ones if `side` is left."""
     if isinstance(text, str):
         return text[:max_length] if side == "right" else text[-max_length:]
     first, second = (first_characters(part, max_length, side) for part in text)
@@ -463,8 +480,8 @@ def rows_to_embed(
     inputs: Sequence[str | list[int]],
     how: EmbedAllRequest | SimilarityParameters,
 ) -> tuple[list[Encoding | TokenRow], int]:
-    """Return the rows of `embedding.rows_to_embed` for texts and ids. Ids are used unchanged, or
-    decoded to text if there is a prompt."""
+    """Return the tokens of each input and the number of tokens of the prompt. Token ids are used
+    unchanged. With a prompt they are decoded first."""
     runtime = model.runtime
     prompt = embedding.chosen_prompt(sentence_config(runtime), how.prompt_name, None)
     lowered = (
@@ -502,8 +519,7 @@ def in_json(content: bytes) -> Response:
 
 
 def render_list(values: Iterator[Any]) -> bytes:
-    """Return a list as JSON. Values are written one by one, so that other threads have their
-    turn."""
+    """Return a list as JSON. Each value is encoded on its own, so that other threads can run."""
     return (
         b"["
         + b",".join(
@@ -518,8 +534,7 @@ def compute_states(
     inputs: Sequence[str | list[int]],
     how: EmbedAllRequest | SimilarityParameters,
 ) -> tuple[list[np.ndarray], int]:
-    """Return the states (S, D) of the tokens of each input, and how many tokens are the
-    prompt's."""
+    """Return the hidden states (S, D) of each input, and the number of tokens of the prompt."""
     rows, prompt_length = rows_to_embed(model, inputs, how)
     states: list[np.ndarray] = [np.empty(0)] * len(rows)
     for index, outputs in run(model.runtime, rows):
@@ -533,7 +548,7 @@ def vectors(
     how: EmbedAllRequest | SimilarityParameters,
     width: int | None = None,
 ) -> list[np.ndarray]:
-    """Return one vector for each input, without the final normalization of the export."""
+    """Return one vector for each input, without the last normalization of the export."""
     modules = model.runtime.sentence_modules
     steps = modules.steps
     while steps and steps[-1] is embedding.normalized:
@@ -548,7 +563,7 @@ def vectors(
 
 
 def check_dimensions(dimensions: int, width: int) -> None:
-    """Raise UsageError for more `dimensions` than vectors of this `width` have."""
+    """Raise UsageError if `dimensions` is more than `width`, the length of the vectors."""
     if dimensions > width:
         raise UsageError(f"dimensions is {dimensions}, expected at most {width}", "dimensions")
 
@@ -579,7 +594,7 @@ def compute_scores(
     model: ServedModel, sequences: Sequence[str | Pair], how: Truncation, is_raw: bool
 ) -> list[np.ndarray]:
     """Return the scores of all labels for each input: logits if `is_raw`, otherwise probabilities.
-    The sigmoid applies to independent labels and to a single label, else the softmax."""
+    Probabilities are sigmoids for independent labels and for a single label, else the softmax."""
     config = model.runtime.info.config
     is_independent = (
         config.get("problem_type") == "multi_label_classification" or len(config["id2label"]) == 1

@@ -1,5 +1,5 @@
-"""Translation over HTTP: split texts into sentences, generate each, join the results, as
-`TextRuntime.translate` does."""
+"""Translation over HTTP: split texts into sentences, generate each sentence, and join the results,
+as `TextRuntime.translate` does."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,11 +11,9 @@ from ...scheduler.request import Generated, Job
 from ...text.tasks.translation import Plan, Splitting, make_plan, split_text
 from ..models import ServedModel
 
-MAX_INLINE_CHARACTERS = (
-    1000  # characters: what takes longer than about a millisecond is no work for the event loop
-)
+MAX_INLINE_CHARACTERS = 1000  # about 1 ms of tokenization; longer work leaves the event loop
 MAX_SENTENCES = 4096  # per request
-MAX_TOKEN_LENGTH = 16  # characters: no language has sentences whose tokens have more on average
+MAX_TOKEN_LENGTH = 16  # characters per token: no language has more on average
 
 
 async def translate(
@@ -32,8 +30,8 @@ async def translate(
 
     Raises:
         UsageError, ValueError: as `TextRuntime.translate`.
-        TooLong, RequestError: as `Admission.job` and `Client.generate`; TooLong for more than
-            `MAX_SENTENCES`.
+        TooLong: if there are more than `MAX_SENTENCES`, or a sentence is too long for a slot.
+        RequestError: if the scheduler rejects the request.
     """
     assert model.scheduler is not None  # every model that translates has one
     size = sum(map(len, texts))
@@ -63,6 +61,7 @@ def plan_inputs(
     tgt_lang: str | None,
     options: dict[str, Any],
 ) -> tuple[Plan, list[Job]]:
+    """Return the plan of the translation and a generation input for each sentence."""
     assert model.scheduler is not None
     splitting.check()
     check_sentences(model, texts, splitting)
@@ -74,8 +73,8 @@ def plan_inputs(
 
 
 def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitting) -> None:
-    """Raise TooLong for more than `MAX_SENTENCES`, or for a sentence that no slot holds. Called
-    before their tokens take memory."""
+    """Raise TooLong for more than `MAX_SENTENCES`, or for a sentence that is too long for any slot.
+    This check needs no tokens, so it saves their memory."""
     assert model.scheduler is not None
     if sum(map(len, texts)) <= MAX_SENTENCES:
         return

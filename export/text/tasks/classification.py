@@ -1,4 +1,4 @@
-"""Text and zero-shot classification, as transformers' pipelines of these names."""
+"""Text classification and zero-shot classification, like transformers' pipelines."""
 
 import itertools
 import reprlib
@@ -36,7 +36,7 @@ FUNCTIONS: dict[str, Scoring] = {
     "sigmoid": sigmoid,
     "none": lambda logits: logits,
 }
-# The activations that sentence-transformers names by torch's classes.
+# activations by the torch class that sentence-transformers records
 ACTIVATIONS: dict[str, Scoring] = {
     "Identity": FUNCTIONS["none"],
     "Sigmoid": sigmoid,
@@ -58,17 +58,16 @@ def classify(
     Args:
         texts: strings, or pairs `(text, text_pair)` or `{"text": ..., "text_pair": ...}`. They are
             not cut.
-        top_k: so many labels; `None` is all.
-        function_to_apply: from logits to scores, `"softmax"`, `"sigmoid"` or `"none"`. By default
-            the activation that a cross-encoder of sentence-transformers recorded; else none for
-            `config.problem_type` "regression", the sigmoid for "multi_label_classification" and for
-            one label, and the softmax for all others.
+        top_k: number of labels to return; `None` returns all.
+        function_to_apply: function from logits to scores: `"softmax"`, `"sigmoid"` or `"none"`. By
+            default it is the activation that a cross-encoder of sentence-transformers recorded.
+            Else `config.problem_type` decides: none for "regression", the sigmoid for
+            "multi_label_classification" and for a single label, otherwise the softmax.
 
     Raises:
-        UsageError: for another `top_k` or `function_to_apply`.
-        ValueError: for an export without a sequence classification head, a text that is none, has
-            no tokens or more tokens than the model has positions, a label without a name in the
-            config, and a recorded activation that is not known.
+        UsageError: if `top_k` or `function_to_apply` is invalid.
+        ValueError: if the export has no sequence classification head, a text is invalid, has no
+            tokens or too many, a label has no name, or the recorded activation is unknown.
     """
     require(runtime, CLASSIFY)
     if top_k is not None:
@@ -85,7 +84,7 @@ def classify(
 
 
 def scoring(runtime: "TextRuntime", name: str | None) -> Scoring:
-    """Return the function from logits to scores, as described at `classify`."""
+    """Return the function from logits to scores; see `function_to_apply` of `classify`."""
     if name is not None:
         check_choice("function_to_apply", name, FUNCTIONS)
         return FUNCTIONS[name]
@@ -118,13 +117,12 @@ def sentence_config(runtime: "TextRuntime") -> dict:
 
 
 def activation(name: object, place: str) -> Scoring:
-    """Return the activation of torch's class `name`. `place` is named in errors."""
+    """Return the activation of the torch class `name`. `place` is for errors."""
     kind = str(name).rpartition(".")[2]
     if not str(name).startswith("torch.") or kind not in ACTIVATIONS:
         expected = ", ".join(f"torch.nn.{known}" for known in ACTIVATIONS)
         raise ValueError(
-            f"{place} is {reprlib.repr(name)}, which this runtime does not know: expected one of "
-            f"{expected}"
+            f"{place} is {reprlib.repr(name)}, which is not supported: expected one of {expected}"
         )
     return ACTIVATIONS[kind]
 
@@ -142,16 +140,16 @@ def zero_shot(
     [float, ...]}`, best label first, as the pipeline "zero-shot-classification" returns it.
 
     Args:
-        texts: strings; what is longer than the tokenizer's `model_max_length` with its hypothesis
-            is cut, as there.
-        candidate_labels: a list, or a string with commas between them.
-        hypothesis_template: what is said of a text, with `{}` for the label.
-        multi_label: whether each label is true or not by itself; else the scores of all labels are
-            1 together.
+        texts: strings. A text that exceeds the tokenizer's `model_max_length` with its hypothesis
+            is truncated, as in the pipeline.
+        candidate_labels: list of labels, or a string with commas between the labels.
+        hypothesis_template: statement about a text, with `{}` in place of the label.
+        multi_label: True if labels are independent of each other. Otherwise the scores of all
+            labels sum to 1.
 
     Raises:
-        UsageError: for no labels, and a template without `{}`.
-        ValueError: as `classify`, and for a model whose labels have none that begins with "entail".
+        UsageError: if there are no labels, or the template lacks `{}`.
+        ValueError: as `classify`, or if no label of the model begins with "entail".
     """
     require(runtime, ZERO_SHOT)
     texts = single_texts(texts)
@@ -212,7 +210,7 @@ def checked_candidates(labels: object) -> list[str]:
         or not all(isinstance(label, str) for label in labels)
     ):
         raise UsageError(
-            f"candidate_labels must be strings, at least one, got {reprlib.repr(labels)}"
+            f"candidate_labels is {reprlib.repr(labels)}, expected a list of at least one string"
         )
     return list(labels)
 
@@ -224,19 +222,19 @@ def make_hypothesis(template: object, label: str) -> str:
         hypothesis = template
     if hypothesis == template:
         raise UsageError(
-            f"hypothesis_template must have {{}} where the label goes, got {template!r:.80}"
+            f"hypothesis_template is {template!r:.80}, expected a text with {{}} for the label"
         )
     return hypothesis
 
 
 def entailment_and_contradiction(runtime: "TextRuntime") -> tuple[int, int]:
-    """Return the indices of both labels. As in the pipeline, contradiction is the first label, or
-    the last if entailment is first."""
+    """Return the indices of the labels entailment and contradiction. As in the pipeline,
+    contradiction is the first label, or the last one if entailment is first."""
     labels = label_names(runtime)
     matches = [number for number, label in enumerate(labels) if label.lower().startswith("entail")]
     if not matches:
         raise ValueError(
-            f"zero_shot needs a label that begins with 'entail', and this model's are "
-            f"{reprlib.repr(labels)}"
+            f"the labels of this model are {reprlib.repr(labels)}, expected one that begins with "
+            f"'entail', as zero-shot classification needs"
         )
     return matches[0], -1 if matches[0] == 0 else 0

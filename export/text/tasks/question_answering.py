@@ -1,4 +1,4 @@
-"""The span of a context that answers a question (Devlin et al. 2019, section 4.2), as our pipeline
+"""Extractive question answering (Devlin et al. 2019, section 4.2), like our pipeline
 "question-answering"."""
 
 from collections.abc import Sequence
@@ -35,24 +35,19 @@ def answer(
     `context[start:end]`. A context that is too long for the model is read in overlapping windows,
     each with the question. Results equal our pipeline "question-answering".
 
-    Args:
-        questions, contexts: as many of one as of the other.
-        top_k: answers of each, at most.
-        max_answer_len: most tokens of an answer.
-        handle_impossible_answer: the empty answer `""` competes too, with the lowest score that a
-            window gives its CLS token.
-        align_to_words: extend answers to whole words, as the tokenizer splits them.
-        max_seq_len: most tokens of a window; 384 by default, or the tokenizer's `model_max_length`
-            if that is less.
-        doc_stride: tokens that windows share; 128 by default, or half of `max_seq_len` if that is
-            less.
-        max_question_len: cut the question to this many tokens.
+    Args: questions, contexts: lists of the same length. top_k: maximum number of answers per
+        question. max_answer_len: maximum number of tokens of an answer. handle_impossible_answer:
+        include the empty answer `""`. Its score is the lowest score of the CLS token over all
+        windows. align_to_words: extend answers to full words, as the tokenizer splits them.
+        max_seq_len: maximum number of tokens of a window; by default 384, or the tokenizer's
+        `model_max_length` if that is less. doc_stride: number of tokens that windows share; by
+        default 128, or half of `max_seq_len` if that is less. max_question_len: truncate the
+        question to this number of tokens.
 
     Raises:
-        UsageError: for arguments out of range.
-        ValueError: for an export without a question answering head, other numbers of questions and
-            contexts, one that is empty, and windows without room for more of the context than they
-            share.
+        UsageError: if an argument is out of range.
+        ValueError: if the export has no question answering head, the lists differ in length, a text
+            is blank, or a question is so long that windows cannot advance.
     """
     require(runtime, ANSWER)
     for name, value in (("top_k", top_k), ("max_answer_len", max_answer_len)):
@@ -68,7 +63,7 @@ def answer(
     if doc_stride is None:
         doc_stride = min(max_seq_len // 2, DOC_STRIDE)
     if doc_stride > max_seq_len:
-        raise UsageError(f"doc_stride must be at most max_seq_len, {max_seq_len}, got {doc_stride}")
+        raise UsageError(f"doc_stride is {doc_stride}, expected at most max_seq_len, {max_seq_len}")
     rows: list[Encoding] = []
     numbers: list[int] = []  # example of each row
     for number, (question, context) in enumerate(examples):
@@ -79,7 +74,7 @@ def answer(
         windows = make_windows(runtime, question, context, number, max_seq_len, doc_stride)
         rows += windows
         numbers += [number] * len(windows)
-    # several spans may become one when they are extended to words
+    # spans may become equal when they are extended to words, so more are needed
     count = 2 * top_k + 10 if align_to_words else top_k
     spans: list[list[dict]] = [[] for _ in rows]
     nulls = np.zeros(len(rows))
@@ -123,8 +118,8 @@ def check_examples(questions: object, contexts: object) -> list[tuple[str, str]]
 
 
 def context_sequence(runtime: "TextRuntime") -> int:
-    """Return the index of the context in the pair. As in the pipeline, padding goes to the side of
-    the question."""
+    """Return the index of the context in the pair (question, context). As in the pipeline, padding
+    is on the side of the question."""
     return 1 if runtime.tokenizer_settings.padding_side == "right" else 0
 
 
@@ -136,7 +131,12 @@ def make_windows(
     max_seq_len: int,
     doc_stride: int,
 ) -> list[Encoding]:
-    """Return the windows of the context `number`, each with the question."""
+    """Return the windows of the context, each with the question. `number` is the context's index,
+    for errors.
+
+    Raises:
+        ValueError: if the context has no tokens or the windows cannot advance.
+    """
     sequence = context_sequence(runtime)
     pair = (question, context) if sequence else (context, question)
     [encoding] = encode_texts(runtime, [pair])
@@ -148,9 +148,8 @@ def make_windows(
         return [encoding]
     if room <= doc_stride:
         raise ValueError(
-            f"max_seq_len={max_seq_len} leaves {room} tokens for context {number} beside its "
-            "question, and the context has "
-            f"{length}: expected room for more than doc_stride={doc_stride}"
+            f"max_seq_len={max_seq_len} leaves {room} tokens for context {number} besides its "
+            f"question, expected more than doc_stride={doc_stride}, as the context has {length}"
         )
     [first] = encode_texts(
         runtime, [pair], Cut(max_seq_len, "only_second" if sequence else "only_first", doc_stride)
@@ -161,9 +160,8 @@ def make_windows(
 def probabilities(
     runtime: "TextRuntime", row: Encoding, outputs: dict[str, np.ndarray]
 ) -> tuple[list[int], np.ndarray, np.ndarray, float]:
-    """Return the positions of the context's tokens, their probabilities to begin and to end the
-    answer, and the null score. The null score is the probability that the CLS token is both, or 0
-    without a CLS token."""
+    """Return the positions of the context's tokens, their start and end probabilities, and the null
+    score. The null score is the probability that the answer is the CLS token, or 0 without one."""
     tokens = [
         place
         for place, sequence in enumerate(row.sequence_ids)
@@ -180,8 +178,8 @@ def probabilities(
 def find_extents(
     row: Encoding, tokens: list[int], sequence: int, align_to_words: bool
 ) -> list[tuple[int, int]]:
-    """Return the start and end of each of `tokens` in the text. With `align_to_words`, extend them
-    to the part of the word that is in the row."""
+    """Return the start and end offset of each of `tokens` in the text. With `align_to_words`,
+    extend them to the part of the word in this window."""
     offsets, words = row.offsets, row.word_ids
     if not align_to_words:
         return [offsets[token] for token in tokens]
@@ -190,7 +188,7 @@ def find_extents(
         for word in {words[token] for token in tokens}
         if word is not None
     }
-    # some tokenizers have no words
+    # some tokenizers do not report words
     return [word_extents.get(words[token]) or offsets[token] for token in tokens]
 
 
@@ -207,8 +205,8 @@ def best_spans(
 
 
 def merge_spans(spans: list[dict], null_score: float | None) -> list[dict[str, Any]]:
-    """Return the spans, best first. Spans of the same text become one, with the sum of their
-    probabilities. The empty answer is added unless `null_score` is `None`."""
+    """Return the spans, best first. Spans with the same text are merged, and their scores added.
+    The empty answer is included unless `null_score` is None."""
     answers: dict[str, dict] = {}
     for span in spans:
         answers.setdefault(span["answer"].lower(), {**span, "score": 0.0})["score"] += span["score"]

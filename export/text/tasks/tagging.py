@@ -1,4 +1,4 @@
-"""Labels of tokens and entities, as transformers' pipeline "token-classification"."""
+"""Token classification and named entities, like transformers' pipeline "token-classification"."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,7 @@ from .rows import (
 if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
 
-# How the tokens of a word come to one label: (tokens of the word, labels) -> the scores of all
-# labels.
+# aggregation of the tokens of a word: (tokens, labels) -> (labels,)
 WORD_SCORES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "first": lambda scores: scores[0],
     "average": lambda scores: scores.mean(axis=0),
@@ -48,21 +47,20 @@ def tag(
     "end": int}`. `start` and `end` are offsets in the text, `index` is an index of a token.
 
     Args:
-        texts: strings; what is longer than the tokenizer's `model_max_length` is cut, as there, or
-            read with `stride`.
-        aggregation_strategy: `"none"` gives tokens; `"simple"` joins neighbours of one label (`B-`
-            begins another entity); `"first"`, `"average"` and `"max"` first give each word one
-            label: that of its first token, of the mean of its tokens' scores, or of its surest
-            token.
-        ignore_labels: what is left out.
-        stride: long texts are read in windows that share so many tokens; for entities.
+        texts: strings. Texts longer than the tokenizer's `model_max_length` are truncated, or split
+            into windows if `stride` is set.
+        aggregation_strategy: `"none"` returns tokens. `"simple"` joins neighbours with the same
+            label; `B-` begins a new entity. The others first give each word one label: `"first"` of
+            its first token, `"average"` by the mean of its scores, `"max"` of the token with the
+            best score.
+        ignore_labels: labels to omit.
+        stride: number of tokens that the windows of a long text share; needs aggregation.
 
     Raises:
-        UsageError: for another strategy, a stride for `"none"`, and one that is no less than
-            `model_max_length`.
-        ValueError: for an export without a token classification head, a text that is a pair, has no
-            tokens or more tokens than the model has positions, and a label without a name in the
-            config.
+        UsageError: if the strategy is unknown, or `stride` is set without aggregation or not less
+            than `model_max_length`.
+        ValueError: if the export has no token classification head, a text is a pair, has no tokens
+            or too many, or a label has no name.
     """
     require(runtime, TAG)
     check_choice("aggregation_strategy", aggregation_strategy, STRATEGIES)
@@ -96,7 +94,7 @@ def tag(
 
 
 def make_cut(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut | None:
-    """Return the truncation of texts, or the windows they are read in, or None."""
+    """Return the truncation of texts, with `stride` for windows, or None if texts have no limit."""
     longest = runtime.tokenizer_settings.longest
     if stride is not None:
         room = (
@@ -107,7 +105,7 @@ def make_cut(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut |
         check_count("stride", stride, min_value=0, max_value=None if room is None else room - 1)
         if strategy == "none":
             raise UsageError(
-                "a stride is for entities, expected another aggregation_strategy than 'none'"
+                f"stride is {stride} with aggregation_strategy 'none', expected another strategy"
             )
     return None if longest is None else Cut(longest, stride=stride or 0)
 
@@ -115,8 +113,8 @@ def make_cut(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut |
 def label_tokens(
     runtime: "TextRuntime", text: str, row: Encoding, scores: np.ndarray
 ) -> list[dict[str, Any]]:
-    """Return each token that is not special, with its scores (labels,) and whether it continues a
-    word."""
+    """Return each token that is not special, with its scores (labels,). `is_subword` is True if it
+    continues a word."""
     knows_words = bool(getattr(runtime.tokenizer.model, "continuing_subword_prefix", None))
     unknown = runtime.tokenizer_settings.special_tokens["unk_token"]
     tokens = []
@@ -125,8 +123,7 @@ def label_tokens(
         if is_special:
             continue
         word = runtime.tokenizer.id_to_token(token_id) or ""
-        # Where the tokenizer does not mark what continues a word, that is what no space stands
-        # before, as there.
+        # Without marks for subwords, a token without a space before it is one, as in the pipeline.
         is_subword = (
             len(word) != end - start
             if knows_words
@@ -190,7 +187,7 @@ def merge_word(
 
 
 def group_entities(runtime: "TextRuntime", entities: list[dict]) -> list[dict[str, Any]]:
-    """Return the neighbours of one label as one entity. A label with `B-` begins a new entity."""
+    """Join neighbours with the same label to one entity. A label with `B-` begins a new entity."""
     groups: list[list[dict]] = []
     for entity in entities:
         begins, tag = prefix_and_tag(entity["entity"])
@@ -211,13 +208,13 @@ def group_entities(runtime: "TextRuntime", entities: list[dict]) -> list[dict[st
 
 
 def prefix_and_tag(label: str) -> tuple[bool, str]:
-    """Return whether `label` begins an entity, and the label without `B-` or `I-`."""
+    """Return True if `label` begins an entity, and the label without `B-` or `I-`."""
     return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
 
 
 def without_overlaps(entities: list[dict]) -> list[dict[str, Any]]:
-    """Return the entities without overlaps between windows. The longest is kept; of equally long
-    ones the one with the best score."""
+    """Return the entities without overlaps between windows. The longest entity is kept; if two are
+    equally long, the one with the best score."""
     kept: list[dict] = []
     for entity in sorted(entities, key=lambda entity: entity["start"]):
         if not kept or not kept[-1]["start"] <= entity["start"] < kept[-1]["end"]:
