@@ -26,7 +26,9 @@ MAX_LISTED_PAIRS = 10  # pairs of languages in an error
 
 
 class Error(BaseModel):
-    error: str
+    """An error response."""
+
+    error: str = Field(description="message with the value seen and the value expected")
 
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -36,7 +38,7 @@ router = APIRouter(tags=["LibreTranslate"], responses=ERRORS)
 
 
 class Translation(BaseModel):
-    """A request to translate texts. Other fields are ignored."""
+    """A request to translate texts. Unknown fields are ignored."""
 
     q: str | list[str] = Field(
         description="text or list of texts to translate", examples=["A dog runs across a field."]
@@ -68,22 +70,30 @@ class Translation(BaseModel):
 
 
 class DetectedLanguage(BaseModel):
-    confidence: float = 0
-    language: str
+    """The source language of a text, if the request has the source "auto"."""
+
+    confidence: float = Field(0, description="always 0, because the language is not detected")
+    language: str = Field(description="language code")
 
 
 class Translated(BaseModel):
     """The response of /translate. The values are lists if the request has a list of texts."""
 
-    translatedText: str | list[str]
-    detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = None
-    alternatives: list[str] | list[list[str]] | None = None
+    translatedText: str | list[str] = Field(description="best translation")
+    detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = Field(
+        None, description="source language, if the request has the source auto"
+    )
+    alternatives: list[str] | list[list[str]] | None = Field(
+        None, description="other translations, if the request has alternatives"
+    )
 
 
 class Language(BaseModel):
-    code: str
-    name: str
-    targets: list[str]
+    """A source language and its target languages."""
+
+    code: str = Field(description="language code")
+    name: str = Field(description="English name")
+    targets: list[str] = Field(description="codes of the target languages")
 
 
 SCHEMA = {"schema": Translation.model_json_schema()}

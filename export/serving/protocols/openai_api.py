@@ -90,6 +90,8 @@ ERRORS |= {429: ("rate_limit_error", "rate_limit_exceeded")}
 
 
 class StreamOptions(BaseModel):
+    """The options of a stream."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = Field(
@@ -99,8 +101,8 @@ class StreamOptions(BaseModel):
 
 
 class OpenAIRequest(BaseModel):
-    """A request with fields that OpenAI has. A field that is `null` counts as absent; an unknown
-    field is rejected."""
+    """A request of the API of OpenAI. A field that is null counts as absent; unknown fields are
+    rejected."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -111,6 +113,9 @@ class OpenAIRequest(BaseModel):
 
 
 class CompletionFields(OpenAIRequest):
+    """A request for completions. A field that is null counts as absent; unknown fields are
+    rejected."""
+
     prompt: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
         None,
         description=(f"prompts to continue: {EXPECTED}; by default the model's first token"),
@@ -159,6 +164,9 @@ class CompletionFields(OpenAIRequest):
 
 
 class EmbeddingRequest(OpenAIRequest):
+    """A request for embeddings. A field that is null counts as absent; unknown fields are
+    rejected."""
+
     input: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
         description=f"inputs to embed: {EXPECTED}", examples=["a dog"]
     )
@@ -184,7 +192,10 @@ else:
         for name in OPTIONS
     }
     CompletionRequest = create_model(
-        "CompletionRequest", __base__=CompletionFields, **option_fields
+        "CompletionRequest",
+        __base__=CompletionFields,
+        __doc__=CompletionFields.__doc__,
+        **option_fields,
     )
 
 

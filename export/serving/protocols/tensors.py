@@ -26,10 +26,12 @@ Parameters = dict[str, Any] | None
 
 
 class InputTensor(BaseModel):
+    """An input with its values, in the JSON or as bytes after it."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: str
-    shape: list[int] = Field(min_length=1)
+    name: str = Field(description="name of the input")
+    shape: list[int] = Field(min_length=1, description="sizes of all axes")
     datatype: str = Field(
         description="data type, as in the metadata of the model", examples=["BYTES"]
     )
@@ -40,15 +42,19 @@ class InputTensor(BaseModel):
 
 
 class OutputTensor(BaseModel):
+    """A requested output."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: str
+    name: str = Field(description="name of the output")
     parameters: Parameters = Field(
         None, description="binary_data: send the values as bytes after the JSON"
     )
 
 
 class InferRequest(BaseModel):
+    """A request for the outputs of a model."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     id: str | None = Field(None, description="id of the request, which the response repeats")
@@ -57,7 +63,7 @@ class InferRequest(BaseModel):
         None,
         description="options of the model, and binary_data_output, the default of binary_data",
     )
-    inputs: list[InputTensor] = Field(min_length=1)
+    inputs: list[InputTensor] = Field(min_length=1, description="inputs of the model")
     outputs: list[OutputTensor] | None = Field(
         None, description="requested outputs; by default all"
     )

@@ -55,6 +55,7 @@ INPUTS = {
         {"type": "array", "items": {"type": "integer"}},
     ]
 }
+PROMPT_NAME = "name of a prompt of the export, which precedes each text"
 TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 IDS = {
     "anyOf": [
@@ -75,6 +76,8 @@ SEQUENCES = {
 
 
 class TEIRequest(BaseModel):
+    """A request of text-embeddings-inference. Unknown fields are rejected."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = Field(
@@ -83,6 +86,8 @@ class TEIRequest(BaseModel):
 
 
 class Truncation(TEIRequest):
+    """The options of truncation."""
+
     truncate: bool | None = Field(
         False, description="true cuts texts that are too long; false rejects them"
     )
@@ -96,15 +101,17 @@ class Truncation(TEIRequest):
 
 
 class EmbedAllRequest(Truncation):
+    """Texts or token ids to embed, token by token."""
+
     inputs: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
         description="text, token ids, or list of these", examples=["a dog"]
     )
-    prompt_name: str | None = Field(
-        None, description="name of a prompt of the export, which precedes each text"
-    )
+    prompt_name: str | None = Field(None, description=PROMPT_NAME)
 
 
 class EmbedRequest(EmbedAllRequest):
+    """Texts or token ids to embed."""
+
     normalize: bool = Field(True, description="scale each vector to length 1")
     dimensions: int | None = Field(
         None, ge=1, description="number of values of each vector, from its start"
@@ -112,6 +119,8 @@ class EmbedRequest(EmbedAllRequest):
 
 
 class PredictRequest(Truncation):
+    """Texts or pairs of texts to classify."""
+
     inputs: Annotated[Any, WithJsonSchema(SEQUENCES)] = Field(
         description="text, pair of texts, or list of lists of one or two texts",
         examples=["a fine film"],
@@ -120,39 +129,51 @@ class PredictRequest(Truncation):
 
 
 class RerankRequest(Truncation):
-    query: str
-    texts: list[str]
+    """A query and texts to rank."""
+
+    query: str = Field(description="query that the texts are compared with")
+    texts: list[str] = Field(description="texts to rank")
     raw_scores: bool = Field(False, description="return logits instead of probabilities")
     return_text: bool = Field(False, description="include the text of each rank in the response")
 
 
 class Sentences(TEIRequest):
-    source_sentence: str
-    sentences: list[str]
+    """A sentence, and sentences to compare it with."""
+
+    source_sentence: str = Field(description="sentence to compare")
+    sentences: list[str] = Field(description="sentences to compare it with")
 
 
 class SimilarityParameters(Truncation):
-    prompt_name: str | None = None
+    """The options of a request to /similarity."""
+
+    prompt_name: str | None = Field(None, description=PROMPT_NAME)
 
 
 class SimilarityRequest(TEIRequest):
-    inputs: Sentences
-    parameters: SimilarityParameters | None = None
+    """Sentences to compare."""
+
+    inputs: Sentences = Field(description="sentences to compare")
+    parameters: SimilarityParameters | None = Field(None, description="options")
 
 
 class TokenizeRequest(TEIRequest):
+    """Texts to tokenize."""
+
     inputs: Annotated[Any, WithJsonSchema(TEXTS)] = Field(
         description="text or list of texts", examples=["a dog"]
     )
-    add_special_tokens: bool = True
-    prompt_name: str | None = None
+    add_special_tokens: bool = Field(True, description="include special tokens")
+    prompt_name: str | None = Field(None, description=PROMPT_NAME)
 
 
 class DecodeRequest(TEIRequest):
+    """Token ids to decode."""
+
     ids: Annotated[Any, WithJsonSchema(IDS)] = Field(
         description="token ids, or list of lists of token ids", examples=[[1, 2]]
     )
-    skip_special_tokens: bool = True
+    skip_special_tokens: bool = Field(True, description="omit special tokens from the text")
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
