@@ -35,7 +35,7 @@ from .text.tasks import (
     tagging,
     translation,
 )
-from .text.tasks.rows import check_unicode, decode_batch, single_texts, tokenizer_errors, with_names
+from .text.tasks.rows import check_texts, check_unicode, decode_batch, tokenizer_errors, with_names
 from .text.tokenization_spaces import CleaningDetokenizer
 
 TOGETHER = 64  # texts that the tokenizer cuts at once
@@ -291,7 +291,7 @@ class TextRuntime:
 
     def rows(self, texts: list[str], src_lang: Choice = None) -> list[list[int]]:
         """Return the tokens of each text in its language. A decoder's prompt gets no end token."""
-        texts = single_texts(texts)
+        texts = check_texts(texts)
         self.languages.check_words(texts)
         if src_lang is not None:
             return self.languages.rows(

@@ -71,17 +71,17 @@ def test_replicas_are_a_number_or_scale_with_requests():
     [
         (
             lambda: ray.settings_from({"max_bach": "1"}, {}),
-            "no argument 'max_bach', expected .*; did you mean 'max_batch'",
+            "argument 'max_bach' is unknown, expected .*; did you mean 'max_batch'",
         ),
         (
             lambda: ray.settings_from({"port": "1"}, {}),
-            "no argument 'port', expected some of exports, replicas, cpus",
+            "argument 'port' is unknown, expected one of exports, replicas, cpus",
         ),
         (lambda: ray.settings_from({"max_batch": "x"}, {}), "^max_batch: expected"),
         (lambda: ray.parse_exports({}, Settings()), "exports is missing, expected exports=PATH"),
-        (lambda: ray.scale("0", 1), "replicas is '0', expected a number from 1, or two as 1-4"),
+        (lambda: ray.scale("0", 1), "replicas is '0', expected a number .* or a range such as 1-4"),
         (lambda: ray.scale("4-1", 1), "replicas is 4-1, expected the smaller number first"),
-        (lambda: ray.positive_number("cpus", "0.5"), "cpus is '0.5', expected a number from 1"),
+        (lambda: ray.positive_number("cpus", "0.5"), "cpus is '0.5', expected a number of at least 1"),
     ],
 )
 def test_a_wrong_argument_is_an_error_before_anything_starts(call, message):

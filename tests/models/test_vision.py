@@ -465,17 +465,17 @@ def test_a_step_that_is_null_is_not_done():
         ),
         (
             {"do_pad": True},
-            "do_pad True, a step that is not known here: expected do_convert_rgb, do_resize",
+            "do_pad True, .*expected do_convert_rgb, do_resize",
         ),
-        ({"do_flip_channel_order": True}, "do_flip_channel_order True, a step that is not known"),
-        ({"crop_pct": 0.9}, "crop_pct 0.9, a step that is not known"),
+        ({"do_flip_channel_order": True}, "do_flip_channel_order True, .*expected do_convert_rgb"),
+        ({"crop_pct": 0.9}, "crop_pct 0.9, .*expected do_convert_rgb"),
         (
             {"size": {"longest_edge": 9}},
             "size {'longest_edge': 9}, expected height and width or shortest_edge",
         ),
         (
             {"size": {"height": 0, "width": 9}},
-            "size {'height': 0, 'width': 9}, expected .* whole numbers of at least 1",
+            "size {'height': 0, 'width': 9}, expected .* integers of at least 1",
         ),
         ({"resample": 9}, "resample 9, expected one of Pillow's filters, 0 to 5"),
         ({"do_rescale": "yes"}, "do_rescale 'yes', expected true or false"),
@@ -644,7 +644,7 @@ def test_an_export_without_an_image_processor_or_of_text_is_refused(classifier, 
     directory = copy_folder(classifier.directory, tmp_path)
     edit_json(directory / "preprocessor_config.json", do_pad=True)
     seal(directory)
-    with pytest.raises(ValueError, match="do_pad True, a step that is not known here"):
+    with pytest.raises(ValueError, match="do_pad True, .*expected do_convert_rgb"):
         ImageRuntime(directory)
     (directory / "preprocessor_config.json").unlink()
     manifest = json.loads((directory / "manifest.json").read_text())

@@ -21,19 +21,19 @@ JSON = {"Content-Type": "application/json"}
 # What is no JSON, or none that has a place here; and a part of what the answer must say.
 BAD_BODIES = {
     "nothing": (b"", "the body is empty or null, expected a JSON object"),
-    "half": (b'{"q": "a"', "the body is not JSON at character 9"),
-    "brace": (b"{", "the body is not JSON at character 1"),
-    "zeros": (b"\x00\x01\x02", "the body is not JSON at character 0"),
-    "two": (b'{"q": "a"}{"q": "b"}', "the body is not JSON at character 10: Extra data"),
-    "comma": (b'{"q": "a",}', "the body is not JSON at character"),
-    "quotes": (b"{'q': 'a'}", "the body is not JSON at character 1"),
-    "comment": (b'{"q": "a" /* b */}', "the body is not JSON at character 10"),
-    "newline": (b'{"q": "a\nb"}', "the body is not JSON at character 8: Invalid control character"),
-    "escape": (b'{"q": "\\x"}', "the body is not JSON at character 7"),
+    "half": (b'{"q": "a"', "not valid JSON at character 9"),
+    "brace": (b"{", "not valid JSON at character 1"),
+    "zeros": (b"\x00\x01\x02", "not valid JSON at character 0"),
+    "two": (b'{"q": "a"}{"q": "b"}', "not valid JSON at character 10: Extra data"),
+    "comma": (b'{"q": "a",}', "not valid JSON at character"),
+    "quotes": (b"{'q': 'a'}", "not valid JSON at character 1"),
+    "comment": (b'{"q": "a" /* b */}', "not valid JSON at character 10"),
+    "newline": (b'{"q": "a\nb"}', "not valid JSON at character 8: Invalid control character"),
+    "escape": (b'{"q": "\\x"}', "not valid JSON at character 7"),
     "utf-8": (b'{"q": "\xff"}', "the body cannot be read: 'utf-8' codec can't decode byte 0xff"),
     "latin-1": ('{"q": "für"}'.encode("latin-1"), "can't decode byte 0xfc"),
-    "half a character": (b'{"q": "\\ud83d"}', "the body has '\\ud83d', half of a character"),
-    "half in bytes": (b'{"q": "\xed\xa0\xbd"}', "the body has '\\ud83d', half of a character"),
+    "half a character": (b'{"q": "\\ud83d"}', "'\\ud83d'"),
+    "half in bytes": (b'{"q": "\xed\xa0\xbd"}', "'\\ud83d'"),
     "deep list": (b"[" * 100_000, "the body is nested too deeply"),
     "deep object": (b'{"q":' * 100_000, "the body is nested too deeply"),
     "digits": (b'{"q": ' + b"9" * 5000 + b"}", "value has 5000 digits"),
@@ -41,7 +41,7 @@ BAD_BODIES = {
     "number": (b"5", "the body is 5, expected a JSON object"),
     "text": (b'"q"', "the body is 'q', expected a JSON object"),
     "null": (b"null", "expected a JSON object"),
-    "NaN": (b'{"q": "a", "x": NaN}', "the body has the value NaN, expected a number that JSON has"),
+    "NaN": (b'{"q": "a", "x": NaN}', "the body has the value NaN, expected"),
     "Infinity": (b'{"q": "a", "x": [-Infinity]}', "the body has the value -Infinity"),
 }
 
@@ -85,7 +85,7 @@ def test_a_body_that_is_no_json_object_is_an_error_of_the_protocol(client, name,
         ({"q": "a", "x": 10**400}, "x is 1000"),
         (
             {"q": "a", "x": [], "n": 11},
-            "n is 11, expected a number less than or equal to 10 (and 1 more are wrong)",
+            "n is 11, expected a number less than or equal to 10 (1 more",
         ),
     ],
     ids=lambda value: json.dumps(value)[:30] if isinstance(value, dict) else "",
@@ -119,10 +119,10 @@ def test_texts_that_only_look_like_what_json_has_not_are_taken(client):
     [
         ("refusal", 429, "too many, expected fewer"),
         ("long", 413, "9 tokens, expected at most 8"),
-        ("deep", 422, "the body is nested too deeply, expected fewer brackets"),
+        ("deep", 422, "the body is nested too deeply, expected fewer"),
         ("value", 422, "a b is \\ud800, expected c"),
         *(
-            (name, 500, "the server made a mistake, which its log describes")
+            (name, 500, "internal server error")
             for name in ("mistake", "nan", "half")
         ),
     ],
@@ -143,31 +143,31 @@ def test_what_a_handler_raises_is_an_answer_in_the_format_of_its_protocol(
             "GET",
             "/nowhere",
             404,
-            {"error": "nothing is at this path, expected one of those in /openapi.json"},
+            {"error": "this path does not exist, expected a path in /openapi.json"},
         ),
         (
             "GET",
             "/",
             404,
-            {"error": "nothing is at this path, expected one of those in /openapi.json"},
+            {"error": "this path does not exist, expected a path in /openapi.json"},
         ),
         (
             "GET",
             "//",
             404,
-            {"error": "nothing is at this path, expected one of those in /openapi.json"},
+            {"error": "this path does not exist, expected a path in /openapi.json"},
         ),
         (
             "GET",
             "/docs",
             404,
-            {"error": "nothing is at this path, expected one of those in /openapi.json"},
+            {"error": "this path does not exist, expected a path in /openapi.json"},
         ),
         (
             "POST",
             "/health",
             405,
-            {"error": "this method does not go with this path, expected GET, HEAD"},
+            {"error": "this path does not support the method of the request, expected GET, HEAD"},
         ),
     ],
 )

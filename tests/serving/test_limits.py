@@ -175,7 +175,7 @@ def test_a_body_that_does_not_come_is_408():
         status, body = answer_of(connection)
         assert (status, body["stub"]["message"]) == (
             408,
-            "no whole body after 0.1 seconds, the limit of this server",
+            "the body was not complete after 0.1 seconds, the limit of this server",
         )
         assert is_closed(connection)
 
@@ -194,7 +194,7 @@ def test_a_body_that_is_too_large_is_413_before_it_is_there(is_announced):
         status, said = answer_of(server.send(content))
         assert (status, said["stub"]["message"]) == (
             413,
-            "a body of at least 2009 bytes, expected at most 1000",
+            "the body has at least 2009 bytes, expected at most 1000",
         )
 
 
@@ -287,7 +287,7 @@ def test_requests_beyond_the_limit_are_refused_and_health_and_metrics_are_not():
         assert (answer.status_code, answer.headers["Retry-After"]) == (429, "1")
         assert (
             answer.json()["stub"]["message"]
-            == "2 requests are running, expected at most so many: try again later"
+            == "2 requests are running, which is the limit of this server: try again later"
         )
         assert [
             client.get(path).status_code for path in ("/health", "/health/live", "/health/ready")
@@ -751,7 +751,7 @@ def test_everything_but_health_is_refused_while_the_models_are_loaded():
         server.server.service.lifecycle.loading = True
         answer = client.post("/stub", json={"q": "a"})
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
-        assert answer.json()["stub"]["message"] == "the models are being loaded: try again later"
+        assert answer.json()["stub"]["message"] == "the server is loading its models: try again later"
         assert [client.get(f"/health{path}").status_code for path in ("", "/ready", "/live")] == [
             503,
             503,

@@ -473,10 +473,10 @@ WRONG = {
     "axes of text": (
         {"inputs": [{**TEXT, "shape": [1, 1]}]}, 400, "text has shape [1, 1], expected [n]"
     ),
-    "a field": ({**one(), "input": 1}, 400, "input is 1, expected no such field"),
+    "a field": ({**one(), "input": 1}, 400, "input is 1, expected no field"),
     "list": ([], 400, "the body is [], expected an object with inputs"),
-    "nothing": (b"", 400, "the body is not JSON"),
-    "behind": (json.dumps(one()).encode() + b"....", 400, "the body is not JSON"),
+    "nothing": (b"", 400, "the body is not valid JSON"),
+    "behind": (json.dumps(one()).encode() + b"....", 400, "the body is not valid JSON"),
 }  # fmt: skip
 
 
@@ -503,17 +503,17 @@ def test_what_is_wrong_with_bytes_and_headers_is_said(server):
         (6, struct.pack("<I", 3) + b"w5", "text 0 of text ends at byte 7, expected at most 6"),
         (3, b"\0\0\0", "text 0 of text ends at byte 4, expected at most 3"),
         (0, b"", "text has 0 texts, expected 1"),
-        (6, struct.pack("<I", 2) + b"w\xff", "text 0 of text is not UTF-8"),
+        (6, struct.pack("<I", 2) + b"w\xff", "text 0 of text is not valid UTF-8"),
         (True, b".", "binary_data_size of text is True, expected at most 1"),
     ):
         body = {"inputs": [{**text, "parameters": {"binary_data_size": size}}]}
         assert message in said(None, body, binary)
     both = {"inputs": [{**TEXT, "parameters": {"binary_data_size": 1}}]}
-    assert "text has data and binary_data_size, expected one of them" in said(None, both, b".")
+    assert "text has data and binary_data_size, expected only one" in said(None, both, b".")
     ids = {"inputs": [{**INPUT, "data": None, "parameters": {"binary_data_size": 8}}]}
     assert "binary_data_size of input_ids is 8, expected 16 for INT64" in said(None, ids, b"\0" * 8)
-    assert "is '-1', expected a number of at most" in said(-1, one())
-    assert "is '1000', expected a number of at most" in said(1000, one())
+    assert "is '-1', expected a number up to" in said(-1, one())
+    assert "is '1000', expected a number up to" in said(1000, one())
     assert "Content-Encoding is 'gzip', expected none" in said(
         None, one(), **{"Content-Encoding": "gzip"}
     )

@@ -774,7 +774,7 @@ def test_an_error_in_a_stream_is_an_event(client, url, engine):
     )
     engine.reset()
     engine.fails_after, engine.error = 2, KeyError("secret")
-    with pytest.raises(openai.APIError, match="the server made a mistake"):
+    with pytest.raises(openai.APIError, match="internal server error"):
         collected(
             client.completions.create(model="decoder", prompt="ab", stream=True, temperature=0)
         )
@@ -789,7 +789,7 @@ def test_an_error_before_the_first_token_has_a_status(client, engine, prompt):
         assert caught.value.response.headers["retry-after"] == "1"
         assert caught.value.code == "rate_limit_exceeded"
     engine.error = KeyError("secret")
-    with pytest.raises(openai.InternalServerError, match="the server made a mistake"):
+    with pytest.raises(openai.InternalServerError, match="internal server error"):
         client.completions.create(model="decoder", prompt=prompt, stream=True)
 
 
@@ -816,8 +816,7 @@ def test_a_client_that_goes_leaves_nothing_running(client, engine, prompt):
         (
             dict(prompt=5),
             "prompt",
-            "prompt is 5, expected a text, a list of texts, a list of token ids or a list of "
-            "such lists",
+            "prompt is 5, expected a text, a list of texts, a list of token ids",
         ),
         (dict(prompt=[]), "prompt", r"prompt is \[\], expected"),
         (dict(prompt={}), "prompt", "prompt is {}, expected"),
@@ -830,23 +829,22 @@ def test_a_client_that_goes_leaves_nothing_running(client, engine, prompt):
         (
             dict(prompt=[5, 48]),
             "prompt",
-            r"prompt has the token 48, expected ids in \[0, 47\], the vocabulary",
+            "prompt has the token id 48, expected ids from 0 to 47",
         ),
-        (dict(prompt=[[5], [-1]]), "prompt", "prompt has the token -1, expected"),
-        (dict(prompt=[2**70]), "prompt", "prompt has the token 1180591620717411303424, expected"),
+        (dict(prompt=[[5], [-1]]), "prompt", "prompt has the token id -1, expected"),
+        (dict(prompt=[2**70]), "prompt", "prompt has the token id 1180591620717411303424, expected"),
         (dict(prompt=["a"] * 7), "prompt", "prompt has 7 items, expected at most 6"),
         (
             dict(prompt=[4] * 41),
             None,
-            "the context is too long: prompt has 41 tokens, expected at most 40",
+            "the input is too long: prompt has 41 tokens, expected at most 40",
         ),
         (
             dict(prompt=[4] * 30),
             None,
-            "the context is too long: 30 tokens of the prompt and max_tokens 16, expected at most "
-            "41 together",
+            "the input is too long: 30 tokens of the prompt and max_tokens=16, expected at most 41",
         ),
-        (dict(max_tokens=2**31), None, "the context is too long: "),
+        (dict(max_tokens=2**31), None, "the input is too long: "),
         (
             dict(max_tokens=-1),
             "max_tokens",
@@ -860,7 +858,7 @@ def test_a_client_that_goes_leaves_nothing_running(client, engine, prompt):
         (dict(max_tokens="16"), "max_tokens", "max_tokens is '16', expected a valid integer"),
         (dict(max_tokens=1.5), "max_tokens", "max_tokens is 1.5, expected a valid integer"),
         (dict(max_tokens=True), "max_tokens", "max_tokens is True, expected a valid integer"),
-        (dict(max_tokens=0), "max_tokens", "max_tokens is 0 without echo, expected at least 1"),
+        (dict(max_tokens=0), "max_tokens", "max_tokens is 0 without echo=true, expected at least 1"),
         (
             dict(temperature=-1),
             "temperature",
@@ -879,17 +877,17 @@ def test_a_client_that_goes_leaves_nothing_running(client, engine, prompt):
         (
             dict(n=2, temperature=0),
             "n",
-            "n is 2 with temperature 0, expected 1 where nothing is sampled",
+            "n is 2 with temperature 0, expected 1",
         ),
         (
             dict(n=4, num_beams=3),
             "n",
-            "n is 4 with temperature 0, expected at most num_beams, 3, where nothing is sampled",
+            "n is 4 with temperature 0, expected at most num_beams, 3",
         ),
         (
             dict(num_beams=3, temperature=0.5),
             "temperature",
-            "temperature is 0.5 with num_beams 3, expected temperature 0",
+            "temperature is 0.5 with num_beams 3, expected 0",
         ),
         (dict(num_beams=3, logprobs=1), "logprobs", "logprobs do not go with num_beams=3"),
         (
@@ -913,14 +911,14 @@ def test_a_client_that_goes_leaves_nothing_running(client, engine, prompt):
         (dict(suppress_tokens=list(range(VOCABULARY))), None, "no token may follow"),
         (dict(seed=-1), "seed", "seed is -1, expected .*greater than or equal to 0"),
         (dict(seed=1.5), "seed", "seed is 1.5, expected a valid integer"),
-        (dict(stop=5), "stop", "stop is 5, expected a text or up to 4, none of them empty"),
+        (dict(stop=5), "stop", "stop is 5, expected a text or a list"),
         (dict(stop=""), "stop", "stop is '', expected"),
         (dict(stop=["a", ""]), "stop", r"stop is \['a', ''\], expected"),
         (dict(stop=["a", 5]), "stop", r"stop is \['a', 5\], expected"),
         (
             dict(stop=list("abcde")),
             "stop",
-            r"stop is \['a', 'b', 'c', 'd', 'e'\], expected a text or up to 4",
+            r"stop is \['a', 'b', 'c', 'd', 'e'\], expected a text or a list of up to 4",
         ),
         (dict(logprobs=6), "logprobs", "logprobs is 6, expected .*less than or equal to 5"),
         (dict(logprobs=True), "logprobs", "logprobs is True, expected a valid integer"),
@@ -929,12 +927,12 @@ def test_a_client_that_goes_leaves_nothing_running(client, engine, prompt):
         (
             dict(stream=None, stream_options={}),
             "stream_options",
-            "stream_options is given without stream, expected stream to be true",
+            "stream_options is set without stream, expected stream=true",
         ),
         (
             dict(stream=True, stream_options={"usage": 1}),
             "stream_options",
-            "stream_options.usage is 1, expected no such field",
+            "stream_options.usage is 1, expected no field",
         ),
         (
             dict(suppress_tokens=[5] * 70_000),
@@ -946,7 +944,7 @@ def test_a_client_that_goes_leaves_nothing_running(client, engine, prompt):
             "bad_words_ids",
             "bad_words_ids has 80000 token ids, expected at most 65536",
         ),
-        (dict(best_of=2), "best_of", "best_of is 2, expected null or 1: it is not supported here"),
+        (dict(best_of=2), "best_of", "best_of is 2, expected null or 1"),
         (dict(suffix="a"), "suffix", "suffix is 'a', expected null or "),
         (dict(logit_bias={"5": 1}), "logit_bias", "logit_bias is {'5': 1.*}, expected null or {}"),
         (
@@ -959,12 +957,12 @@ def test_a_client_that_goes_leaves_nothing_running(client, engine, prompt):
             "frequency_penalty",
             "frequency_penalty is -1.*, expected null or 0",
         ),
-        (dict(max_new_tokens=5), None, "max_new_tokens is 5, expected no such field"),
-        (dict(topp=0.5), None, "topp is 0.5, expected no such field"),
+        (dict(max_new_tokens=5), None, "max_new_tokens is 5, expected no field"),
+        (dict(topp=0.5), None, "topp is 0.5, expected no field"),
         (
             dict(model="encoder"),
             None,
-            "the model encoder is a VanillaEncoderModel, which does not complete texts",
+            "the model encoder is a VanillaEncoderModel, which cannot complete texts",
         ),
         (dict(model=5), "model", "model is 5, expected a valid string"),
     ],
@@ -987,7 +985,7 @@ def test_an_empty_prompt_of_a_model_without_a_first_token_is_refused(url, decode
     for body in (dict(prompt=["ab", ""]), dict(prompt=""), dict()):
         error = post(url, **body).json()["error"]
         assert re.match(
-            "prompt [01] of [12] is '', which has no tokens: expected words", error["message"]
+            "prompt [01] of [12] is '', which has no tokens, expected words", error["message"]
         )
 
 
@@ -1046,7 +1044,7 @@ def test_a_long_text_is_cut_into_tokens_beside_the_event_loop(url, decoder, monk
     assert (
         post(url, prompt="a" * 100_000)
         .json()["error"]["message"]
-        .startswith("the context is too long: 100001 tokens of the prompt")
+        .startswith("the input is too long: 100001 tokens of the prompt")
     )
     encode = decoder.encode
     monkeypatch.setattr(decoder, "encode", lambda *given: (time.sleep(0.5), encode(*given))[1])
@@ -1089,7 +1087,7 @@ def test_embeddings_are_those_of_the_runtime(client, encoder):
         (dict(input=None), "input is None, expected a text"),
         (dict(input=""), "input 0 of 1 is '', expected at least one character"),
         (dict(input=["a", ""]), "input 1 of 2 is '', expected at least one character"),
-        (dict(input=[48]), "input has the token 48, expected ids in"),
+        (dict(input=[48]), "input has the token id 48, expected ids from 0 to"),
         (dict(input=["a"] * 7), "input has 7 items, expected at most 6"),
         (
             dict(input="a", dimensions=0),
@@ -1102,9 +1100,9 @@ def test_embeddings_are_those_of_the_runtime(client, encoder):
         ),
         (
             dict(input="a", model="decoder"),
-            "the model decoder is a VanillaDecoderForCausalLM, which does not embed texts",
+            "the model decoder is a VanillaDecoderForCausalLM, which cannot embed texts",
         ),
-        (dict(input="a", truncate=True), "truncate is True, expected no such field"),
+        (dict(input="a", truncate=True), "truncate is True, expected no field"),
     ],
     ids=str,
 )

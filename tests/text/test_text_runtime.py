@@ -136,15 +136,15 @@ def test_spaces_are_cleaned_up_as_by_transformers(directory, tmp_path, name, cle
 @pytest.mark.parametrize(
     "texts, message",
     [
-        ("w5 w6", "texts must be a list of strings, got 'w5 w6'"),
+        ("w5 w6", "texts is 'w5 w6', expected a list of strings"),
         (["w5", None], "text 1 of 2 is None, expected a string"),
         ([b"w5"], "text 0 of 1 is b'w5', expected a string"),
         ([["w5"]], r"text 0 of 1 is \['w5'\], expected a string"),
-        (5, "texts must be a list of strings, got 5"),
-        ({"w5": 1}, "texts must be a list of strings, got {'w5': 1}"),
-        ([], "no texts, expected at least one"),
-        (["w5", " "], "text 1 of 2 is ' ', expected words"),
-        (["w5", "w6 \ud83d"], "text 1 of 2 is no Unicode text: .*surrogates not allowed"),
+        (5, "texts is 5, expected a list of strings"),
+        ({"w5": 1}, "texts is {'w5': 1}, expected a list of strings"),
+        ([], "texts is empty, expected at least one"),
+        (["w5", " "], "text 1 of 2 is ' ', expected a text"),
+        (["w5", "w6 \ud83d"], "text 1 of 2 is not valid Unicode: .*surrogates not allowed"),
     ],
     ids=ascii,
 )
@@ -158,7 +158,7 @@ def test_a_model_without_languages_takes_none(runtime):
     for name in ("src_lang", "tgt_lang"):
         with pytest.raises(
             UsageError,
-            match=f"^{name} is 'fra_Latn', expected None: the model has no languages to choose$",
+            match=f"^{name} is 'fra_Latn', expected None: the model has no language codes$",
         ):
             runtime.generate(["a dog"], **{name: "fra_Latn"})
 

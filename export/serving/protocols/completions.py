@@ -147,13 +147,13 @@ class Completion:
         return sum(answer.tokens for answer in self.answers)
 
     @property
-    def is_replayed(self) -> bool:
+    def is_buffered(self) -> bool:
         """True if the answers are complete at the end only: with beams, log probabilities of the
         prompt, or no new token."""
         return self.job.options.num_beams > 1 or self.job.scores_prompt or self.is_empty
 
     @property
-    def is_read(self) -> bool:
+    def inspects_tokens(self) -> bool:
         """True if each token is inspected: for stop texts, log probabilities or no new token."""
         return bool(self.stops) or self.job.top_logprobs is not None or self.is_empty
 
@@ -164,12 +164,12 @@ class Completion:
             sum(len(result.tokens) for result in generated)
             + len(self.job.prompt) * self.job.scores_prompt
         )
-        return INSPECTION_COST * tokens if self.is_read else tokens
+        return INSPECTION_COST * tokens if self.inspects_tokens else tokens
 
     async def chunks(self, scheduler: Client) -> AsyncGenerator[Chunk, None]:
         """Yield the parts of the answers as they are generated. Generation stops once all answers
         have ended, such as at stop texts."""
-        if self.is_replayed:
+        if self.is_buffered:
             [generated] = await scheduler.generate([self.job])
             for chunk in await call_off_loop(self.size(generated), self.full_choices, generated):
                 yield chunk
@@ -179,16 +179,16 @@ class Completion:
             async for event in events:
                 if not has_started:  # before the first event the request may be rejected
                     has_started = True
-                    for chunk in self.beginnings(None):
+                    for chunk in self.echo(None):
                         yield chunk
-                for chunk in self.heard(event):
+                for chunk in self.handle_event(event):
                     yield chunk
                 if all(answer.finish_reason for answer in self.answers):
                     return
 
-    def replayed(self, generated: list[Generated]) -> Iterator[Chunk]:
+    def replay(self, generated: list[Generated]) -> Iterator[Chunk]:
         """Yield the chunks of answers that were generated completely."""
-        yield from self.beginnings(generated[0].prompt_logprobs)
+        yield from self.echo(generated[0].prompt_logprobs)
         for index, result in enumerate(generated):
             if self.is_empty:
                 yield self.chunk(index, "", LENGTH)
@@ -196,11 +196,11 @@ class Completion:
             last = len(result.tokens) - 1
             for place, token in enumerate(result.tokens):
                 known = result.logprobs[place] if result.logprobs else None
-                yield from self.heard(
+                yield from self.handle_event(
                     Event(index, token, result.finish_reason if place == last else None, known)
                 )
 
-    def heard(self, event: Event) -> Iterator[Chunk]:
+    def handle_event(self, event: Event) -> Iterator[Chunk]:
         """Yield the text that is final after the next token, unless the answer has ended at a stop
         text."""
         answer = self.answers[event.index]
@@ -209,7 +209,7 @@ class Completion:
             if text or answer.finish_reason is not None:
                 yield self.chunk(event.index, text, answer.finish_reason)
 
-    def beginnings(self, known: list[TokenLogprobs] | None) -> Iterator[Chunk]:
+    def echo(self, known: list[TokenLogprobs] | None) -> Iterator[Chunk]:
         """Yield the echoed prompt of each answer. `known` are the log probabilities of its
         tokens."""
         if not self.begins and known is None:
@@ -236,8 +236,8 @@ class Completion:
 
     def full_choices(self, generated: list[Generated]) -> list[Chunk]:
         """Return each answer as one chunk."""
-        if self.is_read:
-            return join_chunks(self.replayed(generated))
+        if self.inspects_tokens:
+            return join_chunks(self.replay(generated))
         texts = self.runtime.decode([result.tokens for result in generated])
         for answer, result in zip(self.answers, generated, strict=True):
             answer.tokens, answer.finish_reason = len(result.tokens), result.finish_reason

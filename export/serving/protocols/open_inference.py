@@ -19,7 +19,7 @@ from ...inference.inputs import check_contiguous, check_inputs
 from ...scheduler.request import Job
 from ...specs.graph_spec import TensorSpec
 from ...specs.sequences import token_inputs
-from ...text.tasks.rows import TokenRow, run, strings
+from ...text.tasks.rows import TokenRow, check_strings, run
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
 from ..reading import LENGTHS
@@ -38,7 +38,7 @@ from .tensors import (
     read_request,
     render_answer,
 )
-from .text_embeddings import SimilarityParameters, encoded, rows_to_embed
+from .text_embeddings import SimilarityParameters, encode, rows_to_embed
 
 router = APIRouter(tags=["Open Inference Protocol"])
 
@@ -332,14 +332,14 @@ def text_outputs(
         ValueError: if an input is not a text.
         TooLong: if a text has too many tokens and `truncates` is False.
     """
-    strings(texts)
+    check_strings(texts)
     how = SimilarityParameters.model_validate({"truncate": truncates})
     rows: Sequence[Encoding | TokenRow]
     prompt_length = 0
     if model.embeds:
         rows, prompt_length = rows_to_embed(model, texts, how)
     else:
-        rows = encoded(model, texts, how)
+        rows = encode(model, texts, how)
     needed = {"last_hidden_state" if name == EMBEDDING.name else name for name in requested}
     of_rows: dict[str, list[np.ndarray]] = {name: [np.empty(0)] * len(rows) for name in needed}
     for place, outputs in run(model.runtime, rows):

@@ -473,7 +473,7 @@ async def full_response(
 ) -> bytes:
     """Return the response as JSON. With stop texts the tokens are streamed, so that generation ends
     there."""
-    if completions[0].stops and not completions[0].is_replayed:
+    if completions[0].stops and not completions[0].is_buffered:
         return render(
             about,
             join_chunks([chunk async for chunk in parts(scheduler, completions)]),
@@ -611,7 +611,7 @@ def render_embeddings(
     vectors = embedding.vectors(runtime, rows, prompt_length, body.dimensions)
     if body.dimensions is not None:
         check_dimensions(body.dimensions, vectors.shape[1])
-        vectors = embedding.normalized(vectors)
+        vectors = embedding.normalize(vectors)
     values = (
         [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
         if body.encoding_format == "base64"
@@ -635,7 +635,7 @@ def encode_inputs(
     for place, text in enumerate(inputs):
         check_input(text, f"input {place} of {len(inputs)}")
     return embedding.rows_to_embed(
-        runtime, inputs, embedding.chosen_prompt(embedding.sentence_config(runtime), None, None)
+        runtime, inputs, embedding.select_prompt(embedding.sentence_config(runtime), None, None)
     )
 
 

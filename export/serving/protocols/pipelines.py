@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from ...errors import RequestError, TooLong, UsageError, did_you_mean
 from ...heads import IMAGE, PAIR, PIPELINES, TEXT, Task
 from ...scheduler.request import Job
-from ...text.tasks.classification import checked_candidates
-from ...text.tasks.rows import encode_texts, run, single_texts, softmax, strings
+from ...text.tasks.classification import parse_candidates
+from ...text.tasks.rows import check_strings, check_texts, encode_texts, run, softmax
 from ...text.tasks.translation import Splitting
 from ...text_runtime import TextRuntime, task_function
 from ..models import ServedModel
@@ -35,7 +35,7 @@ from .protocol import (
     server_settings,
     validated,
 )
-from .text_embeddings import in_json, render_list
+from .text_embeddings import json_response, render_list
 
 router = APIRouter(tags=["pipelines"])
 
@@ -124,13 +124,13 @@ async def run_task(
 ) -> Response:
     """Return the response of a task that does not generate."""
     form, task = FORMATS.get(name, Format()), PIPELINES[name]
-    ours = {TEXT: texts, PAIR: pairs, IMAGE: images}
-    read = form.inputs or ours.get(task.forms[0]) or objects(*task.forms[0])
+    ours = {TEXT: read_texts, PAIR: read_pairs, IMAGE: read_images}
+    read = form.inputs or ours.get(task.forms[0]) or object_reader(*task.forms[0])
     inputs = read(body.inputs, max_rows)
     options = check_parameters(form, task, parameters)
     form.check(model, inputs, options)
     answers = form.answers or functools.partial(call_task, task)
-    return in_json(
+    return json_response(
         await model.read(len(inputs.rows), encode_answers, answers, model, inputs, options)
     )
 
@@ -205,20 +205,20 @@ def find_texts(value: Any) -> list[str]:
     return [text for part in parts for text in find_texts(part)]
 
 
-def texts(value: Any, max_rows: int) -> RequestInputs:
+def read_texts(value: Any, max_rows: int) -> RequestInputs:
     """Return a text or a list of texts as rows."""
     return check_inputs(
         value if isinstance(value, list) else [value], isinstance(value, list), max_rows
     )
 
 
-def classified_texts(value: Any, max_rows: int) -> RequestInputs:
+def read_texts_as_list(value: Any, max_rows: int) -> RequestInputs:
     """Return texts or pairs as rows. The response to one input is a list too, which huggingface_hub
     expects."""
-    return RequestInputs(texts(value, max_rows).rows, True)
+    return RequestInputs(read_texts(value, max_rows).rows, True)
 
 
-def pairs(value: Any, max_rows: int) -> RequestInputs:
+def read_pairs(value: Any, max_rows: int) -> RequestInputs:
     """Return a pair of texts, or a list of pairs, as rows. A pair is a list or an object."""
     is_one = isinstance(value, dict) or (
         isinstance(value, list) and bool(value) and isinstance(value[0], str)
@@ -231,7 +231,7 @@ def pairs(value: Any, max_rows: int) -> RequestInputs:
     )
 
 
-def objects(*keys: str) -> Callable[[Any, int], RequestInputs]:
+def object_reader(*keys: str) -> Callable[[Any, int], RequestInputs]:
     """Return a function that returns an object with these keys, or a list of such objects, as
     rows."""
 
@@ -253,7 +253,7 @@ def objects(*keys: str) -> Callable[[Any, int], RequestInputs]:
     return read
 
 
-def images(value: Any, max_rows: int) -> RequestInputs:
+def read_images(value: Any, max_rows: int) -> RequestInputs:
     """Return an image, or a list of images, as rows. An image is bytes or base64."""
     rows = value if isinstance(value, list) else [value]
     check_inputs([None] * len(rows), True, max_rows)
@@ -368,7 +368,7 @@ def zero_shot(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) ->
 
 
 def check_candidates(model: ServedModel, inputs: RequestInputs, options: dict[str, Any]) -> None:
-    count = len(inputs.rows) * len(checked_candidates(options["candidate_labels"]))
+    count = len(inputs.rows) * len(parse_candidates(options["candidate_labels"]))
     if count > MAX_WINDOWS:
         raise TooLong(
             f"inputs and candidate_labels are {count} pairs, expected at most {MAX_WINDOWS}"
@@ -426,16 +426,18 @@ def check_question(model: ServedModel, inputs: RequestInputs, options: dict[str,
             )
 
 
-def features(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
+def hidden_states(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
     """Return the hidden states (1, S, D) of each text as lists, as in the pipeline."""
-    encodings = encode_texts(runtime, strings(rows))
+    encodings = encode_texts(runtime, check_strings(rows))
     states: list[Any] = [None] * len(encodings)
     for index, outputs in run(runtime, encodings):
         states[index] = [outputs["last_hidden_state"].tolist()]
     return states
 
 
-def similarities(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
+def compare_sentences(
+    runtime: TextRuntime, rows: list[Any], options: dict[str, Any]
+) -> Sequence[Any]:
     scores = []
     for row in rows:
         sentences = row["sentences"]
@@ -448,7 +450,7 @@ def similarities(runtime: TextRuntime, rows: list[Any], options: dict[str, Any])
 
 def next_sentence(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
     scores = softmax(runtime.next_sentence(rows)).tolist()
-    return [labelled(["isNext", "notNext"], pair) for pair in scores]
+    return [sort_labels(["isNext", "notNext"], pair) for pair in scores]
 
 
 def multiple_choice(
@@ -456,12 +458,12 @@ def multiple_choice(
 ) -> Sequence[Any]:
     logits = runtime.choose([row["text"] for row in rows], [row["choices"] for row in rows])
     return [
-        labelled(row["choices"], softmax(scores).tolist())
+        sort_labels(row["choices"], softmax(scores).tolist())
         for row, scores in zip(rows, logits, strict=True)
     ]
 
 
-def labelled(labels: Sequence[str], scores: Sequence[float]) -> list[dict[str, Any]]:
+def sort_labels(labels: Sequence[str], scores: Sequence[float]) -> list[dict[str, Any]]:
     """Return the labels with their scores, best first."""
     return sorted(
         ({"label": label, "score": score} for label, score in zip(labels, scores)),
@@ -469,7 +471,7 @@ def labelled(labels: Sequence[str], scores: Sequence[float]) -> list[dict[str, A
     )
 
 
-def image_features(runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
+def image_states(runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
     """Return the hidden states (1, S, D) of each image, or (D,) with `pool`, as in the pipeline."""
     arrays = [runtime.embed([decode_image(row)], **options)[0].tolist() for row in rows]
     return arrays if options.get("pool") else [[states] for states in arrays]
@@ -477,13 +479,13 @@ def image_features(runtime: Any, rows: list[Any], options: dict[str, Any]) -> Se
 
 # formats by name of the pipeline
 FORMATS = {
-    "text-classification": Format(classified_texts, defaults={"top_k": None}),
+    "text-classification": Format(read_texts_as_list, defaults={"top_k": None}),
     "zero-shot-classification": Format(answers=zero_shot, check=check_candidates),
     "token-classification": Format(check=check_tag_windows),
     "question-answering": Format(answers=answer_questions, check=check_question),
-    "feature-extraction": Format(answers=features, has_options=False),
-    "sentence-similarity": Format(objects("source_sentence", "sentences"), similarities),
-    "image-feature-extraction": Format(answers=image_features),
+    "feature-extraction": Format(answers=hidden_states, has_options=False),
+    "sentence-similarity": Format(object_reader("source_sentence", "sentences"), compare_sentences),
+    "image-feature-extraction": Format(answers=image_states),
     "next-sentence": Format(answers=next_sentence),
     "multiple-choice": Format(answers=multiple_choice),
 }
@@ -498,8 +500,8 @@ async def generate_answers(
 ) -> Response:
     """Return the response with translations or continuations: `[{"generated_text": str}, ...]` for
     one text, and a list of such lists for a list of texts."""
-    inputs = texts(body.inputs, max_rows)
-    single_texts(inputs.rows)
+    inputs = read_texts(body.inputs, max_rows)
+    check_texts(inputs.rows)
     task_options, options = generation_options(task, parameters)
     if task == "translation":
         splitting = Splitting(copy_letterless=task_options.pop("copy_letterless"))
@@ -510,7 +512,7 @@ async def generate_answers(
         results = await continue_texts(model, inputs.rows, task_options, options)
     if task_options.get("return_full_text"):
         results = [
-            [row + text for text in texts] for row, texts in zip(inputs.rows, results, strict=True)
+            [row + text for text in group] for row, group in zip(inputs.rows, results, strict=True)
         ]
     name = NAMES.get(task, "generated_text")
     answers = [[{name: text} for text in group] for group in results]

@@ -210,7 +210,7 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
     `normalize` decides about normalization."""
     model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
     inputs = parse_inputs("inputs", body.inputs, server_settings(request).max_batch, model.runtime)
-    return in_json(await model.read(len(inputs), vectors_in_json, model, inputs, body))
+    return json_response(await model.read(len(inputs), render_vectors, model, inputs, body))
 
 
 @router.post("/embed_all")
@@ -218,7 +218,7 @@ async def embed_all(request: Request, body: EmbedAllRequest) -> Response:
     """Return the vectors of all tokens of each input, without pooling."""
     model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
     inputs = parse_inputs("inputs", body.inputs, server_settings(request).max_batch, model.runtime)
-    return in_json(await model.read(len(inputs), states_in_json, model, inputs, body))
+    return json_response(await model.read(len(inputs), render_states, model, inputs, body))
 
 
 @router.post("/similarity")
@@ -226,11 +226,11 @@ async def similarity(request: Request, body: SimilarityRequest) -> Response:
     """Return the cosine similarity of a sentence to each of several other sentences."""
     model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
     if not body.inputs.sentences:
-        raise empty("inputs.sentences")
+        raise empty_error("inputs.sentences")
     sentences = [body.inputs.source_sentence, *body.inputs.sentences]
     inputs = parse_inputs("inputs", sentences, server_settings(request).max_batch, model.runtime)
     how = body.parameters or SimilarityParameters.model_validate({})
-    return JSONResponse(await model.read(len(inputs), cosines, model, inputs, how))
+    return JSONResponse(await model.read(len(inputs), cosine_similarities, model, inputs, how))
 
 
 @router.post("/predict")
@@ -250,7 +250,7 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
         request, reranks, "rerank texts, for which a head with one label is needed", body.model
     )
     if not body.texts:
-        raise empty("texts")
+        raise empty_error("texts")
     check_number("texts", body.texts, server_settings(request).max_batch)
     pairs = [(body.query, text) for text in body.texts]
     results = await model.read(len(pairs), compute_scores, model, pairs, body, body.raw_scores)
@@ -277,7 +277,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     size = sum(map(len, texts))
     if size > MAX_CHARACTERS:
         raise TooLong(f"inputs has {size} characters, expected at most {MAX_CHARACTERS}")
-    return in_json(await model.read(len(texts), tokens_in_json, model.runtime, texts, body))
+    return json_response(await model.read(len(texts), render_tokens, model.runtime, texts, body))
 
 
 @router.post("/decode")
@@ -389,13 +389,13 @@ def model_type(model: ServedModel) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------- inputs
 
 
-def empty(name: str) -> RequestError:
+def empty_error(name: str) -> RequestError:
     return RequestError(400, f"{name} is empty, expected at least one text")
 
 
 def check_number(name: str, inputs: Sequence[Any], max_items: int) -> None:
     if not inputs:
-        raise empty(name)
+        raise empty_error(name)
     if len(inputs) > max_items:
         raise TooLong(f"{name} has {len(inputs)} items, expected at most {max_items}")
 
@@ -447,7 +447,7 @@ def parse_sequences(value: Any) -> tuple[list[str | Pair], bool]:
             for place, item in enumerate(value)
         ], True
     if value == []:
-        raise empty("inputs")
+        raise empty_error("inputs")
     return [parse_sequence(value, "inputs")], False
 
 
@@ -462,7 +462,7 @@ def parse_sequence(value: Any, name: str) -> str | Pair:
     return parts[0] if len(parts) == 1 else (parts[0], parts[1])
 
 
-def encoded(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> list[Encoding]:
+def encode(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> list[Encoding]:
     """Return the encoding of each text, truncated if requested. Raises TooLong for a text that is
     too long."""
     limit = longest(model)
@@ -504,7 +504,7 @@ def rows_to_embed(
     """Return the tokens of each input and the number of tokens of the prompt. Token ids are used
     unchanged. With a prompt they are decoded first."""
     runtime = model.runtime
-    prompt = embedding.chosen_prompt(sentence_config(runtime), how.prompt_name, None)
+    prompt = embedding.select_prompt(sentence_config(runtime), how.prompt_name, None)
     lowered = (
         normalizers.Lowercase().normalize_str if embedding.length_and_case(runtime)[1] else str
     )
@@ -514,7 +514,7 @@ def rows_to_embed(
             for item in inputs
         ]
     texts = [lowered(prompt + item) for item in inputs if isinstance(item, str)]
-    encodings = iter(encoded(model, texts, how) if texts else [])
+    encodings = iter(encode(model, texts, how) if texts else [])
     rows = [
         next(encodings) if isinstance(item, str) else cut_ids(item, longest(model), how)
         for item in inputs
@@ -535,7 +535,7 @@ def cut_ids(ids: list[int], limit: int, how: Truncation) -> TokenRow:
 # ------------------------------------------------------------------------------------------ answers
 
 
-def in_json(content: bytes) -> Response:
+def json_response(content: bytes) -> Response:
     return Response(content, media_type="application/json")
 
 
@@ -572,7 +572,7 @@ def vectors(
     """Return one vector for each input, without the last normalization of the export."""
     modules = model.runtime.sentence_modules
     steps = modules.steps
-    while steps and steps[-1] is embedding.normalized:
+    while steps and steps[-1] is embedding.normalize:
         steps = steps[:-1]
     states, prompt_length = compute_states(model, inputs, how)
     results = [
@@ -589,25 +589,25 @@ def check_dimensions(dimensions: int, width: int) -> None:
         raise UsageError(f"dimensions is {dimensions}, expected at most {width}", "dimensions")
 
 
-def vectors_in_json(
+def render_vectors(
     model: ServedModel, inputs: Sequence[str | list[int]], body: EmbedRequest
 ) -> bytes:
     rows = vectors(model, inputs, body, body.dimensions)
     return render_list(
-        (embedding.normalized(vector) if body.normalize else vector).tolist() for vector in rows
+        (embedding.normalize(vector) if body.normalize else vector).tolist() for vector in rows
     )
 
 
-def states_in_json(
+def render_states(
     model: ServedModel, inputs: Sequence[str | list[int]], body: EmbedAllRequest
 ) -> bytes:
     return render_list(states.tolist() for states in compute_states(model, inputs, body)[0])
 
 
-def cosines(
+def cosine_similarities(
     model: ServedModel, inputs: Sequence[str | list[int]], how: SimilarityParameters
 ) -> list[float]:
-    embeddings = embedding.normalized(np.stack(vectors(model, inputs, how)))
+    embeddings = embedding.normalize(np.stack(vectors(model, inputs, how)))
     return (embeddings[1:] @ embeddings[0]).tolist()
 
 
@@ -621,7 +621,7 @@ def compute_scores(
         config.get("problem_type") == "multi_label_classification" or len(config["id2label"]) == 1
     )
     function = FUNCTIONS["none" if is_raw else "sigmoid" if is_independent else "softmax"]
-    rows = encoded(model, sequences, how)
+    rows = encode(model, sequences, how)
     results: list[np.ndarray] = [np.empty(0)] * len(rows)
     for index, outputs in run(model.runtime, rows):
         results[index] = function(outputs["logits"])
@@ -642,8 +642,8 @@ def labels(
     ]
 
 
-def tokens_in_json(runtime: TextRuntime, texts: Sequence[str], body: TokenizeRequest) -> bytes:
-    prompt = embedding.chosen_prompt(sentence_config(runtime), body.prompt_name, None)
+def render_tokens(runtime: TextRuntime, texts: Sequence[str], body: TokenizeRequest) -> bytes:
+    prompt = embedding.select_prompt(sentence_config(runtime), body.prompt_name, None)
     prompted = [prompt + text for text in texts]
     with tokenizer_errors(runtime.path):
         encodings = runtime.encode(prompted, special_tokens=body.add_special_tokens)

@@ -16,14 +16,14 @@ from .rows import (
     Pair,
     check_choice,
     check_count,
+    check_texts,
+    check_texts_or_pairs,
     encode_texts,
     label_names,
     require,
     run,
     sigmoid,
-    single_texts,
     softmax,
-    texts_or_pairs,
 )
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def classify(
         check_count("top_k", top_k)
     function = scoring(runtime, function_to_apply)
     labels = label_names(runtime)
-    rows = encode_texts(runtime, texts_or_pairs(texts))
+    rows = encode_texts(runtime, check_texts_or_pairs(texts))
     results: list[list[dict[str, Any]]] = [[] for _ in rows]
     for index, outputs in run(runtime, rows):
         scores = function(outputs["logits"])
@@ -152,8 +152,8 @@ def zero_shot(
         ValueError: as `classify`, or if no label of the model begins with "entail".
     """
     require(runtime, ZERO_SHOT)
-    texts = single_texts(texts)
-    candidates = checked_candidates(candidate_labels)
+    texts = check_texts(texts)
+    candidates = parse_candidates(candidate_labels)
     hypotheses = [make_hypothesis(hypothesis_template, label) for label in candidates]
     entailment, contradiction = entailment_and_contradiction(runtime)
     pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
@@ -201,7 +201,7 @@ def ranked(text: str, labels: list[str], scores: np.ndarray) -> dict[str, Any]:
     }
 
 
-def checked_candidates(labels: object) -> list[str]:
+def parse_candidates(labels: object) -> list[str]:
     if isinstance(labels, str):
         labels = [label.strip() for label in labels.split(",") if label.strip()]
     if (

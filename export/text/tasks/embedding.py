@@ -16,7 +16,16 @@ from ...heads import EMBED
 from ...inference.export_info import json_object
 from ...inference.options import as_list
 from .classification import activation, sentence_config
-from .rows import Cut, TokenRow, check_choice, check_count, encode_texts, require, run, strings
+from .rows import (
+    Cut,
+    TokenRow,
+    check_choice,
+    check_count,
+    check_strings,
+    encode_texts,
+    require,
+    run,
+)
 
 if TYPE_CHECKING:
     from ...inference.export_info import ExportInfo
@@ -53,7 +62,7 @@ class SentenceModules:
     def embedding(self, states: np.ndarray, prompt_length: int) -> np.ndarray:
         """(S, D) -> (E,). Pool the states and apply the steps."""
         skipped = 0 if self.includes_prompt else prompt_length
-        vector = np.concatenate([pooled(name, states, skipped) for name in self.poolings])
+        vector = np.concatenate([pool(name, states, skipped) for name in self.poolings])
         for step in self.steps:
             vector = step(vector)
         return vector
@@ -87,8 +96,8 @@ def embed(
             or a module is not supported.
     """
     require(runtime, EMBED)
-    prompt = chosen_prompt(sentence_config(runtime), prompt_name, prompt)
-    return vectors(runtime, *rows_to_embed(runtime, strings(texts), prompt), truncate_dim)
+    prompt = select_prompt(sentence_config(runtime), prompt_name, prompt)
+    return vectors(runtime, *rows_to_embed(runtime, check_strings(texts), prompt), truncate_dim)
 
 
 def rows_to_embed(
@@ -144,7 +153,7 @@ def similarity(runtime: "TextRuntime", first: np.ndarray, second: np.ndarray, /)
             f"the vectors have shapes {one.shape} and {other.shape}, expected (A, E) and (B, E)"
         )
     if name == "cosine":
-        one, other = normalized(one), normalized(other)
+        one, other = normalize(one), normalize(other)
     if name in ("cosine", "dot"):
         return one @ other.T
     order = 2 if name == "euclidean" else 1
@@ -154,7 +163,7 @@ def similarity(runtime: "TextRuntime", first: np.ndarray, second: np.ndarray, /)
 # -------------------------------------------------------------------------------------- the prompts
 
 
-def chosen_prompt(config: dict, prompt_name: str | None, prompt: str | None) -> str:
+def select_prompt(config: dict, prompt_name: str | None, prompt: str | None) -> str:
     prompts = config.get("prompts") or {}
     if prompt is not None:
         if prompt_name is not None:
@@ -215,9 +224,7 @@ def sentence_modules(runtime: "TextRuntime") -> SentenceModules:
         )
     for module in rest:
         check_names(module)
-    steps = [
-        normalized if module["type"] == "Normalize" else dense(info, module) for module in rest
-    ]
+    steps = [normalize if module["type"] == "Normalize" else dense(info, module) for module in rest]
     return SentenceModules(read_poolings(first), first.get("include_prompt", True), tuple(steps))
 
 
@@ -246,7 +253,7 @@ def read_poolings(config: dict) -> tuple[str, ...]:
     return tuple(names)
 
 
-def pooled(name: str, states: np.ndarray, skipped: int) -> np.ndarray:
+def pool(name: str, states: np.ndarray, skipped: int) -> np.ndarray:
     """(S, D) -> (D,), without the first `skipped` tokens."""
     rest = states[skipped:]
     match name:
@@ -264,7 +271,7 @@ def pooled(name: str, states: np.ndarray, skipped: int) -> np.ndarray:
             return rest.sum(axis=0) / (np.sqrt(count) if name == "mean_sqrt_len_tokens" else count)
 
 
-def normalized(vectors: np.ndarray) -> np.ndarray:
+def normalize(vectors: np.ndarray) -> np.ndarray:
     """Return the vectors scaled to length 1 over the last axis."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), SMALLEST_NORM)
 

@@ -12,11 +12,11 @@ from ...heads import FILL_MASK
 from .rows import (
     TOKENIZER_CONFIG,
     check_count,
+    check_texts,
     decode,
     encode_texts,
     require,
     run,
-    single_texts,
     softmax,
     with_names,
 )
@@ -52,7 +52,7 @@ def fill_mask(
     check_count("top_k", top_k, max_value=runtime.info.config["vocab_size"])
     mask = mask_token(runtime)
     candidates = None if targets is None else target_ids(runtime, targets)
-    rows = encode_texts(runtime, single_texts(texts))
+    rows = encode_texts(runtime, check_texts(texts))
     for row, name in with_names(rows):
         if mask not in row.ids:
             raise ValueError(

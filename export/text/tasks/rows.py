@@ -170,17 +170,17 @@ def check_unicode(text: str, name: str) -> None:
         raise ValueError(f"{name} is not valid Unicode: {error}") from None
 
 
-def single_texts(texts: object) -> list[str]:
+def check_texts(texts: object) -> list[str]:
     """Return `texts`, which must be a list of strings that are not blank."""
     return [check_text(text, name) for text, name in with_names(check_list(texts, "strings"))]
 
 
-def strings(texts: object) -> list[str]:
+def check_strings(texts: object) -> list[str]:
     """Return `texts`, which must be a list of strings. They may be blank."""
     return [check_string(text, name) for text, name in with_names(check_list(texts, "strings"))]
 
 
-def texts_or_pairs(texts: object) -> list[str | Pair]:
+def check_texts_or_pairs(texts: object) -> list[str | Pair]:
     """Return `texts`, a list of strings and of pairs as `parse_pair` accepts them. They may be
     blank."""
     items = with_names(check_list(texts, "strings or pairs"))

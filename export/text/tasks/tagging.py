@@ -12,13 +12,13 @@ from .rows import (
     Cut,
     check_choice,
     check_count,
+    check_strings,
     encode_texts,
     join,
     label_names,
     require,
     run,
     softmax,
-    strings,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def tag(
     require(runtime, TAG)
     check_choice("aggregation_strategy", aggregation_strategy, STRATEGIES)
     labels = label_names(runtime)
-    texts = strings(texts)
+    texts = check_strings(texts)
     rows = encode_texts(runtime, texts, make_cut(runtime, aggregation_strategy, stride))
     sources = list(range(len(rows)))
     for source, row in enumerate(rows[:]):
@@ -88,7 +88,7 @@ def tag(
     for source, entities in zip(sources, entities_by_row):
         results[source] += entities
     return [
-        without_overlaps(result) if sources.count(source) > 1 else result
+        remove_overlaps(result) if sources.count(source) > 1 else result
         for source, result in enumerate(results)
     ]
 
@@ -152,7 +152,7 @@ def aggregate(
         )
     entities = [
         {
-            **labelled(token["scores"], labels),
+            **best_label(token["scores"], labels),
             "index": token["index"],
             "word": token["word"],
             "start": token["start"],
@@ -163,7 +163,7 @@ def aggregate(
     return entities if strategy == "none" else group_entities(runtime, entities)
 
 
-def labelled(scores: np.ndarray, labels: list[str]) -> dict[str, Any]:
+def best_label(scores: np.ndarray, labels: list[str]) -> dict[str, Any]:
     best = int(scores.argmax())
     return {"entity": labels[best], "score": float(scores[best])}
 
@@ -181,7 +181,9 @@ def group_words(tokens: list[dict]) -> list[list[dict]]:
 def merge_word(
     runtime: "TextRuntime", tokens: list[dict], labels: list[str], strategy: str
 ) -> dict[str, Any]:
-    best = labelled(WORD_SCORES[strategy](np.stack([token["scores"] for token in tokens])), labels)
+    best = best_label(
+        WORD_SCORES[strategy](np.stack([token["scores"] for token in tokens])), labels
+    )
     word = join(runtime, [token["word"] for token in tokens])
     return {**best, "word": word, "start": tokens[0]["start"], "end": tokens[-1]["end"]}
 
@@ -212,7 +214,7 @@ def prefix_and_tag(label: str) -> tuple[bool, str]:
     return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
 
 
-def without_overlaps(entities: list[dict]) -> list[dict[str, Any]]:
+def remove_overlaps(entities: list[dict]) -> list[dict[str, Any]]:
     """Return the entities without overlaps between windows. The longest entity is kept; if two are
     equally long, the one with the best score."""
     kept: list[dict] = []

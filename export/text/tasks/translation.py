@@ -13,7 +13,7 @@ from ...inference.logits import derived_seed
 from ...inference.options import as_list, special_token
 from ...requests import check_options
 from ..languages import LANGUAGE_WORD, Choice
-from .rows import check_row, require, single_texts
+from .rows import check_row, check_texts, require
 from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, sentences_and_spaces
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def make_plan(
     `translate`."""
     require(runtime, TRANSLATE)
     splitting.check()
-    texts = single_texts(texts)
+    texts = check_texts(texts)
     targets = check_arguments(runtime, texts, src_lang, tgt_lang, options)
     languages = src_lang if isinstance(src_lang, list | tuple) else [src_lang] * len(texts)
     parts = [
