@@ -51,7 +51,7 @@ def device_seconds(run) -> dict:
     from torch.profiler import ProfilerActivity, profile
 
     if not torch.cuda.is_available():
-        raise RuntimeError("there is no GPU to profile")
+        raise RuntimeError("found no GPU, expected one to profile")
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         run()
         torch.cuda.synchronize()
@@ -75,7 +75,7 @@ def totals(events) -> dict:
             )
             seconds[name] += event.duration_ns() / 1e9
     if not seconds["kernel_seconds"]:
-        raise RuntimeError("the profiler saw no kernel")
+        raise RuntimeError("the profiler recorded no kernel, expected at least one")
     return seconds
 
 

@@ -70,13 +70,13 @@ def accuracy(correct: int, rows: int) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--data", type=Path, required=True, help="where the directories of the recipes' text are"
+        "--data", type=Path, required=True, help="folder with the directories of the recipes' text"
     )
     parser.add_argument(
         "cards",
         nargs="*",
         type=Path,
-        help="directories of model_cards/; all classifiers if not given",
+        help="directories of model_cards/; by default all classifiers",
     )
     options = parser.parse_args()
     for card in options.cards or sorted(path.parent for path in CARDS.rglob(RECORD)):

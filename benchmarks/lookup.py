@@ -129,15 +129,19 @@ def main() -> None:
     parser.add_argument(
         "--train", action="store_true", help="only train the models that --models does not have"
     )
-    parser.add_argument("--steps", type=int, default=800, help="updates of each trained model")
+    parser.add_argument(
+        "--steps", type=int, default=800, help="optimizer steps of each trained model"
+    )
     parser.add_argument(
         "--tasks", nargs="+", default=[*TASKS, "translation"], choices=[*TASKS, "translation"]
     )
     parser.add_argument(
-        "--dtypes", nargs="+", default=["fp32", "int8"], help="of the weights of the exports"
+        "--dtypes", nargs="+", default=["fp32", "int8"], help="precisions of the exports"
     )
     parser.add_argument("--candidates", type=int, default=10, help="prompt_lookup_num_tokens")
-    parser.add_argument("--texts", type=int, default=100, help="of validation, for each task")
+    parser.add_argument(
+        "--texts", type=int, default=100, help="number of validation texts per task"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     if options.train and not options.models:

@@ -221,8 +221,8 @@ def resumed(before: dict, now: dict) -> dict:
     for name in ("options", "environment", "hardware", "versions"):
         if before[name] != now[name]:
             raise ValueError(
-                f"the file has the {name} {before[name]}, expected {now[name]} to go on with it: "
-                "give another --out"
+                f"the file has the {name} {before[name]}, expected {now[name]} to resume it: "
+                "use another --out"
             )
     late = {to_cell(record) for record in before["cells"] if record.get("missing") == NO_TIME}
     cells = [record for record in before["cells"] if to_cell(record) not in late]

@@ -36,18 +36,23 @@ def parse(arguments=None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--repeats", type=int, default=5, help="rounds measured after a warm-up (5)"
-    )
-    parser.add_argument("--new-tokens", type=int, default=64, help="of each row at most (64)")
-    parser.add_argument("--threads", type=int, help="of each (as many as there are processors)")
-    parser.add_argument(
-        "--models", nargs="+", choices=KINDS, default=list(KINDS), help="which of them (all)"
+        "--repeats", type=int, default=5, help="measured rounds, after a warm-up (5)"
     )
     parser.add_argument(
-        "--targets", nargs="+", choices=list(map("-".join, TARGETS)), help="which of them (all)"
+        "--new-tokens", type=int, default=64, help="maximum number of new tokens per row (64)"
+    )
+    parser.add_argument("--threads", type=int, help="CPU threads (all CPUs)")
+    parser.add_argument(
+        "--models", nargs="+", choices=KINDS, default=list(KINDS), help="models to measure (all)"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="tiny models: tries everything, measures nothing"
+        "--targets",
+        nargs="+",
+        choices=list(map("-".join, TARGETS)),
+        help="targets to measure (all)",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny models, to test the benchmark itself"
     )
     return parser.parse_args(arguments)
 

@@ -153,7 +153,7 @@ class LlamaCpp:
             path, self.library.llama_model_default_params()
         )
         if not self.model:
-            raise OSError(f"llama.cpp does not load {path.decode()}")
+            raise OSError(f"llama.cpp cannot load {path.decode()}")
 
     def prepare(self, ids):
         return ids
@@ -169,13 +169,15 @@ class LlamaCpp:
             values = {name: getattr(params, name) for name in DEFAULTS}
             if values != DEFAULTS:
                 raise OSError(
-                    f"llama.cpp's defaults are {values}, expected {DEFAULTS}: another version"
+                    f"llama.cpp's defaults are {values}, expected {DEFAULTS}: the version differs"
                 )
             params.n_ctx, params.n_seq_max = rows * places, rows
             params.n_batch = max(params.n_batch, rows * length)
             context = self.library.llama_init_from_model(self.model, params)
             if not context:
-                raise OSError(f"llama.cpp has no context of {rows} rows of {places} tokens")
+                raise OSError(
+                    f"llama.cpp cannot create a context of {rows} rows of {places} tokens"
+                )
             self.library.llama_set_n_threads(context, self.threads, self.threads)
             self.contexts[rows, places] = context
         return self.contexts[rows, places]
@@ -210,7 +212,7 @@ class LlamaCpp:
         )
         batch = Batch(ids.size, **{name: column.ctypes.data for name, column in columns.items()})
         if code := self.library.llama_decode(context, batch):
-            raise OSError(f"llama_decode returned {code}")
+            raise OSError(f"llama_decode returned {code}, expected 0")
         return np.ctypeslib.as_array(
             self.library.llama_get_logits(context), (rows, self.vocabulary)
         )

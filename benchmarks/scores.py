@@ -81,10 +81,10 @@ def intervals(recipe, tokenizer, predictions, labels) -> dict[str, tuple[float, 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--data", type=Path, required=True, help="where the directories of the recipes' text are"
+        "--data", type=Path, required=True, help="folder with the directories of the recipes' text"
     )
     parser.add_argument(
-        "cards", nargs="*", type=Path, help="directories of model_cards/; all if not given"
+        "cards", nargs="*", type=Path, help="directories of model_cards/; by default all"
     )
     options = parser.parse_args()
     wrong = 0
@@ -102,7 +102,7 @@ def main():
                 "same": is_same,
             }
             print(json.dumps(line), flush=True)
-    sys.exit(f"{wrong} scores are not what was said" if wrong else None)
+    sys.exit(f"{wrong} scores differ from those of the cards" if wrong else None)
 
 
 if __name__ == "__main__":

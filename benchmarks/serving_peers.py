@@ -166,10 +166,12 @@ def parse():
     parser.add_argument("kind", choices=["ctranslate2", "transformers", "transformers-serve"])
     parser.add_argument("model", type=Path)
     parser.add_argument(
-        "--export", type=Path, help="ours, of the same checkpoint: its tokenizer and its options"
+        "--export",
+        type=Path,
+        help="our export of the same checkpoint, for its tokenizer and options",
     )
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2, help="of each worker")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads per worker")
     parser.add_argument("--port", type=int, required=True)
     return parser.parse_args()
 

@@ -70,7 +70,9 @@ class Server:
             if self.process.poll() is not None or time.perf_counter() > start + PATIENCE:
                 self.stop()
                 log_end = log.read_text()[-500:] if log.is_file() else ""
-                raise RuntimeError(f"{' '.join(plan.command)} was not ready: {log_end}")
+                raise RuntimeError(
+                    f"{' '.join(plan.command)} is not ready, expected it to listen: {log_end}"
+                )
             time.sleep(0.01)
         self.seconds = time.perf_counter() - start
 
@@ -165,7 +167,7 @@ def outcome(client: subprocess.Popen) -> dict:
     with client.stdout:
         text = client.stdout.read()
     if client.wait():
-        raise RuntimeError(f"the client ended with code {client.returncode}")
+        raise RuntimeError(f"the client ended with code {client.returncode}, expected 0")
     return json.loads(text)
 
 

@@ -788,7 +788,7 @@ def test_scores_are_computed_again_from_the_weights_and_compared_with_what_was_s
     report = json.loads((tmp_path / "model/training.json").read_text())
     report["metrics"]["test_chrf"] += 1
     (tmp_path / "model/training.json").write_text(json.dumps(report))
-    with pytest.raises(SystemExit, match="1 scores are not what was said"):
+    with pytest.raises(SystemExit, match="1 scores differ"):
         scores.main()
 
 

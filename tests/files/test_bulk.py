@@ -300,7 +300,13 @@ def test_bad_json_lines(bulk, tmp_path):
     assert numbers == (2, 3, 4, 5, 7)
     for reason, words in zip(
         reasons,
-        ("no JSON", "expected a JSON object", "expected text", "its text is None", "not valid Unicode"),
+        (
+            "no JSON",
+            "expected a JSON object",
+            "expected text",
+            "its text is None",
+            "not valid Unicode",
+        ),
     ):
         assert words in reason
 

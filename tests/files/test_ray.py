@@ -81,7 +81,10 @@ def test_replicas_are_a_number_or_scale_with_requests():
         (lambda: ray.parse_exports({}, Settings()), "exports is missing, expected exports=PATH"),
         (lambda: ray.scale("0", 1), "replicas is '0', expected a number .* or a range such as 1-4"),
         (lambda: ray.scale("4-1", 1), "replicas is 4-1, expected the smaller number first"),
-        (lambda: ray.positive_number("cpus", "0.5"), "cpus is '0.5', expected a number of at least 1"),
+        (
+            lambda: ray.positive_number("cpus", "0.5"),
+            "cpus is '0.5', expected a number of at least 1",
+        ),
     ],
 )
 def test_a_wrong_argument_is_an_error_before_anything_starts(call, message):

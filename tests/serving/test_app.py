@@ -121,10 +121,7 @@ def test_texts_that_only_look_like_what_json_has_not_are_taken(client):
         ("long", 413, "9 tokens, expected at most 8"),
         ("deep", 422, "the body is nested too deeply, expected fewer"),
         ("value", 422, "a b is \\ud800, expected c"),
-        *(
-            (name, 500, "internal server error")
-            for name in ("mistake", "nan", "half")
-        ),
+        *((name, 500, "internal server error") for name in ("mistake", "nan", "half")),
     ],
 )
 def test_what_a_handler_raises_is_an_answer_in_the_format_of_its_protocol(

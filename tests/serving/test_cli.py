@@ -173,9 +173,7 @@ def test_exports_have_the_names_of_their_directories_or_others(tmp_path, monkeyp
     assert [each.name for each in found] == ["export", "other", "m.2-x"]
     assert [each.languages for each in found] == [[], [("en", "de"), ("de", "en")], []]
     assert all(each.generates for each in found)
-    with pytest.raises(
-        UsageError, match="'a=b', expected letters.* NAME=PATH"
-    ):
+    with pytest.raises(UsageError, match="'a=b', expected letters.* NAME=PATH"):
         sources([str(tmp_path / "a=b")], [])
 
 

@@ -636,7 +636,11 @@ def test_a_missing_field_is_named(client, field):
             b'{"q": "\\ud83d", "source": "en", "target": "de"}',
             "half of a character",
         ),
-        ("application/json", b"[" * 100_000, "the body is not valid JSON: recursion limit exceeded"),
+        (
+            "application/json",
+            b"[" * 100_000,
+            "the body is not valid JSON: recursion limit exceeded",
+        ),
         ("application/json", b"[1]", "the body is [1], expected"),
         ("text/plain", b"w5", "the body is not valid JSON: "),
         (

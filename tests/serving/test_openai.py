@@ -832,7 +832,11 @@ def test_a_client_that_goes_leaves_nothing_running(client, engine, prompt):
             "prompt has the token id 48, expected ids from 0 to 47",
         ),
         (dict(prompt=[[5], [-1]]), "prompt", "prompt has the token id -1, expected"),
-        (dict(prompt=[2**70]), "prompt", "prompt has the token id 1180591620717411303424, expected"),
+        (
+            dict(prompt=[2**70]),
+            "prompt",
+            "prompt has the token id 1180591620717411303424, expected",
+        ),
         (dict(prompt=["a"] * 7), "prompt", "prompt has 7 items, expected at most 6"),
         (
             dict(prompt=[4] * 41),
@@ -858,7 +862,11 @@ def test_a_client_that_goes_leaves_nothing_running(client, engine, prompt):
         (dict(max_tokens="16"), "max_tokens", "max_tokens is '16', expected a valid integer"),
         (dict(max_tokens=1.5), "max_tokens", "max_tokens is 1.5, expected a valid integer"),
         (dict(max_tokens=True), "max_tokens", "max_tokens is True, expected a valid integer"),
-        (dict(max_tokens=0), "max_tokens", "max_tokens is 0 without echo=true, expected at least 1"),
+        (
+            dict(max_tokens=0),
+            "max_tokens",
+            "max_tokens is 0 without echo=true, expected at least 1",
+        ),
         (
             dict(temperature=-1),
             "temperature",

@@ -183,7 +183,9 @@ def test_the_root_embeds_for_the_client_of_huggingface_hub(embedder):
         "Validation",
         "query is 'a', expected no field",
     )
-    refused(post(url, "/", inputs=TEXTS, model="that"), 422, "Validation", "model is 'that', expected")
+    refused(
+        post(url, "/", inputs=TEXTS, model="that"), 422, "Validation", "model is 'that', expected"
+    )
     refused(post(url, "/models/that", inputs=TEXTS), 422, "Validation", "model is 'that', expected")
 
 
@@ -322,7 +324,13 @@ WRONG = [
     ),
     ("/embed", {"inputs": 5}, 422, "Validation", "inputs is 5, expected a text"),
     ("/embed", {"inputs": [["a"]]}, 422, "Validation", "expected a text or token ids"),
-    ("/embed", {"inputs": [10**9]}, 422, "Validation", "the token id 1000000000, expected ids from 0 to"),
+    (
+        "/embed",
+        {"inputs": [10**9]},
+        422,
+        "Validation",
+        "the token id 1000000000, expected ids from 0 to",
+    ),
     ("/embed", {"inputs": "a", "normalize": "yes"}, 422, "Validation", "normalize is 'yes'"),
     ("/embed", {"inputs": "a", "normalise": True}, 422, "Validation", "normalise"),
     ("/embed", {"inputs": "a", "prompt_name": "qery"}, 422, "Validation", "did you mean 'query'"),

@@ -213,9 +213,7 @@ def test_a_language_that_is_unknown_missing_or_given_twice_is_an_error(multiling
     _, _, _, runtime, (english, german, _) = multilingual
     for name, other in (("src_lang", {"tgt_lang": german}), ("tgt_lang", {})):
         unknown = f"{english}_no"  # the same language with another region or script is nearest
-        message = (
-            f"^{name} is '{unknown}', which .* expected one of .*; did you mean '{english}'?"
-        )
+        message = f"^{name} is '{unknown}', which .* expected one of .*; did you mean '{english}'?"
         with pytest.raises(UsageError, match=message):
             runtime.generate(TEXTS, **{name: unknown}, **other)
     with pytest.raises(
@@ -223,9 +221,7 @@ def test_a_language_that_is_unknown_missing_or_given_twice_is_an_error(multiling
         match="^src_lang is 5, expected the name of a language",
     ):
         runtime.generate(TEXTS, src_lang=5, tgt_lang=german)
-    with pytest.raises(
-        UsageError, match="^tgt_lang has 2 languages, expected 3"
-    ):
+    with pytest.raises(UsageError, match="^tgt_lang has 2 languages, expected 3"):
         runtime.generate(TEXTS, tgt_lang=[german, german])
     with pytest.raises(
         UsageError,
@@ -354,7 +350,5 @@ def test_the_command_translates_from_one_language_into_another(nllb_export, spm,
     assert (tmp_path / "out").read_text(encoding="utf-8").splitlines() == wanted
     with pytest.raises(SystemExit) as stop:
         main(["generate", str(directory), TEXTS[0], "--tgt-lang", "fra"])
-    assert stop.value.code == 2 and "tgt_lang is 'fra'" in (
-        error := capsys.readouterr().err
-    )
+    assert stop.value.code == 2 and "tgt_lang is 'fra'" in (error := capsys.readouterr().err)
     assert "did you mean 'fra_Latn'?" in error

@@ -769,7 +769,11 @@ def test_a_task_of_another_head_is_refused_and_names_this_one(made):
             lambda r: r.tag(["a"], "simpel"),
             "aggregation_strategy is 'simpel', expected .*; did you mean 'simple'",
         ),
-        ("tag", lambda r: r.tag(["a"], stride=3), "stride is 3 with aggregation_strategy 'none', expected another"),
+        (
+            "tag",
+            lambda r: r.tag(["a"], stride=3),
+            "stride is 3 with aggregation_strategy 'none', expected another",
+        ),
         (
             "tag",
             lambda r: r.tag(["a"], "first", stride=-1),
@@ -848,7 +852,8 @@ def test_labels_that_the_config_lacks_are_an_error(made, monkeypatch):
                 runtime.classify(["a"])
         with pytest.raises(
             ValueError,
-            match=said or r"labels of this model are \['a'.*, expected one that begins with 'entail'",
+            match=said
+            or r"labels of this model are \['a'.*, expected one that begins with 'entail'",
         ):
             runtime.zero_shot(["a"], ["b"])
 
