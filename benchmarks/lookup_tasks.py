@@ -31,11 +31,11 @@ Pairs = Iterator[tuple[str, str]]  # an endless stream of a source and its targe
 def with_errors(text: str, rng: random.Random) -> str:
     """Return `text` with two neighbouring letters exchanged in `ERRORS` words."""
     words = text.split(" ")
-    long = [place for place, word in enumerate(words) if len(word) > 3]
-    for place in rng.sample(long, min(ERRORS, len(long))):
-        first = rng.randrange(1, len(words[place]) - 2)
-        word = words[place]
-        words[place] = word[:first] + word[first + 1] + word[first] + word[first + 2 :]
+    long = [index for index, word in enumerate(words) if len(word) > 3]
+    for index in rng.sample(long, min(ERRORS, len(long))):
+        first = rng.randrange(1, len(words[index]) - 2)
+        word = words[index]
+        words[index] = word[:first] + word[first + 1] + word[first] + word[first + 2 :]
     return " ".join(words)
 
 

@@ -86,8 +86,10 @@ def added(allowed):
 
 def causal(input_ids, mask):
     """Return which tokens each new token may look at: (B, 1, T, past + T)."""
-    places = torch.arange(mask.shape[1])
-    return (places <= places[-input_ids.shape[1] :, None])[None, None] & (mask[:, None, None] > 0)
+    positions = torch.arange(mask.shape[1])
+    return (positions <= positions[-input_ids.shape[1] :, None])[None, None] & (
+        mask[:, None, None] > 0
+    )
 
 
 def make_cache(states) -> DynamicCache:

@@ -158,29 +158,30 @@ class LlamaCpp:
     def prepare(self, ids):
         return ids
 
-    def context(self, rows, length, places):
-        """Return a context for `places` tokens of each row, rounded up to blocks of `PLACES`.
+    def context(self, rows, length, num_positions):
+        """Return a context for `num_positions` tokens of each row, rounded up to blocks of
+        `PLACES`.
 
         Contexts are kept.
         """
-        places = -(-places // PLACES) * PLACES
-        if (rows, places) not in self.contexts:
+        num_positions = -(-num_positions // PLACES) * PLACES
+        if (rows, num_positions) not in self.contexts:
             params = self.library.llama_context_default_params()
             values = {name: getattr(params, name) for name in DEFAULTS}
             if values != DEFAULTS:
                 raise OSError(
                     f"llama.cpp's defaults are {values}, expected {DEFAULTS}: the version differs"
                 )
-            params.n_ctx, params.n_seq_max = rows * places, rows
+            params.n_ctx, params.n_seq_max = rows * num_positions, rows
             params.n_batch = max(params.n_batch, rows * length)
             context = self.library.llama_init_from_model(self.model, params)
             if not context:
                 raise OSError(
-                    f"llama.cpp cannot create a context of {rows} rows of {places} tokens"
+                    f"llama.cpp cannot create a context of {rows} rows of {num_positions} tokens"
                 )
             self.library.llama_set_n_threads(context, self.threads, self.threads)
-            self.contexts[rows, places] = context
-        return self.contexts[rows, places]
+            self.contexts[rows, num_positions] = context
+        return self.contexts[rows, num_positions]
 
     def run(self, ids, new_tokens, beams):
         """Return the new tokens (B, new_tokens)."""

@@ -42,10 +42,10 @@ def engine(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> C
         return await engine.generate([engine.admission.job(row, {}) for row in ids])
 
     def generate(ids):
-        order = sorted(range(len(ids)), key=lambda place: -len(ids[place]))
-        results = asyncio.run(answers([ids[place] for place in order]))
+        order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
+        results = asyncio.run(answers([ids[index] for index in order]))
         tokens = dict(zip(order, (result[0].tokens for result in results)))
-        return [tokens[place] for place in range(len(ids))]
+        return [tokens[index] for index in range(len(ids))]
 
     return generate
 
@@ -69,16 +69,16 @@ def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> 
     runtimes = [Runtime(folder / dtype, threads=threads) for _ in range(workers)]
 
     def generate(ids):
-        order = sorted(range(len(ids)), key=lambda place: -len(ids[place]))
+        order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
         batches = [order[start : start + rows] for start in range(0, len(ids), rows)][::-1]
         tokens = [None] * len(ids)
 
         def work(runtime):
             while batches:
-                places = batches.pop()
-                generated = runtime.generate(*pad_sequences([ids[place] for place in places], 0))
-                for place, row in zip(places, generated[:, 1:].tolist()):
-                    tokens[place] = row
+                indices = batches.pop()
+                generated = runtime.generate(*pad_sequences([ids[index] for index in indices], 0))
+                for index, row in zip(indices, generated[:, 1:].tolist()):
+                    tokens[index] = row
 
         running = [threading.Thread(target=work, args=[model]) for model in runtimes]
         for thread in running:

@@ -301,7 +301,7 @@ def growing_table(title):
         for model, part in models.items():
             results, load = part["found"], part["found"]["load"]
             counts = [load["statuses"].get(status, 0) for status in ("200", "429", "503")]
-            sizes = [number(results["samples"][place] / MEGA) for place in (0, -1)]
+            sizes = [number(results["samples"][index] / MEGA) for index in (0, -1)]
             minutes = number(load["seconds"] / 60)
             wrong = [load["wrong"], load["unpromised"]]
             rows.append(

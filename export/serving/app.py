@@ -209,8 +209,8 @@ def convert_error(error: BaseException, validation: int) -> RequestError:
         case RequestError():
             return error
         case RequestValidationError():
-            place = error.errors()[0]["loc"][1:2]
-            param = str(place[0]) if place else None  # None: the whole body
+            location = error.errors()[0]["loc"][1:2]
+            param = str(location[0]) if location else None  # None: the whole body
             return RequestError(validation, validation_message(error), param)
         case TooLong():
             return RequestError(413, str(error))
@@ -265,23 +265,23 @@ def validation_message(error: RequestValidationError) -> str:
     """Return a message with the first wrong value and the value expected."""
     errors = error.errors()
     first = errors[0]
-    place = first["loc"][1:]
+    location = first["loc"][1:]
     if first["type"] == "json_invalid":
         return (
             f"the body is not valid JSON at character {first['loc'][-1]}: {first['ctx']['error']}, "
             "expected a JSON object"
         )
-    if not place:
+    if not location:
         return body_message(first)
-    name = ".".join(map(str, place))
+    name = ".".join(map(str, location))
     if first["type"] == "missing":
         return f"{name} is missing, expected it in the {first['loc'][0]}"
     value = first["input"]
-    group = [item for item in errors if item["loc"][1:2] == place[:1]]
+    group = [item for item in errors if item["loc"][1:2] == location[:1]]
     if len(group) > 1:  # one error for each member of a union
-        name = str(place[0])
+        name = str(location[0])
         if isinstance(error.body, dict):
-            value = error.body.get(place[0], value)
+            value = error.body.get(location[0], value)
     expected = " or ".join(dict.fromkeys(map(expectation, group)))
     others = len({item["loc"][1] for item in errors if len(item["loc"]) > 1}) - 1
     return f"{name} is {short_repr(value)}, expected {expected}" + (

@@ -232,9 +232,9 @@ def read_token(settings: Settings, environment: Mapping[str, str]) -> bytes | No
     text = variable if file is None else file.read_bytes().decode("utf-8", "surrogateescape")
     token = (text or "").strip()
     if not re.fullmatch(r"[!-~]+", token):
-        place = TOKEN if file is None else file
+        name = TOKEN if file is None else file
         raise ValueError(
-            f"{place} has no token, expected one line of ASCII characters without spaces"
+            f"{name} has no token, expected one line of ASCII characters without spaces"
         )
     return token.encode()
 

@@ -74,7 +74,7 @@ class Hub:
             for name, value in os.environ.items()
             if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
         }
-        places = {
+        paths = {
             "HF_ENDPOINT": self.endpoint,
             "HF_HOME": str(home),
             "HF_MODULES_CACHE": str(home / "modules"),
@@ -87,7 +87,7 @@ class Hub:
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "NO_PROXY": "127.0.0.1,localhost",
         }
-        return {**kept, **places, **switches}
+        return {**kept, **paths, **switches}
 
     def run(self, home: Path, *command: str, **settings) -> subprocess.CompletedProcess:
         """Run Python with the arguments `command` as a user of this Hub."""

@@ -76,7 +76,7 @@ def run(page: Path, folder: Path, printed) -> int:
     names = {"__name__": page.stem}
     printed()
     for block in runnable:
-        place = f"{page.name}:{block.line}"
+        location = f"{page.name}:{block.line}"
         if block.language == "python":
             exec(compile("\n" * block.line + block.code, page, "exec"), names)
         elif block.language == "toml":
@@ -88,7 +88,7 @@ def run(page: Path, folder: Path, printed) -> int:
         output = printed()
         if block.output is not None:
             assert doctest.OutputChecker().check_output(block.output, output, ANY_TEXT), (
-                f"{place} prints\n{output}"
+                f"{location} prints\n{output}"
             )
     return len(runnable)
 

@@ -33,8 +33,13 @@ def free_port() -> str:
 
 def environment(rank: int, port: str) -> dict[str, str]:
     """Return the environment variables that torchrun sets for process `rank`."""
-    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    return place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    settings = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    return settings | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
 def work(rank: int, port: str, folder: Path):

@@ -123,9 +123,9 @@ def questions():
     context = "the film wins and the cast shines"
     answers = [("who wins", "the film"), ("who shines", "the cast")]
     return [
-        {"id": str(place), "question": question, "context": context,
+        {"id": str(index), "question": question, "context": context,
          "answers": {"text": [answer], "answer_start": [context.index(answer)]}}
-        for place, (question, answer) in enumerate(answers * 4)
+        for index, (question, answer) in enumerate(answers * 4)
     ]  # fmt: skip
 
 

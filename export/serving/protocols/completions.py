@@ -28,11 +28,11 @@ class StopTexts:
 
     def add(self, piece: str) -> str:
         text = self.held + piece
-        places = [text.find(stop) for stop in self.stops if stop in text]
-        self.is_stopped = bool(places)
+        positions = [text.find(stop) for stop in self.stops if stop in text]
+        self.is_stopped = bool(positions)
         certain = (
-            min(places)
-            if places
+            min(positions)
+            if positions
             else len(text) - max((overlap_length(text, stop) for stop in self.stops), default=0)
         )
         self.held = text[certain:]
@@ -194,10 +194,10 @@ class Completion:
                 yield self.chunk(index, "", LENGTH)
                 continue
             last = len(result.tokens) - 1
-            for place, token in enumerate(result.tokens):
-                known = result.logprobs[place] if result.logprobs else None
+            for position, token in enumerate(result.tokens):
+                known = result.logprobs[position] if result.logprobs else None
                 yield from self.handle_event(
-                    Event(index, token, result.finish_reason if place == last else None, known)
+                    Event(index, token, result.finish_reason if position == last else None, known)
                 )
 
     def handle_event(self, event: Event) -> Iterator[Chunk]:

@@ -171,21 +171,21 @@ async def translate_plain(
     """Return `count` translations of each text, best first. A blank text is returned unchanged. The
     search has `count` beams, or the model's number of beams if that is larger."""
     translations = [[text] for text in texts]
-    places = [place for place, text in enumerate(texts) if text.strip()]
+    indices = [index for index, text in enumerate(texts) if text.strip()]
     options: dict[str, Any] = {}
     if count > 1:
         beams = max(count, model.runtime.info.defaults.get("num_beams") or 1)
         options |= {"num_beams": beams, "num_return_sequences": count, "do_sample": False}
-    if places:
+    if indices:
         inputs = [
-            f"{direction.word} {texts[place]}" if direction.word else texts[place]
-            for place in places
+            f"{direction.word} {texts[index]}" if direction.word else texts[index]
+            for index in indices
         ]
         translated = await translate(
             model, inputs, direction.src_lang, direction.tgt_lang, splitting, **options
         )
-        for place, outputs in zip(places, translated):
-            translations[place] = outputs
+        for index, outputs in zip(indices, translated):
+            translations[index] = outputs
     return translations
 
 

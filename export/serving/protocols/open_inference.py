@@ -342,9 +342,9 @@ def text_outputs(
         rows = encode(model, texts, how)
     needed = {"last_hidden_state" if name == EMBEDDING.name else name for name in requested}
     of_rows: dict[str, list[np.ndarray]] = {name: [np.empty(0)] * len(rows) for name in needed}
-    for place, outputs in run(model.runtime, rows):
+    for index, outputs in run(model.runtime, rows):
         for name in needed:
-            of_rows[name][place] = outputs[name]
+            of_rows[name][index] = outputs[name]
     arrays = {name: padded_rows(values) for name, values in of_rows.items()}
     if EMBEDDING.name in requested:
         arrays[EMBEDDING.name] = embeddings(model, of_rows["last_hidden_state"], prompt_length)

@@ -283,8 +283,8 @@ def make_completions(
         ]
     numbered = enumerate(zip(jobs, echoes, strict=True))
     return [
-        Completion(runtime, job, place * n, begins, stops, is_empty)
-        for place, (job, begins) in numbered
+        Completion(runtime, job, index * n, begins, stops, is_empty)
+        for index, (job, begins) in numbered
     ]
 
 
@@ -405,10 +405,10 @@ async def parse_prompts(value: Any, runtime: TextRuntime, max_items: int) -> lis
     encodings = await call_off_loop(sum(map(len, inputs)), runtime.encode, inputs, True)
     rows: list[list[int]] = [prompt(encoding) for encoding in encodings]
     first = special_token("bos_token_id", runtime.info.generation_config, runtime.info.config)
-    for place, ids in enumerate(rows):
+    for index, ids in enumerate(rows):
         if not ids and first is None:
             seen = (
-                f"prompt {place} of {len(rows)} is {short_repr(inputs[place])}, which has no tokens"
+                f"prompt {index} of {len(rows)} is {short_repr(inputs[index])}, which has no tokens"
             )
             raise UsageError(
                 f"{seen}, expected words: the model has no bos_token_id to start with", "prompt"
@@ -430,9 +430,9 @@ def parse_inputs(name: str, value: Any, max_items: int, runtime: TextRuntime) ->
     if len(inputs) > max_items:
         raise UsageError(f"{name} has {len(inputs)} items, expected at most {max_items}", name)
     if all(isinstance(item, str) for item in inputs):
-        for place, text in enumerate(inputs):
+        for index, text in enumerate(inputs):
             try:
-                check_unicode(text, f"{name} {place} of {len(inputs)}")
+                check_unicode(text, f"{name} {index} of {len(inputs)}")
             except ValueError as error:
                 raise UsageError(str(error), name) from None
         return inputs
@@ -632,8 +632,8 @@ def encode_inputs(
     """Return the tokens of each input, and the number of tokens of the export's prompt."""
     if not isinstance(inputs[0], str):
         return [TokenRow(ids, [0] * len(ids)) for ids in inputs], 0
-    for place, text in enumerate(inputs):
-        check_input(text, f"input {place} of {len(inputs)}")
+    for index, text in enumerate(inputs):
+        check_input(text, f"input {index} of {len(inputs)}")
     return embedding.rows_to_embed(
         runtime, inputs, embedding.select_prompt(embedding.sentence_config(runtime), None, None)
     )

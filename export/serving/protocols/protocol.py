@@ -45,13 +45,13 @@ def name_in_path(request: Request) -> str | None:
 
 
 @contextlib.contextmanager
-def validated(value: Any, *place: str) -> Iterator[None]:
-    """Convert errors of pydantic to those of FastAPI. `place` is the location of `value` in the
+def validated(value: Any, *location: str) -> Iterator[None]:
+    """Convert errors of pydantic to those of FastAPI. `location` is the location of `value` in the
     request."""
     try:
         yield
     except ValidationError as error:
-        errors = [{**item, "loc": (*place, *item["loc"])} for item in error.errors()]
+        errors = [{**item, "loc": (*location, *item["loc"])} for item in error.errors()]
         raise RequestValidationError(errors, body=value) from None
 
 

@@ -123,7 +123,7 @@ def parse_inputs(
     """
     specs = {tensor.name: tensor for tensor in known}
     arrays: dict[str, np.ndarray] = {}
-    place = 0
+    offset = 0
     for tensor in tensors:
         if tensor.name not in specs:
             expected = f"expected some of {', '.join(specs)}{did_you_mean(tensor.name, specs)}"
@@ -139,17 +139,17 @@ def parse_inputs(
             raise UsageError(
                 f"{tensor.name} has shape {tensor.shape!r:.60}, expected sizes of at least 1"
             )
-        size = binary_size(tensor, len(binary) - place)
+        size = binary_size(tensor, len(binary) - offset)
         values = (
             json_values(tensor, dtype)
             if size is None
-            else binary_values(binary[place : place + size], tensor, dtype)
+            else binary_values(binary[offset : offset + size], tensor, dtype)
         )
-        place += size or 0
+        offset += size or 0
         arrays[tensor.name] = values.reshape(tensor.shape)
-    if place != len(binary):
+    if offset != len(binary):
         raise UsageError(
-            f"{len(binary)} bytes follow the JSON, expected {place}, the sum of all "
+            f"{len(binary)} bytes follow the JSON, expected {offset}, the sum of all "
             f"binary_data_size"
         )
     return arrays
@@ -232,17 +232,17 @@ def binary_values(content: memoryview, tensor: InputTensor, dtype: str) -> np.nd
 
 def binary_texts(content: memoryview, name: str) -> list[str]:
     texts: list[str] = []
-    place = 0
-    while place < len(content):
-        start = place + WIDTH
-        place = start + int.from_bytes(content[place:start], "little")
-        if place > len(content):
+    offset = 0
+    while offset < len(content):
+        start = offset + WIDTH
+        offset = start + int.from_bytes(content[offset:start], "little")
+        if offset > len(content):
             raise UsageError(
-                f"text {len(texts)} of {name} ends at byte {place}, expected at most "
+                f"text {len(texts)} of {name} ends at byte {offset}, expected at most "
                 f"{len(content)}, the size of its data"
             )
         try:
-            texts.append(str(content[start:place], "utf-8"))
+            texts.append(str(content[start:offset], "utf-8"))
         except UnicodeDecodeError as error:
             raise UsageError(f"text {len(texts)} of {name} is not valid UTF-8: {error}") from None
     return texts

@@ -255,12 +255,12 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
     pairs = [(body.query, text) for text in body.texts]
     results = await model.read(len(pairs), compute_scores, model, pairs, body, body.raw_scores)
     ranks = sorted(
-        ((float(scores[0]), place) for place, scores in enumerate(results)),
+        ((float(scores[0]), index) for index, scores in enumerate(results)),
         key=lambda rank: (-rank[0], rank[1]),
     )
-    texts = [{"text": body.texts[place]} if body.return_text else {} for _, place in ranks]
+    texts = [{"text": body.texts[index]} if body.return_text else {} for _, index in ranks]
     return JSONResponse(
-        [{"index": place, **text, "score": score} for (score, place), text in zip(ranks, texts)]
+        [{"index": index, **text, "score": score} for (score, index), text in zip(ranks, texts)]
     )
 
 
@@ -422,9 +422,9 @@ def parse_inputs(
         )
     check_number(name, inputs, max_items)
     size = runtime.info.config["vocab_size"]
-    for place, item in enumerate(inputs):
+    for index, item in enumerate(inputs):
         if isinstance(item, str):
-            check_input(item, f"{name} {place} of {len(inputs)}")
+            check_input(item, f"{name} {index} of {len(inputs)}")
             continue
         if not isinstance(item, list) or not item or not all(type(token) is int for token in item):
             raise UsageError(f"{name} has {item!r:.80}, expected a text or token ids")
@@ -443,8 +443,8 @@ def parse_sequences(value: Any) -> tuple[list[str | Pair], bool]:
         return [check_input(value, "inputs")], False
     if isinstance(value, list) and value and all(isinstance(item, list) for item in value):
         return [
-            parse_sequence(item, f"inputs {place} of {len(value)}")
-            for place, item in enumerate(value)
+            parse_sequence(item, f"inputs {index} of {len(value)}")
+            for index, item in enumerate(value)
         ], True
     if value == []:
         raise empty_error("inputs")
@@ -653,7 +653,7 @@ def render_tokens(runtime: TextRuntime, texts: Sequence[str], body: TokenizeRequ
 
 
 def describe_tokens(encoding: Encoding, text: str) -> list[dict[str, Any]]:
-    places = np.cumsum([0, *(len(letter.encode()) for letter in text)]).tolist()
+    offsets = np.cumsum([0, *(len(letter.encode()) for letter in text)]).tolist()
     facts = zip(
         encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True
     )
@@ -662,8 +662,8 @@ def describe_tokens(encoding: Encoding, text: str) -> list[dict[str, Any]]:
             "id": id,
             "text": token if is_special else text[start:end],
             "special": bool(is_special),
-            "start": None if is_special else places[start],
-            "stop": None if is_special else places[end],
+            "start": None if is_special else offsets[start],
+            "stop": None if is_special else offsets[end],
         }
         for id, token, is_special, (start, end) in facts
     ]

@@ -116,13 +116,13 @@ def text_runs(html: str) -> list[TextRun]:
     skipped."""
     runs = []
     elements = Elements()
-    place = 0
-    while place < len(html):
-        match = BEGIN.search(html, place)
+    offset = 0
+    while offset < len(html):
+        match = BEGIN.search(html, offset)
         start = match.start() if match else len(html)
         if elements.translate:
-            runs += run_between(html, place, start)
-        place = end_of_markup(html, start, elements)
+            runs += run_between(html, offset, start)
+        offset = end_of_markup(html, start, elements)
     return runs
 
 
@@ -204,12 +204,12 @@ def replace_runs(html: str, runs: Sequence[TextRun], texts: Sequence[str]) -> st
     """Return `html` with each of `runs` replaced by the text at the same index. Unchanged texts
     keep their bytes."""
     parts = []
-    place = 0
+    offset = 0
     for run, text in zip(runs, texts, strict=True):
         raw = html[run.start : run.end]
-        parts += [html[place : run.start], raw if text == run.text else escaped(text, raw)]
-        place = run.end
-    return "".join([*parts, html[place:]])
+        parts += [html[offset : run.start], raw if text == run.text else escaped(text, raw)]
+        offset = run.end
+    return "".join([*parts, html[offset:]])
 
 
 def escaped(text: str, raw: str) -> str:

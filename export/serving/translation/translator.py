@@ -97,5 +97,5 @@ def join_translations(
     decoded = model.runtime.decode([answer.tokens for group in answers for answer in group])
     return [
         list(group)
-        for group in zip(*(plan.join(decoded[place::num_results]) for place in range(num_results)))
+        for group in zip(*(plan.join(decoded[index::num_results]) for index in range(num_results)))
     ]

@@ -116,13 +116,13 @@ def sentence_config(runtime: "TextRuntime") -> dict:
     return json_object(info.directory / SENTENCE_CONFIG, info.read(SENTENCE_CONFIG) or b"{}")
 
 
-def activation(name: object, place: str) -> Scoring:
-    """Return the activation of the torch class `name`. `place` is for errors."""
+def activation(name: object, setting: str) -> Scoring:
+    """Return the activation of the torch class `name`. `setting` is for errors."""
     kind = str(name).rpartition(".")[2]
     if not str(name).startswith("torch.") or kind not in ACTIVATIONS:
         expected = ", ".join(f"torch.nn.{known}" for known in ACTIVATIONS)
         raise ValueError(
-            f"{place} is {reprlib.repr(name)}, which is not supported: expected one of {expected}"
+            f"{setting} is {reprlib.repr(name)}, which is not supported: expected one of {expected}"
         )
     return ACTIVATIONS[kind]
 
@@ -196,7 +196,7 @@ def ranked(text: str, labels: list[str], scores: np.ndarray) -> dict[str, Any]:
     order = scores.argsort()[::-1].tolist()
     return {
         "sequence": text,
-        "labels": [labels[place] for place in order],
+        "labels": [labels[label] for label in order],
         "scores": scores[order].tolist(),
     }
 

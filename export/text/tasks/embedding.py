@@ -200,8 +200,8 @@ def length_and_case(runtime: "TextRuntime") -> tuple[int, bool]:
     names = sorted(name for name in info.manifest["files"] if LENGTH_CONFIG.fullmatch(name))
     config = json_object(info.directory / names[0], info.read(names[0]) or b"{}") if names else {}
     longest = config.get("max_seq_length") or runtime.tokenizer_settings.longest
-    places = runtime.info.config["max_position_embeddings"]
-    return min(longest or places, places), bool(config.get("do_lower_case"))
+    limit = runtime.info.config["max_position_embeddings"]
+    return min(longest or limit, limit), bool(config.get("do_lower_case"))
 
 
 # -------------------------------------------------------------------------------------- the modules

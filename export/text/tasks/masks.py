@@ -61,13 +61,15 @@ def fill_mask(
     results: list[list[Any]] = [[] for _ in rows]
     for index, outputs in run(runtime, rows):
         ids = rows[index].ids
-        places = [place for place, token in enumerate(ids) if token == mask]
+        positions = [position for position, token in enumerate(ids) if token == mask]
         logits = next(iter(outputs.values()))  # a pretraining head has other outputs too
         filled = [
-            fillings(runtime, ids, place, logits[place], top_k, candidates, len(places) == 1)
-            for place in places
+            fillings(
+                runtime, ids, position, logits[position], top_k, candidates, len(positions) == 1
+            )
+            for position in positions
         ]
-        results[index] = filled[0] if len(places) == 1 else filled
+        results[index] = filled[0] if len(positions) == 1 else filled
     return results
 
 
@@ -85,13 +87,13 @@ def mask_token(runtime: "TextRuntime") -> int:
 def fillings(
     runtime: "TextRuntime",
     ids: list[int],
-    place: int,
+    position: int,
     logits: np.ndarray,
     top_k: int,
     targets: list[int] | None,
     is_only: bool,
 ) -> list[dict[str, Any]]:
-    """Return the best tokens for the mask at `place`. `sequence` has special tokens only if the
+    """Return the best tokens for the mask at `position`. `sequence` has special tokens only if the
     text has several masks."""
     scores = softmax(logits)
     tokens = np.arange(len(scores)) if targets is None else np.array(targets)
@@ -99,7 +101,7 @@ def fillings(
     pad = runtime.info.config.get("pad_token_id")
     results = []
     for token in best:
-        filled = [*ids[:place], token, *ids[place + 1 :]]
+        filled = [*ids[:position], token, *ids[position + 1 :]]
         sequence = decode(runtime, [id for id in filled if id != pad], skip_special_tokens=is_only)
         text = decode(runtime, [token], skip_special_tokens=False)
         results.append(

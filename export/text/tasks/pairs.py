@@ -76,8 +76,8 @@ def check_choices(texts: object, choices: object) -> list[list[Pair]]:
         first = check_text(text, name)
         pairs.append(
             [
-                (first, check_text(choice, f"choice {place} of {name}"))
-                for place, choice in enumerate(options)
+                (first, check_text(choice, f"choice {index} of {name}"))
+                for index, choice in enumerate(options)
             ]
         )
     return pairs

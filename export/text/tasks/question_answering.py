@@ -163,13 +163,13 @@ def probabilities(
     """Return the positions of the context's tokens, their start and end probabilities, and the null
     score. The null score is the probability that the answer is the CLS token, or 0 without one."""
     tokens = [
-        place
-        for place, sequence in enumerate(row.sequence_ids)
+        position
+        for position, sequence in enumerate(row.sequence_ids)
         if sequence == context_sequence(runtime)
     ]
     cls_id = runtime.tokenizer_settings.special_tokens["cls_token"]
-    cls = [place for place, token in enumerate(row.ids) if token == cls_id][:1]
-    cls = [place for place in cls if place not in tokens]
+    cls = [position for position, token in enumerate(row.ids) if token == cls_id][:1]
+    cls = [position for position in cls if position not in tokens]
     start, end = (softmax(outputs[name][tokens + cls]) for name in ("start_logits", "end_logits"))
     null_score = float(start[-1] * end[-1]) if cls else 0.0
     return tokens, start[: len(tokens)], end[: len(tokens)], null_score
@@ -201,7 +201,7 @@ def best_spans(
     )
     scores = start[firsts] * end[lasts]
     best = np.argsort(-scores, kind="stable")[:count]
-    return [(int(firsts[place]), int(lasts[place]), float(scores[place])) for place in best]
+    return [(int(firsts[index]), int(lasts[index]), float(scores[index])) for index in best]
 
 
 def merge_spans(spans: list[dict], null_score: float | None) -> list[dict[str, Any]]:

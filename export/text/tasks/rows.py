@@ -286,8 +286,10 @@ def run(
     """
     model, info = runtime.runtime, runtime.info
     all_ids = [row.ids for row in rows]
-    for place, row_ids in enumerate(all_ids):
-        check_row(row_ids, names[place] if names else f"text {place} of {len(rows)}", info.config)
+    for position, row_ids in enumerate(all_ids):
+        check_row(
+            row_ids, names[position] if names else f"text {position} of {len(rows)}", info.config
+        )
     ids, mask = pad_sequences(all_ids, info.config.get("pad_token_id"))
     types = (
         pad_sequences([row.type_ids for row in rows], 0)[0]
@@ -303,8 +305,8 @@ def run(
         if HEADS[info.architecture].reads == READS_CHOICES:
             arrays = [None if array is None else array[:, None] for array in arrays]
         outputs = model.outputs(*arrays)
-        for place, index in enumerate(indices.tolist()):
-            row_outputs = {name: values[place] for name, values in outputs.items()}
+        for position, index in enumerate(indices.tolist()):
+            row_outputs = {name: values[position] for name, values in outputs.items()}
             size = len(all_ids[index])
             yield (
                 index,

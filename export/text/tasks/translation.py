@@ -148,15 +148,15 @@ def make_plan(
         if part.is_translated
     ]
     sentences = [part for _, part in pairs]
-    places = [text for text, _ in pairs]
-    rows = runtime.rows(sentences, repeat_language(src_lang, places)) if sentences else []
+    text_indices = [text for text, _ in pairs]
+    rows = runtime.rows(sentences, repeat_language(src_lang, text_indices)) if sentences else []
     for row, (text, part) in zip(rows, pairs):
         check_row(row, f"text {text} of {len(texts)}, {part!r:.60}", runtime.info.config)
     return Plan(
         parts,
         sentences,
         rows,
-        [targets[place] for place in places],
+        [targets[index] for index in text_indices],
         max_new_tokens(runtime, options),
     )
 
@@ -190,12 +190,13 @@ def check_single(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "num_return_sequences": 1}
 
 
-def repeat_language(language: Choice, places: list[int]) -> Choice:
-    """Return the language of each sentence. `places` has the index of the text of each sentence."""
+def repeat_language(language: Choice, indices: list[int]) -> Choice:
+    """Return the language of each sentence. `indices` has the index of the text of each
+    sentence."""
     return (
         language
         if language is None or isinstance(language, str)
-        else [language[place] for place in places]
+        else [language[index] for index in indices]
     )
 
 
@@ -249,17 +250,17 @@ def translate_plan(
         len(plan.rows), BATCH_SIZE, {**options, "max_new_tokens": limit}
     )
     for indices in batches(plan.rows, size):
-        rows = [plan.rows[place] for place in indices]
-        languages = [plan.targets[place] for place in indices]
+        rows = [plan.rows[index] for index in indices]
+        languages = [plan.targets[index] for index in indices]
         arguments = {**options, "max_new_tokens": limit}
         if seeds is not None:
-            arguments["seeds"] = [seeds[place] for place in indices]
+            arguments["seeds"] = [seeds[index] for index in indices]
         tokens, _ = runtime.generate_tokens(rows, [[]] * len(rows), languages, **arguments)
-        for place, text, row in zip(indices, runtime.decode(tokens), tokens, strict=True):
-            results[place] = text
+        for index, text, row in zip(indices, runtime.decode(tokens), tokens, strict=True):
+            results[index] = text
             if is_cut(runtime, row, limit, options):
                 seen = (
-                    f"the translation of {plan.sentences[place]!r:.60} was cut after {limit} tokens"
+                    f"the translation of {plan.sentences[index]!r:.60} was cut after {limit} tokens"
                 )
                 warnings.warn(
                     f"{seen}, expected an end token: use a larger max_new_tokens",
