@@ -198,7 +198,7 @@ def test_generate_answers_an_empty_line_of_standard_input_with_one_and_refuses_a
     )
     done = command("generate", translator[0], "a dog.", "")
     assert done.returncode == 1
-    assert done.stderr.startswith("vanilla-transformer: text 1 of 2 is '', expected words")
+    assert done.stderr.startswith("vanilla-transformer: text 1 of 2 is '', expected a text")
     assert done.stderr.count("\n") == 1
 
 

@@ -511,8 +511,8 @@ def test_a_text_ends_before_the_first_stop_text(pieces, stops):
     for number, piece in enumerate(pieces):
         found += filter.add(piece)
         so_far = "".join(pieces[: number + 1])
-        assert filter.found == any(stop in so_far for stop in stops)
-        if filter.found:
+        assert filter.is_stopped == any(stop in so_far for stop in stops)
+        if filter.is_stopped:
             break
         rest = so_far[len(found) :]  # is held back while, and only while, it may begin one
         assert rest == filter.held and so_far.startswith(found)
@@ -1015,7 +1015,7 @@ def test_what_is_no_json_is_refused(url, body):
 
 def test_the_client_knows_its_errors(client):
     with pytest.raises(
-        openai.NotFoundError, match="no model 'davinci', expected one of decoder, encoder"
+        openai.NotFoundError, match="model is 'davinci', expected one of decoder, encoder"
     ) as caught:
         client.completions.create(model="davinci", prompt="ab")
     assert caught.value.code == "model_not_found"
@@ -1128,7 +1128,7 @@ def test_the_models(client, url, decoder):
     found = client.models.retrieve("decoder")
     assert (found.id, found.object, found.owned_by) == ("decoder", "model", "vanilla-transformer")
     assert abs(found.created - time.time()) < 86400
-    with pytest.raises(openai.NotFoundError, match="no model 'x'"):
+    with pytest.raises(openai.NotFoundError, match="model is 'x', expected"):
         client.models.retrieve("x")
 
 

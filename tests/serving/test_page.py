@@ -189,7 +189,7 @@ def test_a_temperature_samples(app):
 @pytest.mark.parametrize(
     "body, status, words",
     [
-        (dict(text=" ", model="pair", source="en", target="de"), 400, "words"),
+        (dict(text=" ", model="pair", source="en", target="de"), 400, "not blank"),
         (dict(text="w5", model="pair", source="en", target="fr"), 400, "en to de"),
         (dict(text="w5", model="nobody"), 404, "pair"),
         (dict(text="w5", model="reader"), 400, "generate text"),

@@ -380,7 +380,7 @@ WRONG = [
         "250001 characters, expected at most 250000",
     ),
     ("/decode", {"ids": ["a"]}, 422, "Validation", "expected token ids"),
-    ("/decode", {"ids": [-1]}, 422, "Validation", "the token -1"),
+    ("/decode", {"ids": [-1]}, 422, "Validation", "the token id -1"),
 ]
 
 

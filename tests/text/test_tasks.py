@@ -1032,7 +1032,7 @@ def test_predict_reads_and_writes_lines_of_json(made, tmp_path, capsys, monkeypa
         (
             "answer",
             ['{"question": "a", "context": ""}'],
-            "argument 1: context 0 of 1 is '', expected words",
+            "argument 1: context 0 of 1 is '', expected a text that is not blank",
             1,
         ),
     ],

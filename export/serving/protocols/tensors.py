@@ -207,7 +207,7 @@ def json_values(tensor: InputTensor, dtype: str) -> np.ndarray:
             return values.astype(dtype)
     except OverflowError:
         raise UsageError(
-            f"data of {tensor.name} has a number that is too large for {DATATYPES[dtype]}"
+            f"data of {tensor.name} has a number outside of the range of {DATATYPES[dtype]}"
         ) from None
 
 
