@@ -449,8 +449,8 @@ def parse_inputs(name: str, value: Any, max_items: int, runtime: TextRuntime) ->
         outside = [token for token in row if not 0 <= token < size]
         if outside:
             raise UsageError(
-                f"{name} has the token id {outside[0]}, expected ids from 0 to {size - 1}, as the "
-                f"vocabulary has",
+                f"{name} has the token id {outside[0]}, expected ids from 0 to {size - 1}, the "
+                f"vocabulary",
                 name,
             )
     return inputs

@@ -191,7 +191,7 @@ def json_values(tensor: InputTensor, dtype: str) -> np.ndarray:
         shape = f"{tensor.shape!r:.60}"
         raise UsageError(
             f"data of {tensor.name} has shape {list(values.shape)}, expected {shape} or "
-            f"[{count}], as its shape is"
+            f"[{count}] to fit its shape"
         )
     types = set(map(type, values.flat))
     if wrong := types - TYPES[dtype]:
@@ -218,7 +218,7 @@ def binary_values(content: memoryview, tensor: InputTensor, dtype: str) -> np.nd
         texts = binary_texts(content, tensor.name)
         if len(texts) != count:
             raise UsageError(
-                f"{tensor.name} has {len(texts)} texts, expected {count}, as its shape has"
+                f"{tensor.name} has {len(texts)} texts, expected {count} to fit its shape"
             )
         return np.array(texts, object)
     little = np.dtype(dtype).newbyteorder("<")

@@ -431,8 +431,8 @@ def parse_inputs(
         outside = [token for token in item if not 0 <= token < size]
         if outside:
             raise UsageError(
-                f"{name} has the token id {outside[0]}, expected ids from 0 to {size - 1}, as the "
-                f"vocabulary has"
+                f"{name} has the token id {outside[0]}, expected ids from 0 to {size - 1}, the "
+                f"vocabulary"
             )
     return inputs
 
