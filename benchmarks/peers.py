@@ -51,13 +51,13 @@ class OpenVINO:
     def prepare(self, ids):
         return ids, np.ones_like(ids)
 
-    def run(self, prepare, new_tokens, beams):
+    def run(self, inputs, new_tokens, beams):
         requests = self.idle.get()
         try:
             return (
-                self.generate(requests, *prepare, new_tokens)
+                self.generate(requests, *inputs, new_tokens)
                 if new_tokens
-                else encode(requests["encoder"], *prepare).copy()
+                else encode(requests["encoder"], *inputs).copy()
             )
         finally:
             self.idle.put(requests)
