@@ -94,7 +94,8 @@ class Settings:
     slots: int | None = setting(
         positive,
         None,
-        "sequences that all workers run at once; by default chosen by the model's size",
+        "rows (sequences or beams) that all workers run at once; by default chosen by the model's "
+        "size",
     )
     max_source: int | None = setting(
         positive,
@@ -108,7 +109,7 @@ class Settings:
         "at most 512",
     )
     queue: int = setting(
-        positive, 1024, "maximum number of rows that wait; further requests are rejected with 429"
+        positive, 1024, "maximum number of waiting rows; further requests are rejected with 429"
     )
     max_batch: int = setting(positive, 128, "maximum number of texts in a request")
     max_body: int = setting(positive, 4 * MEBIBYTE, "maximum size of a request body in bytes")
