@@ -230,7 +230,7 @@ process.framed = without_memory
 """
     log = tmp_path / "log"
     # the first answer is that of the warm-up
-    with pytest.raises(RuntimeError, match="was not ready"):
+    with pytest.raises(RuntimeError, match="is not ready"):
         patched(code, export, log, "--grace", "0.1")
     said = log.read_text().splitlines()
     assert "MemoryError" in said
@@ -266,7 +266,7 @@ def received(self, *_):
 SchedulerClient.received = received
 """
     log = tmp_path / "log"
-    with pytest.raises(RuntimeError, match="was not ready"):
+    with pytest.raises(RuntimeError, match="is not ready"):
         patched(code, export, log, "--grace", "0.1")
     assert (
         log.read_text()
