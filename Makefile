@@ -60,6 +60,7 @@ lint: .venv/installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	mkdir -p build/types && ln -sfn ../../export build/types/vanilla_transformer_export
 	$(BIN)/mypy
+	$(BIN)/python .ci/prose.py
 
 # torch first and by itself: the version pinned here has a CPU build, what other packages ask for may not.
 .venv/installed: pyproject.toml constraints.txt

@@ -39,7 +39,7 @@ def engine(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> C
     engine = LocalScheduler(admission, open_for_workers(info, threads)).start()
 
     async def answers(ids):
-        return await engine.generate([engine.admission.job(row, {}) for row in ids])
+        return await engine.generate([engine.admission.admit(row, {}) for row in ids])
 
     def generate(ids):
         order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
@@ -63,9 +63,9 @@ def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> 
     """Return a function that translates in static batches of similar length, longest first."""
     from vanilla_transformer_export import Runtime
     from vanilla_transformer_export.inference.inputs import pad_sequences
-    from vanilla_transformer_export.scheduler import many_rows as module
+    from vanilla_transformer_export.scheduler import offline as module
 
-    module.LEAST_ROWS = math.inf  # otherwise many rows would run in workers
+    module.MIN_OFFLINE_ROWS = math.inf  # otherwise many rows would run in workers
     runtimes = [Runtime(folder / dtype, threads=threads) for _ in range(workers)]
 
     def generate(ids):
@@ -125,15 +125,15 @@ def loaded_memory(export: Path) -> dict:
     from vanilla_transformer_export.inference.devices import processors
     from vanilla_transformer_export.model import open_export, open_for_workers
     from vanilla_transformer_export.scheduler.admission import Admission
-    from vanilla_transformer_export.scheduler.capacity import arrangement
+    from vanilla_transformer_export.scheduler.capacity import arrange_workers
     from vanilla_transformer_export.scheduler.client import LocalScheduler
     from vanilla_transformer_export.scheduler.slot_batch import slot_bytes
 
-    arranged = arrangement(json.loads((export / "config.json").read_text()), processors())
+    arranged = arrange_workers(json.loads((export / "config.json").read_text()), processors())
     info = open_export(export)
     admission = Admission(info, arranged.workers, arranged.threads)
     engine = LocalScheduler(admission, open_for_workers(info, arranged.threads))
-    slots = engine.admission.slots * slot_bytes(info, admission.room)
+    slots = engine.admission.slots * slot_bytes(info, admission.slot_size)
     return {"loaded": memory_bytes("self"), "slots": slots}
 
 

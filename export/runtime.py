@@ -16,8 +16,8 @@ from .inference.export_info import ExportInfo
 from .inference.options import Options, is_int64
 from .inference.search import start_search
 from .model import OnnxModel, check_threads, main_roles, open_export, target_of
-from .scheduler import many_rows
-from .scheduler.capacity import arrangement, workers_of_many_rows
+from .scheduler import offline
+from .scheduler.capacity import arrange_workers, offline_workers
 from .targets.registry import default_target
 
 # rows per call with continuous batching; above it, the idle slots at the end hardly matter
@@ -115,7 +115,7 @@ class Runtime:
 
     def _checked_workers(self, workers: int | None) -> int:
         if workers is None:
-            return workers_of_many_rows(self.config, self.threads) if self.info.step else 1
+            return offline_workers(self.config, self.threads) if self.info.step else 1
         if not (is_int64(workers) and 1 <= workers <= self.threads):
             raise UsageError(
                 f"workers must be a whole number from 1 to {self.threads}, the threads, "
@@ -322,7 +322,7 @@ class Runtime:
         resolved = self.check_options(options)
         if resolved.prompt_lookup_num_tokens is not None:
             return 1
-        suits = many_rows.is_suited(self.info, self.workers, rows, resolved, is_scored)
+        suits = offline.fits_options(self.info, self.workers, rows, resolved, is_scored)
         return MOST_TOGETHER if suits else batch_size
 
     def request(
@@ -343,11 +343,11 @@ class Runtime:
     def _generated(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
         """Return what `generate_with_scores` returns; no scores unless they are computed."""
         scores: np.ndarray | None
-        if many_rows.suits_request(self.info, self.workers, request):
-            new = many_rows.generate(self._worker_model, request, self.workers)
+        if offline.fits_workers(self.info, self.workers, request):
+            new = offline.generate(self._worker_model, request, self.workers)
             scores = None
-        elif many_rows.suits_batches(self.model, request):
-            new, scores = many_rows.generate_in_batches(self.model, request)
+        elif offline.fits_static_batches(self.model, request):
+            new, scores = offline.generate_in_batches(self.model, request)
         else:
             new, scores = self.model.generate(request)
         prompts = np.repeat(request.input_ids, request.options.num_return_sequences, axis=0)
@@ -356,6 +356,6 @@ class Runtime:
     @functools.cached_property
     def _worker_model(self) -> OnnxModel:
         """The model with a step graph and the threads of a worker, opened on first use."""
-        assert self.info.step is not None  # see `many_rows.is_suited`
-        threads = arrangement(self.config, self.threads, self.workers).threads
+        assert self.info.step is not None  # see `offline.fits_options`
+        threads = arrange_workers(self.config, self.threads, self.workers).threads
         return self.model.with_threads(threads, self.info.step)

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import RequestError
-from ..scheduler.refusals import draining
+from ..scheduler.rejections import shutting_down
 from . import health, rejections
 from .app import Errors
 from .lifecycle import Lifecycle
@@ -226,7 +226,7 @@ class Frame:
         if self.lifecycle.loading:
             raise rejections.loading()
         if self.lifecycle.draining:
-            raise draining()
+            raise shutting_down()
         if len(self.running) >= self.settings.requests:
             raise rejections.busy(self.settings.requests)
 
@@ -276,7 +276,7 @@ class Frame:
         elif exchange.cancelled == LATE:
             rejection = rejections.timed_out(self.settings.timeout)
         else:
-            rejection = draining()
+            rejection = shutting_down()
         await self._reject(exchange, rejection)
 
     def end_all(self) -> None:

@@ -10,41 +10,38 @@ from ..errors import RequestError, did_you_mean
 from ..heads import EMBED, GENERATE, TRANSLATE, Task, has_task
 from ..scheduler.admission import Admission
 from ..scheduler.client import Client
+from ..scheduler.encoder_scheduler import EncoderScheduler
 from ..text.language_pairs import Directions, names_by_code
-from .reading import Reader
 
 
 @dataclass(frozen=True)
 class ServedModel:
     """A loaded export.
 
-    Args:
-        runtime: a `TextRuntime` or an `ImageRuntime`.
-        scheduler: runs generation; `None` for encoders.
-        reader: batches the calls of encoders, see `reading.batched`; `None` for a model that
-            generates.
-        languages: pairs of language codes, (source, target), that it translates.
-    """
+    Args: runtime: a `TextRuntime` or an `ImageRuntime`. scheduler: runs generation; `None` for
+        encoders. encoder: batches the calls of encoders, see `encoder_runtime.batched`; `None` for
+        a model that generates. languages: pairs of language codes, (source, target), that it
+        translates."""
 
     name: str
     runtime: Any
     scheduler: Client | None = None
     languages: list[tuple[str, str]] = field(default_factory=list)
-    reader: Reader | None = None
+    encoder: EncoderScheduler | None = None
 
     async def read(
         self, rows: int, function: Callable[..., Any], /, *args: Any, **options: Any
     ) -> Any:
         """Run `function` in a worker thread and return its result. Its model calls count as one
-        request of about `rows` rows, see `Reader.call`."""
-        if self.reader is None:
+        request of about `rows` rows, see `EncoderScheduler.call`."""
+        if self.encoder is None:
             return await asyncio.to_thread(function, *args, **options)
-        return await self.reader.call(rows, function, *args, **options)
+        return await self.encoder.call(rows, function, *args, **options)
 
     @property
-    def backend(self) -> Client | Reader:
-        """The scheduler or the reader that runs the model's requests."""
-        engine = self.scheduler or self.reader
+    def backend(self) -> Client | EncoderScheduler:
+        """The scheduler that runs the model's requests."""
+        engine = self.scheduler or self.encoder
         assert engine is not None  # each model has one of them
         return engine
 
@@ -58,8 +55,8 @@ class ServedModel:
         """Return one line about the workers and slots, for the log."""
         if self.scheduler is not None:
             return self.admission.describe()
-        assert self.reader is not None  # a model without a scheduler has a reader
-        return self.reader.describe()
+        assert self.encoder is not None  # a model without a scheduler has an encoder
+        return self.encoder.describe()
 
     @property
     def architecture(self) -> str:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from ..errors import RequestError
 from ..heads import IMAGE, find_task
-from ..scheduler.request import Job
+from ..scheduler.request import GenerationInput
 from ..text.tasks.translation import Plan, Splitting, join_parts
 from .models import ServedModel
 from .protocols.protocol import Protocol, name_in_path, served_models
@@ -134,15 +134,17 @@ async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[s
     text = f"{direction.word} {body.text}" if direction.word else body.text
     options = {"num_beams": 1, "do_sample": False}
     languages = direction.src_lang, direction.tgt_lang
-    plan, jobs = await call_off_loop(
+    plan, inputs = await call_off_loop(
         len(text), plan_inputs, model, [text], Splitting(), *languages, options
     )
-    return sentences(model, plan, jobs)
+    return sentences(model, plan, inputs)
 
 
-async def sentences(model: ServedModel, plan: Plan, jobs: list[Job]) -> AsyncGenerator[str, None]:
+async def sentences(
+    model: ServedModel, plan: Plan, inputs: list[GenerationInput]
+) -> AsyncGenerator[str, None]:
     """Yield the parts of each sentence in turn, with the white space between sentences."""
-    waiting = iter(jobs)
+    waiting = iter(inputs)
     before: list[tuple[str, bool]] = []
     num_sent = 0  # characters
     for part in plan.parts[0]:
@@ -162,23 +164,27 @@ async def sentences(model: ServedModel, plan: Plan, jobs: list[Job]) -> AsyncGen
 async def completion(model: ServedModel, body: PageRequest) -> AsyncGenerator[str, None]:
     assert model.scheduler is not None  # every model that completes has one
     [tokens] = await call_off_loop(len(body.text), model.runtime.rows, [body.text])
-    max_new_tokens = max(1, min(body.max_new_tokens, model.admission.room.length + 1 - len(tokens)))
+    max_new_tokens = max(
+        1, min(body.max_new_tokens, model.admission.slot_size.length + 1 - len(tokens))
+    )
     sampled = (
         {"do_sample": True, "temperature": body.temperature}
         if body.temperature
         else {"do_sample": False}
     )
-    job = model.admission.job(
+    prompt_input = model.admission.admit(
         tokens,
         {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": max_new_tokens, **sampled},
     )
-    return stream_text(model, job)
+    return stream_text(model, prompt_input)
 
 
-async def stream_text(model: ServedModel, job: Job) -> AsyncGenerator[str, None]:
+async def stream_text(
+    model: ServedModel, generation_input: GenerationInput
+) -> AsyncGenerator[str, None]:
     assert model.scheduler is not None
     detokenizer = model.runtime.detokenizer()
-    async with aclosing(model.scheduler.stream(job)) as tokens:
+    async with aclosing(model.scheduler.stream(generation_input)) as tokens:
         async for token in tokens:
             if piece := detokenizer.add(token.token):
                 yield piece

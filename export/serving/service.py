@@ -21,7 +21,7 @@ from ..inference.devices import processors
 from ..inference.export_info import ExportInfo, json_object
 from ..model import open_export, open_for_workers, target_of
 from ..scheduler.admission import Admission
-from ..scheduler.capacity import Arrangement, arrangement
+from ..scheduler.capacity import Arrangement, arrange_workers
 from ..scheduler.client import Client, LocalScheduler
 from ..scheduler.process import SchedulerProcess
 from ..scheduler.worker import SWITCH_INTERVAL, SchedulerEvents
@@ -29,6 +29,7 @@ from ..text.language_pairs import model_languages
 from ..text_runtime import TextRuntime, open_runtime
 from . import page
 from .app import create_app
+from .encoder_runtime import batched
 from .lifecycle import Lifecycle
 from .logs import Log, format_error
 from .metrics import Metrics
@@ -36,7 +37,6 @@ from .middleware import Frame
 from .models import ServedModel, ServedModels
 from .protocols import libretranslate, open_inference, openai_api, pipelines, text_embeddings
 from .protocols.protocol import Protocol
-from .reading import batched
 from .settings import Settings
 from .sources import Source
 
@@ -74,10 +74,10 @@ async def load(
     else:
         options: dict[str, Any] = dict(threads=arranged.threads, dtype=settings.dtype)
         runtime = await in_thread(functools.partial(open_runtime, source.directory, **options))
-        reader = batched(
-            runtime, arranged.workers, settings.queue, longest=settings.max_source, events=events
+        encoder = batched(
+            runtime, arranged.workers, settings.queue, max_source=settings.max_source, events=events
         )
-        model = ServedModel(source.name, runtime, reader=reader)
+        model = ServedModel(source.name, runtime, encoder=encoder)
     metrics.watch_rows(source.name, lambda: model.backend.waiting, lambda: model.backend.running)
     if model.scheduler is not None:
         metrics.watch_slots(source.name, model.admission.slots, lambda: model.backend.running)
@@ -127,7 +127,7 @@ def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangeme
     path = source.directory / CONFIG
     config = json_object(path, path.read_bytes())
     try:
-        return arrangement(config, cores, settings.workers, settings.threads)
+        return arrange_workers(config, cores, settings.workers, settings.threads)
     except (KeyError, TypeError) as error:
         reason = (
             f"lacks {error}" if isinstance(error, KeyError) else f"has an invalid size: {error}"
@@ -138,9 +138,9 @@ def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangeme
 async def warm(model: ServedModel) -> None:
     """Generate once, because the first run of a graph takes longer than later runs."""
     if model.scheduler is not None:
-        tokens = min(2, model.admission.room.length)
+        tokens = min(2, model.admission.slot_size.length)
         await model.scheduler.generate(
-            [model.admission.job([0], {"max_new_tokens": tokens, "num_beams": 1})]
+            [model.admission.admit([0], {"max_new_tokens": tokens, "num_beams": 1})]
         )
 
 

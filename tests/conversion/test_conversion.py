@@ -99,11 +99,11 @@ def test_the_export_of_a_converted_head_gives_the_same_outputs(family, architect
     converted(theirs, tmp_path)
     export(tmp_path / "ours", tmp_path / "export", cases=4)
     given = make_arguments(theirs)
-    found = Runtime(tmp_path / "export").outputs(
+    actual = Runtime(tmp_path / "export").outputs(
         **{name: tensor.numpy() for name, tensor in given.items()}
     )
     for name, expected in compute_outputs(theirs, given).items():
-        got = torch.from_numpy(found[name])
+        got = torch.from_numpy(actual[name])
         assert_exact(
             got[RIGHT.bool()] if got.shape[:2] == RIGHT.shape else got,
             expected,
@@ -265,7 +265,7 @@ def test_the_source_s_generation_config_comes_along_and_generates_the_same_token
 def test_a_config_that_holds_the_generation_settings_itself_is_enough(
     family, architecture, tmp_path
 ):
-    """As in checkpoints from before generation_config.json."""
+    """Checkpoints that are older than generation_config.json look like this."""
     theirs = random_model(architecture, random_config(family, architecture, 0))
     theirs.save_pretrained(tmp_path / "theirs")
     (tmp_path / "theirs" / "generation_config.json").unlink()

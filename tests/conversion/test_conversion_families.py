@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from families import assert_exact, compute_outputs, make_arguments, random_model
+from messages import raises
 
 import vanilla_transformer
 from vanilla_transformer import conversion
@@ -51,9 +52,7 @@ def test_a_line_and_a_module_are_all_that_a_family_needs(registered, tmp_path):
     )  # fmt: skip
     theirs = random_model("Data2VecTextForMaskedLM", theirs, torch.float64)
     theirs.save_pretrained(tmp_path / "theirs")
-    with pytest.raises(
-        ValueError, match="has model_type data2vec-text, expected one of bert, .*, marian, "
-    ):
+    with raises(ValueError, seen=("model_type", "data2vec-text")):
         convert(tmp_path / "theirs", tmp_path / "ours")
     registered(Family("data2vec-text", "data2vec", "encoder"), KIN)
     facts = convert(tmp_path / "theirs", tmp_path / "ours")
@@ -68,9 +67,7 @@ def test_a_line_and_a_module_are_all_that_a_family_needs(registered, tmp_path):
         compute_outputs(theirs, given)["logits"],
         torch.float64,
     )
-    with pytest.raises(
-        ValueError, match="can be converted to bert, .*, marian, .*got 'data2vec-text'"
-    ):
+    with raises(ValueError, seen="data2vec-text"):
         convert(tmp_path / "ours", tmp_path / "back", to="data2vec-text")
 
 

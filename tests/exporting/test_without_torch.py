@@ -98,7 +98,10 @@ def run(code, lines, **settings):
 
 
 def without_torch(*commands):
-    """Of each command: its error, or None, what it printed, and its warnings."""
+    """Run `commands` without torch.
+
+    Return the error or None, the output and the warnings of each.
+    """
     return run(
         COMMANDS, [json.dumps([str(argument) for argument in command]) for command in commands]
     )
@@ -137,7 +140,7 @@ def files_of(directory):
 
 
 def without_parity(manifest):
-    """With the graphs of each dtype, and nothing else of it."""
+    """Return `manifest` with the graphs of each dtype and without the results of verification."""
     kept = {name: fact for name, fact in manifest.items() if name != "parity_reason"}
     graphs = {dtype: facts["graphs"] for dtype, facts in manifest["variants"].items()}
     return {**kept, "variants": graphs}
@@ -172,9 +175,9 @@ def test_the_files_are_those_of_an_export_with_torch(checkpoints, tmp_path):
         expected = export(
             checkpoints / name.strip(), tmp_path / f"{name}-with", cases=1, **arguments
         )
-        found, others = (files_of(tmp_path / f"{name}-{how}") for how in ("without", "with"))
-        manifest = json.loads(found.pop("manifest.json"))
-        assert others.pop("manifest.json") and found == others, name
+        actual, others = (files_of(tmp_path / f"{name}-{how}") for how in ("without", "with"))
+        manifest = json.loads(actual.pop("manifest.json"))
+        assert others.pop("manifest.json") and actual == others, name
         assert manifest["parity_reason"].startswith("torch is not installed: ")
         assert without_parity(manifest) == without_parity(expected)
         assert "parity_reason" not in expected or default_parity(expected) is None
@@ -229,7 +232,7 @@ def test_the_weights_are_those_of_the_model_in_torch(architecture):
 
 
 def test_configs_have_the_fields_that_transformers_gives_them(tmp_path):
-    """From files that have all fields, and from files that have those without a default only."""
+    """Some of the files have all fields, others only the fields without a default."""
     expected = {}
     for model_type, config_class in CONFIGS.items():
         name = list(config_class.auto_classes().values())[0]
@@ -261,9 +264,9 @@ def test_configs_have_the_fields_that_transformers_gives_them(tmp_path):
                     name,
                     json.loads(json.dumps(config_class.from_pretrained(path).to_dict())),
                 )
-    found = run(CONFIG_FIELDS, map(str, expected))
-    for (name, fields), (path, (wanted, values)) in zip(found, expected.items(), strict=True):
-        assert (name, without(fields, IGNORED)) == (wanted, without(values, IGNORED)), path
+    actual = run(CONFIG_FIELDS, map(str, expected))
+    for (name, fields), (path, (reference, values)) in zip(actual, expected.items(), strict=True):
+        assert (name, without(fields, IGNORED)) == (reference, without(values, IGNORED)), path
 
 
 def without(content, names):
@@ -284,11 +287,11 @@ def test_generation_settings_are_those_of_transformers(settings, checkpoints, tm
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         export(checkpoint, tmp_path / "with", cases=1)
-    found, expected = (
+    actual, expected = (
         json.loads((tmp_path / how / "generation_config.json").read_text())
         for how in ("without", "with")
     )
-    assert without(found, IGNORED) == without(expected, IGNORED)
+    assert without(actual, IGNORED) == without(expected, IGNORED)
 
 
 # ------------------------------------------------------------------------------------------- errors

@@ -48,7 +48,7 @@ MAX_MEAN_ERROR = {"int8": 0.1, "int4": 0.3, "fp16": 1.5e-3}  # relative to value
 
 
 def problem(checkpoint, directory, options):
-    """What differs from torch; nothing if all is as it should be."""
+    """Return the differences between the graphs and torch, or an empty text."""
     graphs = Graphs.plan(checkpoint, options)
     directory.mkdir()
     graphs.write(directory)
@@ -62,8 +62,8 @@ def problem(checkpoint, directory, options):
 
 
 def problems(architecture, table, formats, folder):
-    """What differs from torch, by variant and format."""
-    found = {}
+    """Return the differences between graphs and torch, by variant and format."""
+    result = {}
     for name, fields in table.items():
         fields = {**sizes(architecture), **fields}
         shortlist = fields.pop("shortlist", None)
@@ -77,8 +77,8 @@ def problems(architecture, table, formats, folder):
                 continue
             options = ExportOptions(target, dtype, opset, shortlist=shortlist)
             if difference := problem(checkpoint, folder / "out", options):
-                found[name, target, dtype, opset] = difference
-    return found
+                result[name, target, dtype, opset] = difference
+    return result
 
 
 @pytest.mark.parametrize("architecture", BODIES)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from messages import check_message, raises
 from serving_load import (
     TEXTS,
     assert_no_harm,
@@ -33,7 +34,8 @@ from serving_servers import OURS, Plan, Server, outcome
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.scheduler.process import portable, scheduler_process
+from vanilla_transformer_export.scheduler.child import portable
+from vanilla_transformer_export.scheduler.process import scheduler_process
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 
@@ -93,7 +95,7 @@ def test_workers_run_in_a_child_and_the_server_has_no_onnxruntime(export, load, 
 
 
 def test_what_the_child_counts_is_measured(export, tmp_path):
-    """Of one request, a token of which is a step of one row."""
+    """The counts are those of one request, in which each token is a step of one row."""
     runtime = TextRuntime(export, threads=1)
     # without the start token
     tokens = runtime.runtime.generate(np.array(runtime.rows(["w5 w6"]))).shape[1] - 1
@@ -136,9 +138,9 @@ def test_rows_that_wait_in_the_child_are_counted_and_what_is_too_much_is_refused
     with serving(
         export, tmp_path / "log", "--slots", "2", "--workers", "1", "--queue", "3"
     ) as server:
-        found = server.load(**load, connections=40, seconds=1.0)
-        assert_no_harm(found)
-        assert found["statuses"]["429"] > 0 and found["statuses"]["200"] > 20
+        result = server.load(**load, connections=40, seconds=1.0)
+        assert_no_harm(result)
+        assert result["statuses"]["429"] > 0 and result["statuses"]["200"] > 20
         gone = [connect(server, request(text)) for text in TEXTS]
         for connection in gone:
             vanish(connection)
@@ -165,7 +167,10 @@ def test_fewer_connections_than_asked_for_are_logged_and_slots_of_one_token_are_
     ]
     server = Server(Plan(command), log)
     assert server.stop() == 0
-    said = "the limit of open files allows 172 connections, expected 4096 as set by --connections"
+    said = (
+        "the limit of open files allows 172 connections, expected it to allow 4096, as "
+        "--connections says"
+    )
     assert [
         json.loads(line)["message"] for line in log.read_text().splitlines() if "warning" in line
     ] == [said]
@@ -181,18 +186,15 @@ def test_a_child_that_is_killed_ends_the_server_with_an_error_that_says_so(expor
         wait_until(lambda: metric(server, "vanilla_transformer_tokens_total") > 50)
         os.kill(server.processes[1], signal.SIGKILL)
         wait_until(lambda: server.status("/health/ready") == 503)
-        assert refused(server) == (503, "the server is shutting down: ask another one")
-        found = outcome(client)
+        assert refused(server)[0] == 503
+        result = outcome(client)
         assert server.process.wait(10) == 1
     # after the server has ended
-    lost = {status for status in found["statuses"] if not status.isdigit()}
-    assert_no_harm(found, *lost)
-    assert found["statuses"]["200"] > 0
+    lost = {status for status in result["statuses"] if not status.isdigit()}
+    assert_no_harm(result, *lost)
+    assert result["statuses"]["200"] > 0
     last = log.read_text().splitlines()[-1]
-    assert last == (
-        "vanilla-transformer: the process of the engines ended by SIGKILL, expected it to run as "
-        "long as the server"
-    )
+    check_message(last, seen="SIGKILL")
 
 
 # as a parent may, whose choice is inherited
@@ -218,25 +220,23 @@ def test_a_server_whose_parent_ignores_children_ends_well(export, tmp_path):
 
 
 def test_a_worker_that_cannot_tell_what_it_has_ends_both(export, tmp_path):
-    """As for want of memory: without the worker, no request would have an answer."""
+    """Memory may run out there. Without the worker, no request would have an answer."""
     code = """
-from vanilla_transformer_export.scheduler import process
-framed = process.framed
+from vanilla_transformer_export.scheduler import child
+frame = child.frame
 def without_memory(message):
     if len(message) == 4 and any(answers for _, _, answers, _ in message[-1]):
         raise MemoryError
-    return framed(message)
-process.framed = without_memory
+    return frame(message)
+child.frame = without_memory
 """
     log = tmp_path / "log"
     # the first answer is that of the warm-up
-    with pytest.raises(RuntimeError, match="is not ready"):
+    with raises(RuntimeError, seen="copy"):
         patched(code, export, log, "--grace", "0.1")
     said = log.read_text().splitlines()
     assert "MemoryError" in said
-    assert said[-1].startswith(
-        "vanilla-transformer: the process of the engines ended with code 1, expected it to run"
-    )
+    check_message(said[-1], seen="code 1")
 
 
 def test_a_child_that_was_stopped_holds_the_clock_up_and_ends_with_its_server(export, tmp_path):
@@ -258,7 +258,7 @@ def test_a_child_that_was_stopped_holds_the_clock_up_and_ends_with_its_server(ex
 
 
 def test_a_message_that_cannot_be_read_ends_both(export, tmp_path):
-    """As no message is; the server must not wait for a child that goes on."""
+    """The server must not wait for a child that still runs."""
     code = """
 from vanilla_transformer_export.scheduler.process import SchedulerClient
 def received(self, *_):
@@ -266,13 +266,9 @@ def received(self, *_):
 SchedulerClient.received = received
 """
     log = tmp_path / "log"
-    with pytest.raises(RuntimeError, match="is not ready"):
+    with raises(RuntimeError, seen="copy"):
         patched(code, export, log, "--grace", "0.1")
-    assert (
-        log.read_text()
-        .splitlines()[-1]
-        .startswith("vanilla-transformer: the process of the engines ended for LookupError")
-    )
+    check_message(log.read_text().splitlines()[-1], seen="LookupError")
 
 
 def test_a_server_that_is_killed_leaves_no_child(export, load, tmp_path):
@@ -295,40 +291,44 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_both_is_the_servers_alone(export, load, tmp_path, number):
-    """As Ctrl-C in a terminal sends it, and a manager of services: what was accepted is
-    answered."""
+    """Ctrl-C in a terminal sends the signal to both, and so do service managers.
+
+    Accepted requests are answered.
+    """
     server = patched("import os; os.setsid()", export, tmp_path / "log", "--grace", "0.3")
     client = server.start_load(**load, connections=8, seconds=1.5)
     wait_until(lambda: metric(server, "vanilla_transformer_tokens_total") > 50)
     os.killpg(server.process.pid, number)
     assert server.process.wait(10) == 0, (tmp_path / "log").read_text()
-    found = outcome(client)
-    lost = {status for status in found["statuses"] if not status.isdigit()}
-    assert_no_harm(found, *lost)
-    assert found["statuses"]["200"] > 0 and not any("after a part" in status for status in lost)
+    result = outcome(client)
+    lost = {status for status in result["statuses"] if not status.isdigit()}
+    assert_no_harm(result, *lost)
+    assert result["statuses"]["200"] > 0 and not any("after a part" in status for status in lost)
 
 
 def test_what_fails_in_a_worker_is_an_error_of_the_request_alone(export, load, tmp_path):
     """The text of one word, w7, has a source that the worker cannot read."""
     code = """
 from vanilla_transformer_export.scheduler.slot_batch import SlotBatch
-read = SlotBatch.read_sources
-def read_sources(self, runs):
-    if any(list(run.job.source)[0] == 7 for run in runs):
+read = SlotBatch.encode_sources
+def encode_sources(self, runs):
+    if any(list(run.input.source)[0] == 7 for run in runs):
         raise ValueError("no memory")
     read(self, runs)
-SlotBatch.read_sources = read_sources
+SlotBatch.encode_sources = encode_sources
 """
     server = patched(code, export, tmp_path / "log")
     try:
         with pytest.raises(urllib.error.HTTPError) as error:
             server.post("/translate", json.loads(body("w7")))
         assert error.value.code == 500
-        assert_no_harm(found := server.load(**only_without(load, "w7"), connections=4, seconds=0.3))
-        assert set(found["statuses"]) == {"200"}
+        assert_no_harm(
+            result := server.load(**only_without(load, "w7"), connections=4, seconds=0.3)
+        )
+        assert set(result["statuses"]) == {"200"}
     finally:
         assert server.stop() == 0
-    assert "the engine failed: no memory" in (tmp_path / "log").read_text()
+    assert "no memory" in (tmp_path / "log").read_text()
 
 
 def only_without(load: dict, first: str) -> dict:
@@ -349,7 +349,7 @@ def only_without(load: dict, first: str) -> dict:
 
 
 class Unusual(Exception):
-    """Which cannot be made of its message."""
+    """An exception that cannot be created from its message alone."""
 
     def __init__(self, message, code):
         super().__init__(message)
@@ -359,14 +359,14 @@ class Unusual(Exception):
     "error", [UsageError("a"), ValueError("b"), FileNotFoundError(2, "none", "c")]
 )
 def test_errors_come_as_they_are(error):
-    found = pickle.loads(pickle.dumps(portable(error)))
-    assert (type(found), str(found)) == (type(error), str(error))
+    result = pickle.loads(pickle.dumps(portable(error)))
+    assert (type(result), str(result)) == (type(error), str(error))
 
 
 @pytest.mark.parametrize("error", [Unusual("a", 1), ValueError(threading.Lock())])
 def test_errors_that_cannot_come_as_they_are_come_with_their_message(error):
-    found = pickle.loads(pickle.dumps(portable(error)))
-    assert (type(found), str(found)) == (RuntimeError, str(error))
+    result = pickle.loads(pickle.dumps(portable(error)))
+    assert (type(result), str(result)) == (RuntimeError, str(error))
 
 
 def test_there_is_no_child_where_nothing_generates():
@@ -376,30 +376,29 @@ def test_there_is_no_child_where_nothing_generates():
 
 LARGE = """
 import asyncio, os
-from vanilla_transformer_export.scheduler import process
-opened = process.opened_scheduler
+from vanilla_transformer_export.scheduler import child, process
 
 def fail(text, **arguments):
     raise ValueError(len(text) * "x")
 
-process.opened_scheduler = fail
+child.open_scheduler = fail
 
-async def main(child):
-    await child.connect()
+async def main(started):
+    await started.connect()
     for size in (0, 1, 10**7):
         try:
-            await child.open("a", 1, None, text="y" * size)
+            await started.open("a", 1, None, text="y" * size)
         except ValueError as error:
             print(len(str(error)))
-    os.kill(child.pid, 9)
+    os.kill(started.pid, 9)
     for _ in range(2):
         try:
-            await child.open("a", 1, None, text="")
+            await started.open("a", 1, None, text="")
         except ChildProcessError as error:
             print(error)
 
-with process.scheduler_process(True) as child:
-    asyncio.run(main(child))
+with process.scheduler_process(True) as started:
+    asyncio.run(main(started))
 """
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...scheduler.client import Client
-from ...scheduler.request import LENGTH, STOP, Event, Generated, Job, TokenLogprobs
+from ...scheduler.request import LENGTH, STOP, Event, Generated, GenerationInput, TokenLogprobs
 from ...text_runtime import TextRuntime
 from ..translation.translator import call_off_loop
 
@@ -123,11 +123,11 @@ class Completion:
     Args:
         first: index of the first answer in the response.
         begins: start of the texts: the prompt if it is echoed, or an empty string.
-        is_empty: True if the request asks for no new token. The job generates one, its minimum.
+        is_empty: True if the request asks for no new token. The input asks for one, the minimum.
     """
 
     runtime: TextRuntime
-    job: Job
+    input: GenerationInput
     first: int
     begins: str
     stops: Sequence[str]
@@ -135,8 +135,8 @@ class Completion:
     answers: list[Answer] = field(init=False)
 
     def __post_init__(self) -> None:
-        has_logprobs = self.job.top_logprobs is not None
-        count = self.job.options.num_return_sequences
+        has_logprobs = self.input.top_logprobs is not None
+        count = self.input.options.num_return_sequences
         self.answers = [
             Answer(self.runtime, self.stops, self.begins, has_logprobs) for _ in range(count)
         ]
@@ -150,19 +150,19 @@ class Completion:
     def is_buffered(self) -> bool:
         """True if the answers are complete at the end only: with beams, log probabilities of the
         prompt, or no new token."""
-        return self.job.options.num_beams > 1 or self.job.scores_prompt or self.is_empty
+        return self.input.options.num_beams > 1 or self.input.scores_prompt or self.is_empty
 
     @property
     def inspects_tokens(self) -> bool:
         """True if each token is inspected: for stop texts, log probabilities or no new token."""
-        return bool(self.stops) or self.job.top_logprobs is not None or self.is_empty
+        return bool(self.stops) or self.input.top_logprobs is not None or self.is_empty
 
     def size(self, generated: list[Generated]) -> int:
         """Return the cost of `full_choices`, as a number of characters that take as long to
         tokenize."""
         tokens = (
             sum(len(result.tokens) for result in generated)
-            + len(self.job.prompt) * self.job.scores_prompt
+            + len(self.input.prompt) * self.input.scores_prompt
         )
         return INSPECTION_COST * tokens if self.inspects_tokens else tokens
 
@@ -170,11 +170,11 @@ class Completion:
         """Yield the parts of the answers as they are generated. Generation stops once all answers
         have ended, such as at stop texts."""
         if self.is_buffered:
-            [generated] = await scheduler.generate([self.job])
+            [generated] = await scheduler.generate([self.input])
             for chunk in await call_off_loop(self.size(generated), self.full_choices, generated):
                 yield chunk
             return
-        async with aclosing(scheduler.stream(self.job)) as events:
+        async with aclosing(scheduler.stream(self.input)) as events:
             has_started = False
             async for event in events:
                 if not has_started:  # before the first event the request may be rejected
@@ -221,7 +221,7 @@ class Completion:
 
     def add_prompt(self, logprobs: Logprobs, known: list[TokenLogprobs]) -> None:
         detokenizer, offset = self.runtime.detokenizer(), 0
-        for token, logprob in zip(self.job.prompt, [None, *known], strict=True):
+        for token, logprob in zip(self.input.prompt, [None, *known], strict=True):
             logprobs.add(token, logprob, min(offset, len(self.begins)))
             offset += len(detokenizer.add(token))
 

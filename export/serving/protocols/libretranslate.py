@@ -137,7 +137,7 @@ def check_counts(request: Request, model: ServedModel, body: Translation) -> Non
         raise RequestError(
             400, f"Invalid request: q has {len(body.q)} texts, expected at most {max_texts}"
         )
-    rows = model.admission.room.rows
+    rows = model.admission.slot_size.rows
     if body.alternatives >= rows:
         raise RequestError(
             400,

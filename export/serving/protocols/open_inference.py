@@ -16,13 +16,13 @@ from ... import __version__
 from ...errors import RequestError, TooLong, UsageError
 from ...heads import HEADS, READS_TOKENS
 from ...inference.inputs import check_contiguous, check_inputs
-from ...scheduler.request import Job
+from ...scheduler.encoder_batch import LENGTHS
+from ...scheduler.request import GenerationInput
 from ...specs.graph_spec import TensorSpec
 from ...specs.sequences import token_inputs
 from ...text.tasks.rows import TokenRow, check_strings, run
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
-from ..reading import LENGTHS
 from ..translation.translator import call_off_loop
 from .pipelines import MAX_CHARACTERS, continue_texts
 from .protocol import Protocol, checked_options, served_models, server_settings
@@ -152,15 +152,15 @@ def inputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
 def tensors_for(model: ServedModel) -> tuple[TensorSpec, ...]:
     """Return the inputs that replace texts: those of the graph of an encoder, or the token ids of a
     model that generates."""
-    if model.reader is not None:
-        return model.reader.spec.inputs
+    if model.encoder is not None:
+        return model.encoder.graph.spec.inputs
     return token_inputs(model.runtime.info.config, ("batch_size", "source_length"))
 
 
 def outputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
-    if model.reader is None:
+    if model.encoder is None:
         return (GENERATED,)
-    return model.reader.spec.outputs + ((EMBEDDING,) if model.embeds else ())
+    return model.encoder.graph.spec.outputs + ((EMBEDDING,) if model.embeds else ())
 
 
 # ---------------------------------------------------------------------------------------- inference
@@ -216,7 +216,7 @@ async def infer(request: Request, name: str) -> Response:
     parsed = await call_off_loop(
         len(content), parse_request, model, content, request.headers.get(JSON_LENGTH), max_rows
     )
-    if model.reader is not None:
+    if model.encoder is not None:
         return await model.read(parsed.rows, read_and_answer, model, parsed)
     texts = await generate_texts(model, parsed)
     return await call_off_loop(
@@ -265,10 +265,10 @@ def parse_request(
 def check_widths(model: ServedModel, inputs: dict[str, np.ndarray]) -> None:
     """Raise TooLong if padded rows are longer than the model's maximum. Outputs have the same
     padding, so wide padding would waste memory."""
-    if model.reader is None:
+    if model.encoder is None:
         return
-    axes = {tensor.name: tensor.shape[-1] for tensor in model.reader.spec.inputs}
-    longest = model.reader.longest
+    axes = {tensor.name: tensor.shape[-1] for tensor in model.encoder.graph.spec.inputs}
+    longest = model.encoder.max_length
     for name, values in inputs.items():
         width = values.shape[-1] if axes.get(name) in LENGTHS else 0
         if width > longest:
@@ -405,7 +405,7 @@ async def generate_texts(model: ServedModel, parsed: ParsedRequest) -> list[str]
 
 def token_id_inputs(
     model: ServedModel, inputs: dict[str, np.ndarray], tgt_lang: str | None, options: dict[str, Any]
-) -> list[Job]:
+) -> list[GenerationInput]:
     """Return the generation inputs for rows of token ids. Raises ValueError if a row has no tokens,
     and the errors of `Runtime.generate`."""
     assert model.scheduler is not None
@@ -416,6 +416,6 @@ def token_id_inputs(
     rows = [row_ids[ones == 1].tolist() for row_ids, ones in zip(ids, mask, strict=True)]
     targets = model.runtime.target_options(tgt_lang, len(rows), options)
     return [
-        model.admission.job(row, {**options, **target})
+        model.admission.admit(row, {**options, **target})
         for row, target in zip(rows, targets, strict=True)
     ]

@@ -19,7 +19,7 @@ from ...errors import RequestError, TooLong, UsageError
 from ...inference import options as generation
 from ...inference.options import special_token
 from ...scheduler.client import Client
-from ...scheduler.request import Generated, Job
+from ...scheduler.request import Generated, GenerationInput
 from ...text.tasks import embedding
 from ...text.tasks.rows import TokenRow, check_unicode
 from ...text_runtime import TextRuntime, prompt
@@ -272,19 +272,19 @@ def make_completions(
     stops: list[str],
     body: CompletionFields,
 ) -> list[Completion]:
-    """Return the completion to generate for each prompt. Raises the errors of `make_input`."""
+    """Return the completion to generate for each prompt. Raises the errors of `admit_prompt`."""
     n, is_empty = options["num_return_sequences"], body.max_tokens == 0
-    jobs = [make_input(scheduler, item, options, body) for item in prompts]
+    inputs = [admit_prompt(scheduler, item, options, body) for item in prompts]
     echoes = [""] * len(prompts)
     if body.echo:
         echoes = [
             runtime.decode([prompt.ids])[0] if prompt.text is None else prompt.text
             for prompt in prompts
         ]
-    numbered = enumerate(zip(jobs, echoes, strict=True))
+    numbered = enumerate(zip(inputs, echoes, strict=True))
     return [
-        Completion(runtime, job, index * n, begins, stops, is_empty)
-        for index, (job, begins) in numbered
+        Completion(runtime, prompt_input, index * n, begins, stops, is_empty)
+        for index, (prompt_input, begins) in numbered
     ]
 
 
@@ -362,14 +362,14 @@ def parse_options(body: CompletionFields, defaults: dict[str, Any]) -> dict[str,
     return options
 
 
-def make_input(
+def admit_prompt(
     scheduler: Client, item: CompletionPrompt, options: dict[str, Any], body: CompletionFields
-) -> Job:
+) -> GenerationInput:
     """Return the generation input of a prompt. Raises RequestError or UsageError, with OpenAI's
     names of options, if the model cannot run it."""
     scores_prompt = bool(body.echo) and body.logprobs is not None
     max_length, read, new = (
-        scheduler.admission.room.length,
+        scheduler.admission.slot_size.length,
         len(item.ids),
         options["max_new_tokens"],
     )
@@ -377,7 +377,7 @@ def make_input(
         seen = f"{read} tokens of the prompt and max_tokens={new}"
         raise too_long(f"{seen}, expected at most {max_length + 1} in total")
     try:
-        return scheduler.admission.job(
+        return scheduler.admission.admit(
             item.ids, options, top_logprobs=body.logprobs, scores_prompt=scores_prompt
         )
     except (TooLong, UsageError) as error:
@@ -462,7 +462,7 @@ def short_repr(value: Any) -> str:
 
 def count_usage(completions: Sequence[Completion]) -> dict[str, int]:
     read, new = (
-        sum(len(completion.job.prompt) for completion in completions),
+        sum(len(completion.input.prompt) for completion in completions),
         sum(completion.tokens for completion in completions),
     )
     return {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
@@ -479,7 +479,7 @@ async def full_response(
             join_chunks([chunk async for chunk in parts(scheduler, completions)]),
             completions,
         )
-    results = await scheduler.generate([completion.job for completion in completions])
+    results = await scheduler.generate([completion.input for completion in completions])
     size = sum(
         completion.size(generated)
         for completion, generated in zip(completions, results, strict=True)
@@ -593,9 +593,9 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
     )
     inputs = parse_inputs("input", body.input, server_settings(request).max_batch, model.runtime)
     about = {"object": "list", "model": model.name}
-    assert model.reader is not None  # every model that embeds has one
+    assert model.encoder is not None  # every model that embeds has one
     try:
-        content = await model.reader.call(
+        content = await model.encoder.call(
             len(inputs), render_embeddings, model.runtime, inputs, body, about
         )
     except TooLong as error:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ...errors import RequestError, TooLong, UsageError, did_you_mean
 from ...heads import IMAGE, PAIR, PIPELINES, TEXT, Task
-from ...scheduler.request import Job
+from ...scheduler.request import GenerationInput
 from ...text.tasks.classification import parse_candidates
 from ...text.tasks.rows import check_strings, check_texts, encode_texts, run, softmax
 from ...text.tasks.translation import Splitting
@@ -569,8 +569,8 @@ async def continue_texts(
 ) -> list[list[str]]:
     assert model.scheduler is not None  # every model that generates has one
     size = sum(map(len, rows))
-    jobs = await call_off_loop(size, make_inputs, model, rows, languages, options)
-    results = await model.scheduler.generate(jobs)
+    inputs = await call_off_loop(size, admit_rows, model, rows, languages, options)
+    results = await model.scheduler.generate(inputs)
     decoded = iter(
         await call_off_loop(
             size, model.runtime.decode, [result.tokens for answers in results for result in answers]
@@ -579,11 +579,11 @@ async def continue_texts(
     return [[next(decoded) for _ in answers] for answers in results]
 
 
-def make_inputs(
+def admit_rows(
     model: ServedModel, rows: list[str], languages: dict[str, Any], options: dict[str, Any]
-) -> list[Job]:
+) -> list[GenerationInput]:
     assert model.scheduler is not None
     targets = model.runtime.target_options(languages.get("tgt_lang"), len(rows), options)
     ids = model.runtime.rows(rows, languages.get("src_lang"))
-    job = model.admission.job
-    return [job(row, {**options, **target}) for row, target in zip(ids, targets)]
+    admit = model.admission.admit
+    return [admit(row, {**options, **target}) for row, target in zip(ids, targets)]

@@ -17,6 +17,7 @@ from ... import __version__
 from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
 from ...heads import CLASSIFY
 from ...inference.inputs import MAX_TOKENS
+from ...scheduler.encoder_scheduler import MAX_CALLS
 from ...text.tasks import embedding
 from ...text.tasks.classification import FUNCTIONS, sentence_config
 from ...text.tasks.rows import (
@@ -32,7 +33,6 @@ from ...text.tasks.rows import (
 )
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
-from ..reading import MAX_CALLS
 from .protocol import Protocol, name_in_path, served_models, server_settings, validated
 
 router = APIRouter(tags=["text-embeddings-inference"])
@@ -372,8 +372,8 @@ def longest(model: ServedModel) -> int:
     """Return the maximum number of tokens of a text."""
     limit = (
         model.runtime.info.config["max_position_embeddings"]
-        if model.reader is None
-        else model.reader.longest
+        if model.encoder is None
+        else model.encoder.max_length
     )
     return min(limit, embedding.length_and_case(model.runtime)[0]) if model.embeds else limit
 

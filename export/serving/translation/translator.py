@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import TooLong
 from ...inference import options as option_fields
-from ...scheduler.request import Generated, Job
+from ...scheduler.request import Generated, GenerationInput
 from ...text.tasks.translation import Plan, Splitting, make_plan, split_text
 from ..models import ServedModel
 
@@ -35,10 +35,10 @@ async def translate(
     """
     assert model.scheduler is not None  # every model that translates has one
     size = sum(map(len, texts))
-    plan, jobs = await call_off_loop(
+    plan, inputs = await call_off_loop(
         size, plan_inputs, model, texts, splitting, src_lang, tgt_lang, options
     )
-    answers = await model.scheduler.generate(jobs) if jobs else []
+    answers = await model.scheduler.generate(inputs) if inputs else []
     num_results = options.get("num_return_sequences") or 1
     return await call_off_loop(size, join_translations, model, plan, answers, num_results)
 
@@ -60,16 +60,16 @@ def plan_inputs(
     src_lang: str | None,
     tgt_lang: str | None,
     options: dict[str, Any],
-) -> tuple[Plan, list[Job]]:
+) -> tuple[Plan, list[GenerationInput]]:
     """Return the plan of the translation and a generation input for each sentence."""
     assert model.scheduler is not None
     splitting.check()
     check_sentences(model, texts, splitting)
     options = {"num_return_sequences": 1, **option_fields.check(options)}
     plan = make_plan(model.runtime, texts, splitting, src_lang, tgt_lang, options)
-    options["max_new_tokens"] = min(plan.limit, model.admission.room.length)
-    job = model.admission.job
-    return plan, [job(row, {**options, **target}) for row, target in zip(plan.rows, plan.targets)]
+    options["max_new_tokens"] = min(plan.limit, model.admission.slot_size.length)
+    admit = model.admission.admit
+    return plan, [admit(row, {**options, **target}) for row, target in zip(plan.rows, plan.targets)]
 
 
 def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitting) -> None:
@@ -85,7 +85,7 @@ def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitti
             f"the texts have {len(sizes)} sentences together, expected at most {MAX_SENTENCES}"
         )
     longest = max(sizes, default=0)
-    max_characters = model.admission.room.source * MAX_TOKEN_LENGTH
+    max_characters = model.admission.slot_size.source * MAX_TOKEN_LENGTH
     if longest > max_characters:
         raise TooLong(f"a sentence has {longest} characters, expected at most {max_characters}")
 

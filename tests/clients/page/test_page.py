@@ -44,7 +44,7 @@ def answered(page):
 
 
 def send(page, model):
-    """By the keyboard alone, from the choice of the model on."""
+    """Fill in the form and send it by the keyboard alone, beginning at the choice of the model."""
     choose(page, model)
     page.get_by_role("combobox", name="Model").focus()
     for name, text in TYPED[model].items():

@@ -46,7 +46,7 @@ def export(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address():
-    """Of a head and another node, with room for one worker each."""
+    """The address of a cluster with a head and another node, each with room for one worker."""
     cluster = Cluster(initialize_head=True, head_node_args={**SIZES, "include_dashboard": False})
     try:
         cluster.add_node(**SIZES)
@@ -95,7 +95,7 @@ def started(export, source, out, address):
 
 
 def finished(process):
-    """What it says on standard error."""
+    """Wait for `process` to succeed, and return its standard error."""
     _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, said
     return said

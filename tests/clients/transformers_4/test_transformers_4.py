@@ -80,7 +80,7 @@ print("FOUND " + json.dumps([transformers.__version__, {str(path): said(path) fo
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    """For each directory, by transformers 5."""
+    """The outputs of transformers 5 for each directory."""
     given = json.dumps(
         [list(map(str, CARDS)), TEXTS, PAIR, str(tmp_path_factory.mktemp("written"))]
     )
