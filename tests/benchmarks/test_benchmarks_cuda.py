@@ -48,7 +48,7 @@ def grad():
 
 def run(engine, kind, root, new_tokens, beams=1):
     model = engines.ENGINES[engine](engine, kind, root / kind, Arrangement(1, 1), "cpu")
-    return engines.timed(model, model.given(IDS), new_tokens, beams)["output"]
+    return engines.timed(model, model.prepare(IDS), new_tokens, beams)["output"]
 
 
 # -------------------------------------------------------------------------------------- the engines
@@ -109,7 +109,7 @@ def test_without_a_gpu_there_is_nothing_to_describe_or_to_profile(roots, grad):
     assert gpu.device_facts() is None
     model = engines.ENGINES["vanilla"]("vanilla", "gpt2", roots / "gpt2", Arrangement(1, 1), "cpu")
     with raises(RuntimeError, seen="GPU"):
-        engines.profiled(model, model.given(IDS), 2, 1)
+        engines.profiled(model, model.prepare(IDS), 2, 1)
     assert gpu.copy_bandwidth("cpu", True) > 1e6
 
 

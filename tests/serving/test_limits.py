@@ -7,7 +7,7 @@ import time
 import httpx
 import pytest
 from messages import check_message
-from raw_connections import answer_of, is_closed
+from raw_connections import is_closed, read_answer
 from served import SEEN, request, served, wait_for
 
 from vanilla_transformer_export.serving.connections import Connections, available_connections
@@ -44,7 +44,7 @@ def test_a_header_that_comes_a_byte_at_a_time_is_closed_too():
 def test_a_connection_that_asked_before_is_closed_when_the_next_header_is_not_whole():
     with served(header_timeout=0.3) as server:
         connection = server.send(request("/stub", {"q": "a"}))
-        assert answer_of(connection)[0] == 200
+        assert read_answer(connection)[0] == 200
         connection.sendall(b"POST /stub HTTP/1.1\r\n")
         assert is_closed(connection)
 
@@ -54,7 +54,7 @@ def test_a_connection_that_asks_again_and_again_stays_open():
         connection = server.send(b"")
         for _ in range(12):
             connection.sendall(request("/stub", {"q": "a"}))
-            assert answer_of(connection)[0] == 200
+            assert read_answer(connection)[0] == 200
             time.sleep(0.1)
 
 
@@ -64,7 +64,7 @@ def test_a_connection_that_asks_again_and_again_stays_open():
 def test_a_header_without_end_is_431(piece):
     with served() as server:
         connection = server.send(request("/stub", {"q": "a"}))
-        assert answer_of(connection)[0] == 200
+        assert read_answer(connection)[0] == 200
         connection.sendall(b"GET /health HTTP/1.1\r\nX-B: ")
         for _ in range(7):
             connection.sendall(piece)
@@ -96,7 +96,7 @@ def test_a_body_in_many_small_chunks_is_taken_and_its_trailers_are_passed_over()
     )
     with served() as server:
         connection = server.send(head + chunks + b"0\r\nX-Request-ID: trailer\r\n\r\n")
-        status, answer = answer_of(connection)
+        status, answer = read_answer(connection)
         assert (status, len(answer["q"])) == (200, 70_000)
 
 
@@ -145,7 +145,7 @@ def test_many_requests_at_once_that_ask_for_http_2_are_bounded():
 def test_a_body_that_does_not_come_is_408():
     with served(body_timeout=0.1) as server:
         connection = server.send(request("/stub", {"q": "a"})[:-3])
-        status, body = answer_of(connection)
+        status, body = read_answer(connection)
         assert status == 408
         check_message(body["stub"]["message"], seen=0.1)
         assert is_closed(connection)
@@ -162,7 +162,7 @@ def test_a_body_that_is_too_large_is_413_before_it_is_there(is_announced):
             content = (
                 b"POST /stub HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk
             )
-        status, said = answer_of(server.send(content))
+        status, said = read_answer(server.send(content))
         assert status == 413
         check_message(said["stub"]["message"], seen=2009, expected=1000)
 
@@ -170,9 +170,9 @@ def test_a_body_that_is_too_large_is_413_before_it_is_there(is_announced):
 def test_a_body_of_the_largest_size_is_taken_and_the_connection_goes_on_after_one_that_is_larger():
     with served(max_body=1000) as server:
         connection = server.send(request("/stub", {"q": "a" * 5000}))
-        assert answer_of(connection)[0] == 413
+        assert read_answer(connection)[0] == 413
         connection.sendall(request("/stub", b'{"q": "' + b"a" * 991 + b'"}'))
-        assert answer_of(connection)[0] == 200
+        assert read_answer(connection)[0] == 200
 
 
 def test_an_answer_that_takes_too_long_is_503_and_nothing_goes_on():
@@ -276,7 +276,7 @@ def test_where_too_many_connections_are_open_new_ones_are_closed():
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
             assert is_closed(connection)
         assert len(server.server.uvicorn.server_state.connections) == 40
-        assert answer_of(working)[0] == 200
+        assert read_answer(working)[0] == 200
         # the idle ones are closed in time
         wait_for(lambda: len(server.server.uvicorn.server_state.connections) < 40)
         assert httpx.get(f"{server.url}/health").status_code == 200

@@ -27,8 +27,8 @@ def test_a_text_ends_before_the_first_stop_text(pieces, stops):
     for number, piece in enumerate(pieces):
         result += filter.add(piece)
         so_far = "".join(pieces[: number + 1])
-        assert filter.found == any(stop in so_far for stop in stops)
-        if filter.found:
+        assert filter.is_stopped == any(stop in so_far for stop in stops)
+        if filter.is_stopped:
             break
         rest = so_far[len(result) :]  # is held back while, and only while, it may begin one
         assert rest == filter.held and so_far.startswith(result)
