@@ -167,10 +167,7 @@ def test_fewer_connections_than_asked_for_are_logged_and_slots_of_one_token_are_
     ]
     server = Server(Plan(command), log)
     assert server.stop() == 0
-    said = (
-        "the limit of open files allows 172 connections, expected it to allow 4096, as "
-        "--connections says"
-    )
+    said = "the limit of open files allows 172 connections, expected 4096 as set by --connections"
     assert [
         json.loads(line)["message"] for line in log.read_text().splitlines() if "warning" in line
     ] == [said]

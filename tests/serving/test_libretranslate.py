@@ -193,7 +193,7 @@ def test_json_with_a_byte_order_mark_is_translated_as_without(client, encoding):
     sent = [client.post("/translate", content=body.encode(each)) for each in ("utf-8", encoding)]
     assert [each.status_code for each in sent] == [200, 200] and sent[0].json() == sent[1].json()
     cut = client.post("/translate", content=body.encode("utf-16")[:-1])
-    assert cut.status_code == 400 and "not JSON" in cut.json()["error"]
+    assert cut.status_code == 400 and "not valid JSON" in cut.json()["error"]
 
 
 def test_texts_in_forms_are_those_in_json(client, alone):

@@ -256,7 +256,7 @@ def test_requests_beyond_the_limit_are_refused_and_health_and_metrics_are_not():
         assert (answer.status_code, answer.headers["Retry-After"]) == (429, "1")
         assert (
             answer.json()["stub"]["message"]
-            == "2 requests are running, expected at most so many: try again later"
+            == "2 requests are running, which is the limit of this server: try again later"
         )
         assert [
             client.get(path).status_code for path in ("/health", "/health/live", "/health/ready")

@@ -132,13 +132,13 @@ def test_zero_shot_labels(asked):
 
 WRONG = {
     "no object": (b"[1]", "the body is .1., expected an object with inputs"),
-    "no JSON": (b"{", "the body is not JSON"),
+    "no JSON": (b"{", "the body is not valid JSON"),
     "no inputs": (b"{}", "inputs is missing"),
     "an empty list": (b'{"inputs": []}', "inputs is empty, expected at least one"),
     "a number": (b'{"inputs": 5}', "text 0 of 1 is 5, expected two texts"),
     "an unknown option": (
         b'{"inputs": "a", "parameters": {"topk": 1}}',
-        "'topk', expected some of .*did you mean 'top_k'",
+        "'topk', expected one of .*did you mean 'top_k'",
     ),
     "another type": (
         b'{"inputs": "a", "parameters": {"top_k": "3"}}',
@@ -146,7 +146,7 @@ WRONG = {
     ),
     "a wrong value": (
         b'{"inputs": "a", "parameters": {"top_k": 0}}',
-        "top_k must be a whole number of at least 1, got 0",
+        "top_k is 0, expected an integer of at least 1",
     ),
     "parameters of another type": (
         b'{"inputs": "a", "parameters": []}',
@@ -154,7 +154,7 @@ WRONG = {
     ),
     "a stream": (
         b'{"inputs": "a", "stream": true}',
-        "stream is true, expected false: /v1/completions streams",
+        "stream is true, expected false",
     ),
 }
 

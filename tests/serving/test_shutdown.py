@@ -104,7 +104,9 @@ def test_everything_but_health_is_refused_while_the_models_are_loaded():
         server.server.service.lifecycle.loading = True
         answer = client.post("/stub", json={"q": "a"})
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
-        assert answer.json()["stub"]["message"] == "the models are being loaded: try again later"
+        assert (
+            answer.json()["stub"]["message"] == "the server is loading its models: try again later"
+        )
         assert [client.get(f"/health{path}").status_code for path in ("", "/ready", "/live")] == [
             503,
             503,
