@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from .request import Event
 
 
-class Part(Protocol):
+class RequestPart(Protocol):
     """Rows that join a batch together: those of one input, or of one sample."""
 
     request: "ClientRequest"
@@ -21,7 +21,7 @@ class Part(Protocol):
         """Rows that it takes in a batch at most."""
 
 
-AnyPart = TypeVar("AnyPart", bound=Part)
+AnyPart = TypeVar("AnyPart", bound=RequestPart)
 
 
 class ClientRequest(Generic[AnyPart]):

@@ -98,7 +98,7 @@ class EncoderInputs:
 
 
 class EncoderRow:
-    """A `Part`: row number `index` of `inputs`, with padded `sizes`."""
+    """A `RequestPart`: row number `index` of `inputs`, with padded `sizes`."""
 
     request: ClientRequest
     num_rows = 1
@@ -161,17 +161,14 @@ class EncoderGraph:
     def stack(self, tensor: TensorSpec, rows: Sequence[EncoderRow]) -> np.ndarray:
         """Return the padded values of an input for `rows`."""
         shape = shape_of(tensor, {**dict(rows[0].sizes), "batch_size": len(rows)})
-        stacked = np.full(shape, self.fill_value(tensor), tensor.dtype)
+        pad = self.config.get("pad_token_id") if tensor.name.endswith("input_ids") else None
+        stacked = np.full(shape, pad or 0, tensor.dtype)
         axis = str(tensor.shape[-1])
         for place, row in enumerate(rows):
             values = row.inputs.feeds[tensor.name][row.index]
             length = row.inputs.lengths[axis][row.index] if axis in LENGTHS else None
             stacked[place, ..., :length] = values[..., :length]
         return stacked
-
-    def fill_value(self, tensor: TensorSpec) -> int:
-        is_ids = tensor.name.endswith("input_ids")
-        return self.config.get("pad_token_id") or 0 if is_ids else 0
 
 
 class EncoderBatch:

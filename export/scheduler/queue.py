@@ -5,7 +5,7 @@ import time
 from collections import deque
 
 from .batch import Batch
-from .client_request import ClientRequest, Part
+from .client_request import ClientRequest, RequestPart
 from .rejections import shutting_down
 
 # Let JOIN_SIZE rows join together, or fewer once one has waited the batch's `join_delay`.
@@ -34,7 +34,7 @@ class RequestQueue:
             self.num_rows += request.num_waiting_rows
             self.changed.notify(len(request.parts))
 
-    def take(self, batch: Batch, last_join: float = 0.0) -> list[Part] | None:
+    def take(self, batch: Batch, last_join: float = 0.0) -> list[RequestPart] | None:
         """Return the parts that join `batch` now; `last_join` is the time of its last join.
 
         Block while the batch is empty and nothing joins. Return `None` once the queue is closed and
@@ -61,9 +61,9 @@ class RequestQueue:
         is_due = waited >= batch.join_delay
         return free > 0 and (is_due or min(self.num_rows, free) >= JOIN_SIZE)
 
-    def select(self, batch: Batch, now: float) -> list[Part]:
+    def select(self, batch: Batch, now: float) -> list[RequestPart]:
         """Select parts round-robin, one of each request, while they fit into `batch`."""
-        parts: list[Part] = []
+        parts: list[RequestPart] = []
         num_blocked = 0  # consecutive requests whose next part does not fit
         free = batch.num_free_rows
         while free > 0 and self.requests and num_blocked < len(self.requests):
@@ -98,11 +98,7 @@ class RequestQueue:
             self.num_rows -= request.num_waiting_rows
 
     def close(self) -> None:
-        """Accept no more requests. `take` still returns the waiting ones."""
+        """Accept no more requests, and wake all workers. `take` still returns the waiting ones."""
         with self.changed:
             self.is_closed = True
-            self.changed.notify_all()
-
-    def wake(self) -> None:
-        with self.changed:
             self.changed.notify_all()

@@ -61,7 +61,7 @@ class Scheduler:
         finished = not any(worker.thread.is_alive() for worker in self.workers)
         for worker in self.workers:
             worker.must_stop = True
-        self.queue.wake()
+        self.queue.close()  # wakes workers that wait
         for worker in self.workers:
             worker.thread.join()
         return finished
