@@ -330,7 +330,7 @@ def test_the_connections_that_were_idle_for_longest_are_known():
         response_complete = True
 
     now = [0.0]
-    all_of = Connections(most=9, idle=10, unread=30, clock=lambda: now[0])
+    all_of = Connections(max_connections=9, idle=10, unread=30, clock=lambda: now[0])
     silent, asking, unread = Connection(), Connection(), Connection()
     unread.transport.unread = 5
     for second in range(0, 32, 4):

@@ -185,7 +185,7 @@ def test_prompts_and_modules_that_are_not_there_are_an_error(embedded, monkeypat
         ([pooling, {"type": "Dense"}], "Dense", ()),
         (
             [pooling, {"type": "Dense", "folder": "2_Dense"}],
-            ("2_Dense/model.safetensors", "Dense"),
+            "2_Dense/model.safetensors",
             (),
         ),
         (
