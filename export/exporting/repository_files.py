@@ -297,10 +297,9 @@ def write_generator_card(
         *front_matter(metadata),
         f"# {base or 'a checkpoint'} in one ONNX graph",
         "",
-        f"It takes token ids and returns sequences, by {mode} search. `vanilla-transformer export "
-        f"--generate {mode}` wrote it",
-        f"for the target {target.name} in {' and '.join(dtypes)}. manifest.json says with which "
-        f"versions.",
+        f"This graph takes token ids and returns sequences, by {mode} search, for the target "
+        f"{target.name} in {' and '.join(dtypes)}.",
+        f"`vanilla-transformer export --generate {mode}` wrote it. manifest.json has the versions.",
     ]
     (directory / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -163,8 +163,8 @@ class Admission:
         return fits and min(input_ids) >= 0 and max(input_ids) < config["vocab_size"]
 
     def check_queue(self, num_waiting: int, num_rows: int) -> None:
-        """Raise RequestError if `num_rows` more rows exceed the queue's limit. An empty queue
-        accepts any number of rows."""
+        """Raise RequestError 429 if `num_rows` more rows exceed the queue's limit. An empty
+        queue accepts any number of rows."""
         if num_waiting and num_waiting + num_rows > self.max_waiting:
             raise overloaded(num_waiting, self.max_waiting)
 

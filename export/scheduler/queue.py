@@ -8,15 +8,15 @@ from .batch import Batch
 from .client_request import ClientRequest, RequestPart
 from .rejections import shutting_down
 
-# Let JOIN_SIZE rows join together, or fewer once one has waited the batch's `join_delay`.
+# Minimum rows that join together. Fewer join once a row has waited the batch's `join_delay`.
 JOIN_SIZE = 8
 # Seconds that a part of many rows may be overtaken. After that nothing joins until it fits.
 MAX_OVERTAKEN = 0.5
 
 
 class RequestQueue:
-    """A first-come-first-served queue. Requests take turns, one part each, so a long list of texts
-    does not delay a short request."""
+    """A queue that serves requests in turns (round-robin), one part each, in the order of their
+    arrival. So a long list of texts does not delay a short request."""
 
     def __init__(self) -> None:
         self.requests: deque[ClientRequest] = deque()
@@ -52,8 +52,10 @@ class RequestQueue:
                 self.changed.wait(batch.join_delay if self.requests else None)
 
     def is_worth_joining(self, batch: Batch, now: float, last_join: float) -> bool:
-        """Return whether waiting parts join now. After `close` no more requests arrive, so only the
-        free rows count."""
+        """Return whether waiting parts join now.
+
+        After `close` no more requests arrive, so waiting has no use: parts join as soon as
+        JOIN_SIZE rows, all waiting rows, or as many rows as there are running parts are free."""
         free = batch.num_free_rows
         if self.is_closed:
             return free >= min(JOIN_SIZE, self.num_rows, len(batch.running))

@@ -42,11 +42,12 @@ class Scheduler:
         self.queue.put(request)
 
     def cancel(self, request: ClientRequest) -> None:
-        """Cancel a request. Its running parts are removed after the current step."""
+        """Cancel a request. Its waiting parts leave the queue at once, its running parts leave
+        their batch after the current step (`Worker.remove_finished`)."""
         self.queue.cancel(request)
 
     def end(self) -> None:
-        """Accept no more requests."""
+        """Accept no more requests, without waiting for the running ones."""
         self.queue.close()
 
     def close(self, seconds: float) -> bool:

@@ -40,7 +40,7 @@ class NoEvents:
 
 
 class Worker:
-    """A thread that steps a batch while there are requests."""
+    """A thread that steps a batch while there are requests. Parts join and leave between steps."""
 
     def __init__(self, queue: RequestQueue, batch: Batch, events: SchedulerEvents):
         self.thread = threading.Thread(target=self.run, name="worker", daemon=True)
@@ -60,18 +60,12 @@ class Worker:
                 for request in requests:
                     request.fail(shutting_down())
             try:
-                self.remove_finished()
                 self.join([part for part in joining if not part.request.is_finished])
                 self.step()
             except Exception as error:  # errors of onnxruntime, such as out of memory
                 self.fail(error, joining)
+            self.remove_finished()
             self.report(requests)
-
-    def remove_finished(self) -> None:
-        """Remove parts of finished requests, such as those of disconnected clients."""
-        for part in (*self.batch.running, *self.batch.prefilling):
-            if part.request.is_finished:
-                self.batch.remove(part)
 
     def join(self, joining: list) -> None:
         now = time.perf_counter()
@@ -94,18 +88,21 @@ class Worker:
         for part in (*joining, *self.batch.running, *self.batch.prefilling):
             part.request.fail(failure)
 
-    def report(self, requests: set[ClientRequest]) -> None:
-        """Remove finished parts and call the `receive` of changed requests."""
+    def remove_finished(self) -> None:
+        """Remove finished parts, and parts of requests that failed or whose client left."""
         now = time.perf_counter()
-        for part in list(self.batch.running):
+        for part in (*self.batch.running, *self.batch.prefilling):
             request = part.request
             if part.has_started and not request.has_started:
                 request.has_started = True
                 self.events.first_token(now - request.arrived_at)
-            if part.is_finished or request.error is not None:
+            if part.is_finished or request.is_finished:
                 self.batch.remove(part)
         if not self.batch.running:
             self.num_rows = 0
+
+    def report(self, requests: set[ClientRequest]) -> None:
+        """Call the `receive` of changed requests."""
         updates: dict[Callable[..., Any], list] = {}
         for request in requests:
             if request.is_changed:

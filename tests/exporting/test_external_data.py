@@ -59,7 +59,7 @@ def test_weights_outside_the_folder_of_the_graph_are_refused(exported, tmp_path,
         list_file(directory, "weights" if place == "../weights" else "onnx/link")
     elif place == "folder/weights":
         list_file(directory, "onnx/folder/weights")
-    with raises(ValueError, seen="model.onnx"):
+    with raises(ValueError, seen=("model.onnx", "External data path validation")):
         Runtime(directory)
 
 
@@ -92,7 +92,7 @@ def test_a_subgraph_may_not_name_a_file_outside_either(exported, tmp_path):
     (tmp_path / "secret").write_bytes(b"12345678")
     moved(directory, "inside", hide)
     list_file(directory, "onnx/inside")
-    with raises(ValueError, seen="model.onnx"):
+    with raises(ValueError, seen=("model.onnx", "points outside the directory")):
         Runtime(directory)
 
 

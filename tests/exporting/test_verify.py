@@ -350,7 +350,8 @@ def test_the_choices_of_heads_are_compared(exported, name, least):
     ],
 )
 def test_the_checkpoint_of_another_model_is_refused_by_name(exported, export, checkpoint):
-    with raises(ValueError, seen="export"):
+    names = tuple(type(exported(name).model).__name__ for name in (export, checkpoint))
+    with raises(ValueError, seen=names):
         verify(exported(export).directory, exported(checkpoint).model, 3)
 
 

@@ -259,7 +259,7 @@ def test_a_graph_that_is_not_onnx_is_refused_by_name_even_if_its_hash_is_right(e
     directory = copy_folder(exported("encoder").directory, tmp_path)
     (directory / "onnx/model.onnx").write_bytes(b"no graph")
     seal(directory)
-    with raises(ValueError, seen="model.onnx"):
+    with raises(ValueError, seen=("onnxruntime", "model.onnx", "Protobuf parsing failed")):
         Runtime(directory)
 
 
@@ -267,7 +267,7 @@ def test_a_graph_that_onnxruntime_does_not_take_is_refused_with_what_it_says(exp
     directory = copy_folder(exported("encoder").directory, tmp_path)
     (directory / "onnx/model.onnx").write_bytes(onnx.ModelProto(ir_version=8).SerializeToString())
     seal(directory)
-    with raises(ValueError, seen="model.onnx"):
+    with raises(ValueError, seen=("onnxruntime", "model.onnx")):
         Runtime(directory)
 
 
@@ -292,7 +292,7 @@ def test_a_graph_that_fails_while_it_runs_is_an_error_of_one_line(
     seal(directory)
     capfd.readouterr()
     runtime = Runtime(directory)
-    with raises(ValueError, seen="decoder_model_merged.onnx") as error:
+    with raises(ValueError, seen=("decoder_model_merged.onnx", "allocate memory")) as error:
         runtime.generate([[5, 6]], max_new_tokens=3)
     assert "\n" not in str(error.value)
     assert capfd.readouterr() == ("", "")

@@ -19,31 +19,31 @@ from vanilla_transformer_export.serving.models import ServedModels
 from vanilla_transformer_export.serving.service import PROTOCOLS
 
 JSON = {"Content-Type": "application/json"}
-# What is no JSON, or none that has a place here; and a part of what the answer must say.
+# Bodies that are not a JSON object of this server, and the values that the answer must state.
 BAD_BODIES = {
-    "nothing": (b"", "the body is empty or null, expected a JSON object"),
-    "half": (b'{"q": "a"', "not valid JSON at character 9"),
-    "brace": (b"{", "not valid JSON at character 1"),
-    "zeros": (b"\x00\x01\x02", "not valid JSON at character 0"),
-    "two": (b'{"q": "a"}{"q": "b"}', "not valid JSON at character 10: Extra data"),
-    "comma": (b'{"q": "a",}', "not valid JSON at character"),
-    "quotes": (b"{'q': 'a'}", "not valid JSON at character 1"),
-    "comment": (b'{"q": "a" /* b */}', "not valid JSON at character 10"),
-    "newline": (b'{"q": "a\nb"}', "not valid JSON at character 8: Invalid control character"),
-    "escape": (b'{"q": "\\x"}', "not valid JSON at character 7"),
-    "utf-8": (b'{"q": "\xff"}', "the body cannot be read: 'utf-8' codec can't decode byte 0xff"),
-    "latin-1": ('{"q": "für"}'.encode("latin-1"), "can't decode byte 0xfc"),
-    "half a character": (b'{"q": "\\ud83d"}', "'\\ud83d'"),
-    "half in bytes": (b'{"q": "\xed\xa0\xbd"}', "'\\ud83d'"),
-    "deep list": (b"[" * 100_000, "the body is nested too deeply"),
-    "deep object": (b'{"q":' * 100_000, "the body is nested too deeply"),
-    "digits": (b'{"q": ' + b"9" * 5000 + b"}", "value has 5000 digits"),
-    "list": (b"[]", "the body is [], expected a JSON object"),
-    "number": (b"5", "the body is 5, expected a JSON object"),
-    "text": (b'"q"', "the body is 'q', expected a JSON object"),
-    "null": (b"null", "expected a JSON object"),
-    "NaN": (b'{"q": "a", "x": NaN}', "the body has the value NaN, expected"),
-    "Infinity": (b'{"q": "a", "x": [-Infinity]}', "the body has the value -Infinity"),
+    "nothing": (b"", dict(expected="JSON")),
+    "half": (b'{"q": "a"', dict(seen=("JSON", 9))),
+    "brace": (b"{", dict(seen=("JSON", 1))),
+    "zeros": (b"\x00\x01\x02", dict(seen=("JSON", 0))),
+    "two": (b'{"q": "a"}{"q": "b"}', dict(seen=("JSON", 10))),
+    "comma": (b'{"q": "a",}', dict(seen="JSON")),
+    "quotes": (b"{'q': 'a'}", dict(seen=("JSON", 1))),
+    "comment": (b'{"q": "a" /* b */}', dict(seen=("JSON", 10))),
+    "newline": (b'{"q": "a\nb"}', dict(seen=("JSON", 8))),
+    "escape": (b'{"q": "\\x"}', dict(seen=("JSON", 7))),
+    "utf-8": (b'{"q": "\xff"}', dict(seen=("utf-8", "0xff"))),
+    "latin-1": ('{"q": "für"}'.encode("latin-1"), dict(seen="0xfc")),
+    "half a character": (b'{"q": "\\ud83d"}', dict(seen="\\ud83d")),
+    "half in bytes": (b'{"q": "\xed\xa0\xbd"}', dict(seen="\\ud83d")),
+    "deep list": (b"[" * 100_000, dict()),
+    "deep object": (b'{"q":' * 100_000, dict()),
+    "digits": (b'{"q": ' + b"9" * 5000 + b"}", dict(seen=5000)),
+    "list": (b"[]", dict(seen="[]", expected="JSON")),
+    "number": (b"5", dict(seen=5, expected="JSON")),
+    "text": (b'"q"', dict(seen="q", expected="JSON")),
+    "null": (b"null", dict(expected="JSON")),
+    "NaN": (b'{"q": "a", "x": NaN}', dict(seen="NaN", expected="JSON")),
+    "Infinity": (b'{"q": "a", "x": [-Infinity]}', dict(seen="-Infinity")),
 }
 
 
@@ -64,9 +64,10 @@ def message_of(answer):
 @pytest.mark.parametrize("path", ["/stub", "/models/a-name/stub"])
 @pytest.mark.parametrize("name", BAD_BODIES)
 def test_a_body_that_is_no_json_object_is_an_error_of_the_protocol(client, name, path):
-    content, said = BAD_BODIES[name]
+    content, values = BAD_BODIES[name]
     answer = client.post(path, content=content, headers=JSON)
-    assert (answer.status_code, said in message_of(answer)) == (422, True), answer.text
+    assert answer.status_code == 422
+    check_message(message_of(answer), **values)
 
 
 @pytest.mark.parametrize(
@@ -120,9 +121,9 @@ def test_texts_that_only_look_like_what_json_has_not_are_taken(client):
     [
         ("refusal", 429, "too many, expected fewer"),
         ("long", 413, "9 tokens, expected at most 8"),
-        ("deep", 422, "the body is nested too deeply, expected fewer"),
+        ("deep", 422, ""),
         ("value", 422, "a b is \\ud800, expected c"),
-        *((name, 500, "internal server error") for name in ("mistake", "nan", "half")),
+        *((name, 500, "") for name in ("mistake", "nan", "half")),
     ],
 )
 def test_what_a_handler_raises_is_an_answer_in_the_format_of_its_protocol(
@@ -135,43 +136,16 @@ def test_what_a_handler_raises_is_an_answer_in_the_format_of_its_protocol(
 
 
 @pytest.mark.parametrize(
-    "method, path, status, body",
+    "method, path, status, expected",
     [
-        (
-            "GET",
-            "/nowhere",
-            404,
-            {"error": "this path does not exist, expected a path in /openapi.json"},
-        ),
-        (
-            "GET",
-            "/",
-            404,
-            {"error": "this path does not exist, expected a path in /openapi.json"},
-        ),
-        (
-            "GET",
-            "//",
-            404,
-            {"error": "this path does not exist, expected a path in /openapi.json"},
-        ),
-        (
-            "GET",
-            "/docs",
-            404,
-            {"error": "this path does not exist, expected a path in /openapi.json"},
-        ),
-        (
-            "POST",
-            "/health",
-            405,
-            {"error": "this path does not support the method of the request, expected GET, HEAD"},
-        ),
+        *(("GET", path, 404, "/openapi.json") for path in ("/nowhere", "/", "//", "/docs")),
+        ("POST", "/health", 405, ("GET", "HEAD")),
     ],
 )
-def test_a_path_of_no_protocol_has_a_plain_error(client, method, path, status, body):
+def test_a_path_of_no_protocol_has_a_plain_error(client, method, path, status, expected):
     answer = client.request(method, path)
-    assert (answer.status_code, answer.json()) == (status, body)
+    assert (answer.status_code, [*answer.json()]) == (status, ["error"])
+    check_message(answer.json()["error"], expected=expected)
 
 
 @pytest.mark.parametrize(

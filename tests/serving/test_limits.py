@@ -179,10 +179,7 @@ def test_an_answer_that_takes_too_long_is_503_and_nothing_goes_on():
     with served(timeout=0.1) as server:
         answer = httpx.post(f"{server.url}/slow", json={"q": "a", "x": 60})
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
-        assert (
-            answer.json()["stub"]["message"]
-            == "the request took longer than 0.1 seconds, the limit of this server"
-        )
+        check_message(answer.json()["stub"]["message"], seen=0.1)
         assert SEEN == ["begun", "cancelled"]
 
 
@@ -254,10 +251,7 @@ def test_requests_beyond_the_limit_are_refused_and_health_and_metrics_are_not():
         wait_for(lambda: len(SEEN) == 2)
         answer = client.post("/stub", json={"q": "a"})
         assert (answer.status_code, answer.headers["Retry-After"]) == (429, "1")
-        assert (
-            answer.json()["stub"]["message"]
-            == "2 requests are running, which is the limit of this server: try again later"
-        )
+        check_message(answer.json()["stub"]["message"], seen=2)
         assert [
             client.get(path).status_code for path in ("/health", "/health/live", "/health/ready")
         ] == [200] * 3

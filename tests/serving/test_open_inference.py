@@ -383,106 +383,110 @@ def one(**changes):
 
 
 WRONG = {
-    "no inputs": ({}, 400, "inputs is missing"),
+    "no inputs": ({}, 400, dict(seen="inputs")),
     "another model": (
         {"model_name": "causal", "inputs": [TEXT]},
         400,
-        "model_name is 'causal', expected 'encoder'",
+        dict(seen=("model_name", "causal"), expected="encoder"),
     ),
-    "empty": ({"inputs": []}, 400, "inputs is []"),
+    "empty": ({"inputs": []}, 400, dict(seen="[]")),
     "a name": (
         one(name="input_id"),
         400,
-        "'input_id', expected some of text, input_ids, attention_mask; did",
+        dict(seen="input_id", expected=("input_ids", "attention_mask")),
     ),
-    "twice": ({"inputs": [INPUT, INPUT]}, 400, "inputs has input_ids twice, expected it once"),
+    "twice": ({"inputs": [INPUT, INPUT]}, 400, dict(seen="input_ids")),
     "both": (
-        {"inputs": [TEXT, INPUT]}, 400, "inputs are text, input_ids, expected either text"
+        {"inputs": [TEXT, INPUT]}, 400, dict(seen="input_ids")
     ),
-    "datatype": (one(datatype="INT32"), 400, "input_ids has datatype 'INT32', expected INT64"),
-    "no data": (one(data=None), 400, "data of input_ids is None, expected a list of values"),
-    "a text": (one(data=[5, "6"]), 400, "data of input_ids has '6', expected values of INT64"),
-    "a fraction": (one(data=[5, 6.0]), 400, "data of input_ids has 6.0, expected values of INT64"),
-    "a flag": (one(data=[5, True]), 400, "data of input_ids has True, expected values of INT64"),
-    "large": (one(data=[5, 2**64]), 400, "data of input_ids has a number outside"),
-    "few": (one(data=[5]), 400, "data of input_ids has shape [1], expected [1, 2] or [2]"),
+    "datatype": (
+        one(datatype="INT32"), 400, dict(seen=("input_ids", "INT32"), expected="INT64")
+    ),
+    "no data": (one(data=None), 400, dict(seen=("input_ids", None))),
+    "a text": (one(data=[5, "6"]), 400, dict(seen=("input_ids", 6), expected="INT64")),
+    "a fraction": (one(data=[5, 6.0]), 400, dict(seen=("input_ids", "6.0"), expected="INT64")),
+    "a flag": (one(data=[5, True]), 400, dict(seen=("input_ids", True), expected="INT64")),
+    "large": (one(data=[5, 2**64]), 400, dict(seen=("input_ids", "INT64"))),
+    "few": (one(data=[5]), 400, dict(seen=("input_ids", 1), expected=(1, 2))),
     "ragged": (
         one(data=[[5], [6, 7]], shape=[2, 2]),
         400,
-        "data of input_ids has shape [2], expected [2, 2] or [4]",
+        dict(seen=("input_ids", "shape", 2), expected=(2, 4)),
     ),
     "turned": (
-        one(data=[[5], [6]]), 400, "data of input_ids has shape [2, 1], expected [1, 2] or [2]"
+        one(data=[[5], [6]]), 400, dict(seen=("input_ids", 2, 1), expected=(1, 2))
     ),
     "zero": (
-        one(data=[], shape=[0, 2]), 400, "input_ids has shape [0, 2], expected sizes of at least 1"
+        one(data=[], shape=[0, 2]), 400, dict(seen=("input_ids", "shape", 0, 2), expected=1)
     ),
     "axes": (
-        one(shape=[2]), 400, "input_ids must have shape (batch_size, source_length), got shape (2,)"
+        one(shape=[2]), 400, dict(seen=("input_ids", 2), expected=("batch_size", "source_length"))
     ),
     "vocabulary": (
         one(data=[5, VOCABULARY]),
         400,
-        f"input_ids must be in [0, {VOCABULARY - 1}], got 5 to {VOCABULARY}",
+        dict(seen=("input_ids", 5, VOCABULARY), expected=(0, VOCABULARY - 1)),
     ),
     "only a mask": (
-        one(name="attention_mask", data=[1, 1]), 400, "takes input_ids, which was not given"
+        one(name="attention_mask", data=[1, 1]), 400, dict(seen="input_ids")
     ),
-    "no tokens": ({"inputs": EMPTY}, 400, "row 0 of attention_mask is all 0"),
-    "rows": (one(data=[5] * 9, shape=[9, 1]), 413, "input_ids has 9 rows, expected at most 8"),
+    "no tokens": ({"inputs": EMPTY}, 400, dict(seen=(0, "attention_mask"))),
+    "rows": (one(data=[5] * 9, shape=[9, 1]), 413, dict(seen=("input_ids", 9), expected=8)),
     "an output": (
-        {**one(), "outputs": [{"name": "embeding"}]}, 400, "'embeding', expected some of"
+        {**one(), "outputs": [{"name": "embeding"}]}, 400, dict(seen="embeding")
     ),
     "outputs": (
         {**one(), "outputs": [{"name": "embedding"}] * 2},
         400,
-        "outputs has embedding twice, expected it once",
+        dict(seen=("outputs", "embedding")),
     ),
     "a parameter": (
         {**one(), "parameters": {"truncat": True}},
         400,
-        "parameters has 'truncat', expected truncate",
+        dict(seen=("parameters", "truncat")),
     ),
-    "a cut": ({**one(), "parameters": {"truncate": True}}, 400, "truncate is true without"),
+    "a cut": ({**one(), "parameters": {"truncate": True}}, 400, dict(seen="truncate")),
     "truncate": (
         {"inputs": [TEXT], "parameters": {"truncate": 1}},
         400,
-        "truncate is 1, expected true or false",
+        dict(seen=("truncate", 1)),
     ),
     "binary output": (
-        {**one(), "parameters": {"binary_data_output": "no"}}, 400, "binary_data_output is 'no'"
+        {**one(), "parameters": {"binary_data_output": "no"}},
+        400,
+        dict(seen=("binary_data_output", "no")),
     ),
     "classification": (
         {**one(), "outputs": [{"name": "embedding", "parameters": {"classification": 3}}]},
         400,
-        "classification of embedding is set",
+        dict(seen=("classification", "embedding")),
     ),
     "memory": (
         one(data=None, parameters={"shared_memory_region": "x"}),
         400,
-        "input_ids is in shared memory",
+        dict(seen="input_ids"),
     ),
     "binary size": (
         one(data=None, parameters={"binary_data_size": 8}),
         400,
-        "of input_ids is 8, expected at most 0",
+        dict(seen=("input_ids", 8), expected=0),
     ),
     "axes of text": (
-        {"inputs": [{**TEXT, "shape": [1, 1]}]}, 400, "text has shape [1, 1], expected [n]"
+        {"inputs": [{**TEXT, "shape": [1, 1]}]}, 400, dict(seen=("shape", 1))
     ),
-    "a field": ({**one(), "input": 1}, 400, "input is 1, expected no field"),
-    "list": ([], 400, "the body is [], expected an object with inputs"),
-    "nothing": (b"", 400, "the body is not valid JSON"),
-    "behind": (json.dumps(one()).encode() + b"....", 400, "the body is not valid JSON"),
+    "a field": ({**one(), "input": 1}, 400, dict(seen=1)),
+    "list": ([], 400, dict(seen="[]")),
+    "nothing": (b"", 400, dict(seen="JSON")),
+    "behind": (json.dumps(one()).encode() + b"....", 400, dict(seen="JSON")),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_said(server, name):
-    body, status, message = WRONG[name]
+    body, status, values = WRONG[name]
     answer = post(server, "encoder", body)
     assert (answer.status_code, answer.json().keys()) == (status, {"error"}), answer.text
-    assert message in answer.json()["error"], answer.json()
+    check_message(answer.json()["error"], **values)
 
 
 def test_what_is_wrong_with_bytes_and_headers_is_said(server):

@@ -4,7 +4,6 @@ checkpoint."""
 import base64
 import contextlib
 import io
-import re
 
 import httpx
 import huggingface_hub
@@ -131,30 +130,30 @@ def test_zero_shot_labels(asked):
 
 
 WRONG = {
-    "no object": (b"[1]", "the body is .1., expected an object with inputs"),
-    "no JSON": (b"{", "the body is not valid JSON"),
-    "no inputs": (b"{}", "inputs is missing"),
-    "an empty list": (b'{"inputs": []}', "inputs is empty, expected at least one"),
-    "a number": (b'{"inputs": 5}', "text 0 of 1 is 5, expected two texts"),
+    "no object": (b"[1]", dict(seen="[1]")),
+    "no JSON": (b"{", dict(seen="JSON")),
+    "no inputs": (b"{}", dict(seen="inputs")),
+    "an empty list": (b'{"inputs": []}', dict(seen="inputs")),
+    "a number": (b'{"inputs": 5}', dict(seen=(0, 1, 5))),
     "an unknown option": (
         b'{"inputs": "a", "parameters": {"topk": 1}}',
-        "'topk', expected one of .*did you mean 'top_k'",
+        dict(seen="topk", expected="top_k"),
     ),
     "another type": (
         b'{"inputs": "a", "parameters": {"top_k": "3"}}',
-        "parameters.top_k is '3', expected a valid integer",
+        dict(seen=("parameters.top_k", 3)),
     ),
     "a wrong value": (
         b'{"inputs": "a", "parameters": {"top_k": 0}}',
-        "top_k is 0, expected an integer of at least 1",
+        dict(seen=("top_k", 0), expected=1),
     ),
     "parameters of another type": (
         b'{"inputs": "a", "parameters": []}',
-        "parameters is .., expected",
+        dict(seen=("parameters", "[]")),
     ),
     "a stream": (
         b'{"inputs": "a", "stream": true}',
-        "stream is true, expected false",
+        dict(seen="stream"),
     ),
 }
 
@@ -162,14 +161,14 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_told(asked, name):
     _, url = asked("classify", None)
-    body, said = WRONG[name]
+    body, values = WRONG[name]
     result = httpx.post(
         f"{url}/predict/text-classification",
         content=body,
         headers={"content-type": "application/json"},
     )
     assert result.status_code == 400, result.text
-    assert re.search(said, result.json()["error"]), result.text
+    check_message(result.json()["error"], **values)
 
 
 def test_what_the_model_does_not_do_is_told(asked):

@@ -10,7 +10,7 @@ import openai
 import pytest
 from heads import HEADS, MANY, PAIRS, TEXTS, close, save_head, tokenizer_for, word_pieces
 from huggingface_hub import InferenceClient
-from messages import raises
+from messages import check_message, raises
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from served_models import serving
@@ -67,10 +67,10 @@ def post(url, path, **body):
     return httpx.post(url + path, json=body, timeout=60)
 
 
-def refused(found, status, kind, said):
-    assert found.status_code == status, found.text
-    body = found.json()
-    assert body["error_type"] == kind and said in body["error"], body
+def refused(answer, status, kind, seen=(), expected=()):
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error_type"] == kind
+    check_message(answer.json()["error"], seen=seen, expected=expected)
 
 
 def test_embeddings(embedder):
@@ -151,7 +151,7 @@ def test_blank_texts_are_labelled(head):
         post(url, "/predict", inputs=""),
         422,
         "Validation",
-        "inputs is '', expected at least one character",
+        seen="''",
     )
 
 
@@ -188,12 +188,10 @@ def test_the_root_embeds_for_the_client_of_huggingface_hub(embedder):
         post(url, "/", inputs=TEXTS, query="a"),
         422,
         "Validation",
-        "query is 'a', expected no field",
+        seen=("query", "a"),
     )
-    refused(
-        post(url, "/", inputs=TEXTS, model="that"), 422, "Validation", "model is 'that', expected"
-    )
-    refused(post(url, "/models/that", inputs=TEXTS), 422, "Validation", "model is 'that', expected")
+    refused(post(url, "/", inputs=TEXTS, model="that"), 422, "Validation", seen="that")
+    refused(post(url, "/models/that", inputs=TEXTS), 422, "Validation", seen="that")
 
 
 @pytest.mark.parametrize(
@@ -214,16 +212,13 @@ def test_the_root_of_other_models_says_what_is_served(head):
         post(head("fill_mask")[1], "/", inputs="a"),
         424,
         "Backend",
-        "no model of this server can embed",
     )
 
 
 def test_texts_that_are_too_long_are_cut_only_if_that_is_asked_for(embedder):
     model, url = embedder
     long = " ".join(["the old man"] * 30)
-    refused(
-        post(url, "/embed", inputs=["a", long]), 413, "Validation", "92 tokens, expected at most 40"
-    )
+    refused(post(url, "/embed", inputs=["a", long]), 413, "Validation", seen=92, expected=40)
     actual = post(url, "/embed", inputs=long, truncate=True).json()
     np.testing.assert_allclose(actual, model.encode([long]), atol=1e-5)
     model.tokenizer.truncation_side = "left"
@@ -233,15 +228,14 @@ def test_texts_that_are_too_long_are_cut_only_if_that_is_asked_for(embedder):
         model.tokenizer.truncation_side = "right"
     actual = post(url, "/embed", inputs=long, truncate=True, truncation_direction="left").json()
     np.testing.assert_allclose(actual, expected, atol=1e-5)
-    refused(
-        post(url, "/embed", inputs=[5] * 41), 413, "Validation", "41 tokens, expected at most 40"
-    )
+    refused(post(url, "/embed", inputs=[5] * 41), 413, "Validation", seen=41, expected=40)
     assert post(url, "/embed", inputs=[5] * 41, truncate=True).status_code == 200
     refused(
         post(url, "/embed", inputs="a" * 10_001),
         413,
         "Validation",
-        "10001 characters, expected at most 10000",
+        seen=10001,
+        expected=10000,
     )
     assert post(url, "/embed", inputs="a b" * 10_000, truncate=True).status_code == 200
 
@@ -320,80 +314,64 @@ def test_what_is_served_is_told(embedder):
 
 
 WRONG = [
-    ("/embed", {}, 422, "Validation", "inputs is missing"),
-    ("/embed", {"inputs": []}, 400, "Empty", "inputs is empty"),
+    ("/embed", {}, 422, "Validation", dict(seen="inputs")),
+    ("/embed", {"inputs": []}, 400, "Empty", dict(seen="inputs")),
+    ("/embed", {"inputs": ""}, 422, "Validation", dict(seen=(0, 1, "''"))),
+    ("/embed", {"inputs": 5}, 422, "Validation", dict(seen=5)),
+    ("/embed", {"inputs": [["a"]]}, 422, "Validation", dict()),
+    ("/embed", {"inputs": [10**9]}, 422, "Validation", dict(seen=1000000000)),
     (
         "/embed",
-        {"inputs": ""},
+        {"inputs": "a", "normalize": "yes"},
         422,
         "Validation",
-        "inputs 0 of 1 is '', expected at least one character",
+        dict(seen=("normalize", "yes")),
     ),
-    ("/embed", {"inputs": 5}, 422, "Validation", "inputs is 5, expected a text"),
-    ("/embed", {"inputs": [["a"]]}, 422, "Validation", "expected a text or token ids"),
-    (
-        "/embed",
-        {"inputs": [10**9]},
-        422,
-        "Validation",
-        "the token id 1000000000, expected ids from 0 to",
-    ),
-    ("/embed", {"inputs": "a", "normalize": "yes"}, 422, "Validation", "normalize is 'yes'"),
-    ("/embed", {"inputs": "a", "normalise": True}, 422, "Validation", "normalise"),
-    ("/embed", {"inputs": "a", "prompt_name": "qery"}, 422, "Validation", "did you mean 'query'"),
+    ("/embed", {"inputs": "a", "normalise": True}, 422, "Validation", dict(seen="normalise")),
+    ("/embed", {"inputs": "a", "prompt_name": "qery"}, 422, "Validation", dict(expected="query")),
     (
         "/embed",
         {"inputs": "a", "dimensions": 33},
         422,
         "Validation",
-        "dimensions is 33, expected at most 32",
+        dict(seen=("dimensions", 33), expected=32),
     ),
     (
         "/embed",
         {"inputs": "a", "truncation_direction": "up"},
         422,
         "Validation",
-        "truncation_direction is 'up'",
+        dict(seen=("truncation_direction", "up")),
     ),
-    ("/embed", {"inputs": ["a"] * 129}, 413, "Validation", "129 items, expected at most 128"),
-    (
-        "/embed",
-        {"inputs": "a", "model": "other"},
-        422,
-        "Validation",
-        "model is 'other', expected one of it",
-    ),
-    ("/predict", {"inputs": "a"}, 424, "Backend", "no model of this server can label texts"),
-    (
-        "/rerank",
-        {"query": "a", "texts": ["b"]},
-        424,
-        "Backend",
-        "no model of this server can rerank",
-    ),
+    ("/embed", {"inputs": ["a"] * 129}, 413, "Validation", dict(seen=129, expected=128)),
+    ("/embed", {"inputs": "a", "model": "other"}, 422, "Validation", dict(seen="other")),
+    ("/predict", {"inputs": "a"}, 424, "Backend", dict()),
+    ("/rerank", {"query": "a", "texts": ["b"]}, 424, "Backend", dict()),
     (
         "/similarity",
         {"inputs": {"source_sentence": "a", "sentences": []}},
         400,
         "Empty",
-        "sentences is empty",
+        dict(seen="sentences"),
     ),
-    ("/tokenize", {"inputs": [5]}, 422, "Validation", "expected a text or a list of texts"),
+    ("/tokenize", {"inputs": [5]}, 422, "Validation", dict()),
     (
         "/tokenize",
         {"inputs": ["a" * 125_000, "b" * 125_001]},
         413,
         "Validation",
-        "250001 characters, expected at most 250000",
+        dict(seen=250001, expected=250000),
     ),
-    ("/decode", {"ids": ["a"]}, 422, "Validation", "expected token ids"),
-    ("/decode", {"ids": [-1]}, 422, "Validation", "the token id -1"),
+    ("/decode", {"ids": ["a"]}, 422, "Validation", dict(expected="ids")),
+    ("/decode", {"ids": [-1]}, 422, "Validation", dict(seen=-1)),
 ]
 
 
-@pytest.mark.parametrize("path, body, status, kind, said", WRONG, ids=lambda value: str(value)[:40])
-def test_what_is_wrong_is_told(embedder, path, body, status, kind, said):
-    refused(post(embedder[1], path, **body), status, kind, said)
+@pytest.mark.parametrize(
+    "path, body, status, kind, values", WRONG, ids=lambda value: str(value)[:40]
+)
+def test_what_is_wrong_is_told(embedder, path, body, status, kind, values):
+    refused(post(embedder[1], path, **body), status, kind, **values)
 
 
 @pytest.mark.slow
@@ -426,10 +404,9 @@ def test_labels_of_texts_and_pairs(head):
         post(url, "/predict", inputs=[["a", "b", "c"]]),
         422,
         "Validation",
-        "a list of one or two texts",
     )
-    refused(post(url, "/rerank", query="a", texts=["b"]), 424, "Backend", "rerank")
-    refused(post(url, "/embed", inputs="a"), 424, "Backend", "no model of this server can embed")
+    refused(post(url, "/rerank", query="a", texts=["b"]), 424, "Backend")
+    refused(post(url, "/embed", inputs="a"), 424, "Backend")
     assert (
         httpx.get(f"{url}/info").json()["model_type"]["classifier"]["id2label"]["2"] == "entailment"
     )
@@ -456,5 +433,5 @@ def test_reranking(head):
         assert [each.get("text") for each in result] == [
             MANY[each["index"]] if raw else None for each in result
         ]
-    refused(post(url, "/rerank", query="a", texts=[]), 400, "Empty", "texts is empty")
+    refused(post(url, "/rerank", query="a", texts=[]), 400, "Empty", seen="texts")
     assert AutoTokenizer.from_pretrained(checkpoint)("a", "b")["token_type_ids"][-1] == 1

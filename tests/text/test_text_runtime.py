@@ -193,7 +193,7 @@ def test_an_expression_that_does_not_compile_is_refused_by_name(directory, tmp_p
     }
     (damaged / "tokenizer.json").write_text(json.dumps(content))
     seal(damaged)
-    with raises(ValueError, seen="tokenizer.json"):
+    with raises(ValueError, seen=("tokenizer.json", "unmatched parenthesis")):
         TextRuntime(damaged, threads=1)
 
 
@@ -204,7 +204,7 @@ def test_an_expression_past_the_engine_s_limit_is_an_error(directory, tmp_path):
     seal(damaged)
     runtime = TextRuntime(damaged, threads=1)
     for texts in (["w" * 40 + "!"], ["w5", "w" * 40 + "!"]):
-        with raises(ValueError, seen="tokenizer.json"):
+        with raises(ValueError, seen=("tokenizer.json", "retry-limit")):
             runtime.generate(texts)
 
 

@@ -95,8 +95,8 @@ def test_a_model_learns_from_its_teachers_what_labels_do_not_say(teachers, tmp_p
     )
     assert train(recipe, tmp_path / "student")["validation_accuracy"] == 0.0
     said = (
-        "Trained from scratch on what 2 other models predict for the text, instead of its labels, "
-        "by the recipe below"
+        "Trained from scratch on the predictions of 2 other models instead of labels, by the "
+        "recipe below"
     )
     assert said in (tmp_path / "student" / CARD).read_text()
     record = json.loads((tmp_path / "student" / RECORD).read_text())

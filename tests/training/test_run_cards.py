@@ -53,7 +53,8 @@ def test_the_card_has_the_scores_the_recipe_and_the_settings_of_the_report(short
     assert f"`{metrics['validation_signature']}`" in card.text
     assert f"with {report['parameters']:,} parameters: encoder_layers=1, " in card.text
     assert (
-        f"Seed 0; {report['seconds']:,.0f} seconds of updates, {report['hardware']}; " in card.text
+        f"The seed is 0. The updates took {report['seconds']:,.0f} seconds ({report['hardware']})."
+        in card.text
     )
     recipe = tomllib.loads(re.search(r"```toml\n(.*?)```", card.text, re.DOTALL)[1])
     assert Recipe(**recipe) == Recipe(**report["recipe"])

@@ -113,9 +113,7 @@ def test_prefix_tuning_of_an_encoder_is_refused_with_a_reason(name):
     model = peft.get_peft_model(
         model_of(name), peft.PrefixTuningConfig(task_type=MODELS[name], num_virtual_tokens=3)
     )
-    with pytest.raises(
-        ValueError, match="does not support past key values|an encoder keeps no keys and values"
-    ):
+    with pytest.raises(ValueError, match="past key values|encoder"):
         model(**given(name))
 
 

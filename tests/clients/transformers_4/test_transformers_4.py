@@ -114,7 +114,5 @@ def test_our_code_says_which_transformers_it_needs(card):
     )
     loads = [AutoConfig.from_pretrained, AutoModel.from_pretrained, auto_class.from_pretrained]
     for load in [*loads, lambda path, **options: pipeline("feature-extraction", path, **options)]:
-        with pytest.raises(
-            ImportError, match=f"needs transformers >= 5.23, found {transformers.__version__}"
-        ):
+        with pytest.raises(ImportError, match=f"5.23.*{transformers.__version__}"):
             load(str(card), trust_remote_code=True)

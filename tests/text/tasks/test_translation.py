@@ -39,7 +39,7 @@ def test_sentences_end_by_the_rules(text, sentences):
     [("en", 21), ("de", 15), ("fr", 9), ("es", 10), ("ru", 7), ("cs", 7), ("zh", 3)],
 )
 def test_abbreviations_of_the_language_end_no_sentence(language, minimum):
-    """The texts are marked by hand. docs/runtime.md says how many are cut right."""
+    """The texts are marked by hand. docs/run.md says how many are cut right."""
     assert right_texts(ours)[language] >= minimum
 
 
