@@ -76,17 +76,17 @@ class CTranslate2Engine:
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self.queue)
-                taken = [self.queue.popleft() for _ in range(min(self.rows, len(self.queue)))]
-            found = self.translate([request for request, _ in taken])
-            futures = [future for _, future in taken]
-            futures[0].get_loop().call_soon_threadsafe(deliver, futures, found)
+                batch = [self.queue.popleft() for _ in range(min(self.rows, len(self.queue)))]
+            translations = self.translate([request for request, _ in batch])
+            futures = [future for _, future in batch]
+            futures[0].get_loop().call_soon_threadsafe(deliver, futures, translations)
 
     def translate(self, inputs):
         from vanilla_transformer_export.scheduler.request import STOP, Generated
 
-        most = max(row.options.max_new_tokens for row in inputs)
+        max_new_tokens = max(row.options.max_new_tokens for row in inputs)
         rows = self.translator.translate_batch(
-            [row.source for row in inputs], beam_size=1, max_decoding_length=most
+            [row.source for row in inputs], beam_size=1, max_decoding_length=max_new_tokens
         )
         return [[Generated([int(token) for token in row.hypotheses[0]], STOP)] for row in rows]
 
@@ -166,10 +166,12 @@ def parse():
     parser.add_argument("kind", choices=["ctranslate2", "transformers", "transformers-serve"])
     parser.add_argument("model", type=Path)
     parser.add_argument(
-        "--export", type=Path, help="ours, of the same checkpoint: its tokenizer and its options"
+        "--export",
+        type=Path,
+        help="our export of the same checkpoint, for its tokenizer and options",
     )
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2, help="of each worker")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads per worker")
     parser.add_argument("--port", type=int, required=True)
     return parser.parse_args()
 

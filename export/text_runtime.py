@@ -22,9 +22,9 @@ from .inference.export_info import MANIFEST, TARGET_TOKENIZER, ExportInfo, json_
 from .inference.inputs import pad_sequences
 from .inference.options import special_token
 from .runtime import Runtime
-from .text.detokenizer import Pieces, TokenNames
+from .text.detokenizer import Detokenizer, TokenNames
 from .text.language_pairs import sentence_languages
-from .text.languages import Choice, languages_of
+from .text.languages import Choice, read_languages
 from .text.tasks import (
     classification,
     embedding,
@@ -35,8 +35,8 @@ from .text.tasks import (
     tagging,
     translation,
 )
-from .text.tasks.rows import check_unicode, decode_batch, errors_of, named, single_texts
-from .text.tokenization_spaces import CleanPieces
+from .text.tasks.rows import check_texts, check_unicode, decode_batch, tokenizer_errors, with_names
+from .text.tokenization_spaces import CleaningDetokenizer
 
 TOGETHER = 64  # texts that the tokenizer cuts at once
 
@@ -70,16 +70,16 @@ class TextRuntime:
                 f"{self.path} is missing: the checkpoint had no tokenizer, so this export takes "
                 f"only ids"
             )
-        with errors_of(self.path):
+        with tokenizer_errors(self.path):
             self.tokenizer = self.target_tokenizer = Tokenizer.from_buffer(content)
         target = self.info.read(TARGET_TOKENIZER)  # tokenizer of generated texts, if it differs
         if target is not None:
-            with errors_of(self.path.with_name(TARGET_TOKENIZER)):
+            with tokenizer_errors(self.path.with_name(TARGET_TOKENIZER)):
                 self.target_tokenizer = Tokenizer.from_buffer(target)
         for tokenizer in (self.tokenizer, self.target_tokenizer):
             tokenizer.no_padding()
             tokenizer.no_truncation()
-        self.languages = languages_of(self.info)
+        self.languages = read_languages(self.info)
         self.lock = threading.Lock()  # protects the tokenizer, whose truncation some tasks change
         # None of what generates does: there a long text blocks no short one.
         self.may_cut = not self.info.generates
@@ -269,18 +269,19 @@ class TextRuntime:
     def token_names(self) -> TokenNames:
         return TokenNames(self.tokenizer, self.special_ids, self.path)
 
-    def pieces(self) -> Pieces | CleanPieces:
-        """Return an object that makes text of the tokens of a row as they come."""
-        pieces = Pieces(self.tokenizer, self.special_ids, self.path)
-        return CleanPieces(pieces) if self.tokenizer_settings.cleans_up else pieces
+    def detokenizer(self) -> Detokenizer | CleaningDetokenizer:
+        """Return an incremental detokenizer for one row of tokens."""
+        detokenizer = Detokenizer(self.tokenizer, self.special_ids, self.path)
+        cleans_up = self.tokenizer_settings.cleans_up
+        return CleaningDetokenizer(detokenizer) if cleans_up else detokenizer
 
     def decode_stream(self, steps: Iterator[np.ndarray]) -> Iterator[str]:
         """Yield the text of one row in parts, from `steps` with one token each."""
-        pieces = self.pieces()
+        detokenizer = self.detokenizer()
         for [token] in steps:
-            if piece := pieces.add(int(token)):
+            if piece := detokenizer.add(int(token)):
                 yield piece
-        if rest := pieces.end():
+        if rest := detokenizer.end():
             yield rest
 
     def tokenize(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -292,7 +293,7 @@ class TextRuntime:
 
     def rows(self, texts: list[str], src_lang: Choice = None) -> list[list[int]]:
         """Return the tokens of each text in its language. A decoder's prompt gets no end token."""
-        texts = single_texts(texts)
+        texts = check_texts(texts)
         self.languages.check_words(texts)
         if src_lang is not None:
             return self.languages.rows(
@@ -339,10 +340,10 @@ class TextRuntime:
     ) -> list[Encoding]:
         """Return the encoding of each text, by default with the tokenizer of source text. Raises
         ValueError if the tokenizer fails on a text."""
-        for text, name in named(texts):
+        for text, name in with_names(texts):
             check_unicode(text, name)
         selected = tokenizer or self.tokenizer
-        with self.lock if self.may_cut else contextlib.nullcontext(), errors_of(self.path):
+        with self.lock if self.may_cut else contextlib.nullcontext(), tokenizer_errors(self.path):
             if len(texts) == 1:  # without the threads of a batch
                 return [selected.encode(texts[0], add_special_tokens=special_tokens)]
             return selected.encode_batch(texts, add_special_tokens=special_tokens)

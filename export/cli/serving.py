@@ -20,11 +20,11 @@ def serve_arguments(parser: Parser) -> None:
 @verb("serve exports over HTTP", serve_arguments, extras="serve")
 def serve(args: argparse.Namespace) -> None:
     from ..scheduler.process import scheduler_process
-    from ..serving.settings import settings_of, token_of
+    from ..serving.settings import parse_settings, read_token
     from ..serving.sources import sources
 
-    settings = settings_of(args, os.environ)
-    token = token_of(settings, os.environ)
+    settings = parse_settings(args, os.environ)
+    token = read_token(settings, os.environ)
     exports = sources(args.exports, settings.languages)
 
     def tell(line: str) -> None:

@@ -137,15 +137,15 @@ def test_an_engine_keeps_the_process_of_its_fastest_arrangement(tmp_path, monkey
 
 def test_the_rows_of_a_batch_come_back_in_their_order():
     model = SimpleNamespace(
-        given=lambda ids: ids.tolist(),
-        run=lambda given, new_tokens, beams: [[row[0]] * new_tokens for row in given],
+        prepare=lambda ids: ids.tolist(),
+        run=lambda inputs, new_tokens, beams: [[row[0]] * new_tokens for row in inputs],
         output=lambda result, new_tokens: np.array(result),
     )
     parts = Parts(model, 2)
     ids = np.arange(15).reshape(5, 3)
-    assert [len(part) for part in parts.given(ids)] == [3, 2]
+    assert [len(part) for part in parts.prepare(ids)] == [3, 2]
     assert (
-        parts.output(parts.run(parts.given(ids), 2, 1), 2).tolist()
+        parts.output(parts.run(parts.prepare(ids), 2, 1), 2).tolist()
         == ids[:, :1].repeat(2, axis=1).tolist()
     )
 

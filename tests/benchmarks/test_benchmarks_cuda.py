@@ -21,7 +21,7 @@ import torch
 import workload
 from checkpoints import EOS, build
 from messages import raises
-from plan import PLANS, Arrangement, cells_of
+from plan import PLANS, Arrangement, list_cells
 from torch_graph import GraphDecoder
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def grad():
 
 def run(engine, kind, root, new_tokens, beams=1):
     model = engines.ENGINES[engine](engine, kind, root / kind, Arrangement(1, 1), "cpu")
-    return engines.timed(model, model.given(IDS), new_tokens, beams)["output"]
+    return engines.timed(model, model.prepare(IDS), new_tokens, beams)["output"]
 
 
 # -------------------------------------------------------------------------------------- the engines
@@ -109,7 +109,7 @@ def test_without_a_gpu_there_is_nothing_to_describe_or_to_profile(roots, grad):
     assert gpu.device_facts() is None
     model = engines.ENGINES["vanilla"]("vanilla", "gpt2", roots / "gpt2", Arrangement(1, 1), "cpu")
     with raises(RuntimeError, seen="GPU"):
-        engines.profiled(model, model.given(IDS), 2, 1)
+        engines.profiled(model, model.prepare(IDS), 2, 1)
     assert gpu.copy_bandwidth("cpu", True) > 1e6
 
 
@@ -173,7 +173,9 @@ def test_without_a_gpu_all_rows_are_there_and_say_so(here, tmp_path, capsys):
 
 def check_rows(result):
     cells = [
-        cell for shape in PLAN.shapes for cell in cells_of(PLAN, shape, result["options"]["quick"])
+        cell
+        for shape in PLAN.shapes
+        for cell in list_cells(PLAN, shape, result["options"]["quick"])
     ]
     assert [
         (row["engine"], row["batch"], row["beams"], row["kind"]) for row in result["cells"]

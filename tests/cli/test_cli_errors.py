@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 import torch
-from checkpoints import copy_of, with_tokenizer
-from command_line import command, error_of
+from checkpoints import copy_folder, with_tokenizer
+from command_line import command, read_error
 from messages import check_message
 from safetensors.torch import load_file, save_file
 from training_command import training
@@ -61,17 +61,17 @@ def test_an_error_in_a_process_is_one_line_on_stderr_and_ends_with_1(tmp_path):
 
 
 def test_a_path_that_is_no_export_is_an_error(tmp_path, exported):
-    assert "manifest.json" in error_of("generate", tmp_path, "text")
-    assert "manifest.json" in error_of("generate", tmp_path / "nowhere", "text")
-    assert "manifest.json" in error_of(
+    assert "manifest.json" in read_error("generate", tmp_path, "text")
+    assert "manifest.json" in read_error("generate", tmp_path / "nowhere", "text")
+    assert "manifest.json" in read_error(
         "verify", tmp_path / "nowhere", exported("encoder").checkpoint
     )
 
 
 def test_existing_output_is_an_error_without_force(exported, tmp_path, corpus):
     (tmp_path / "kept").touch()
-    assert "--force" in error_of("export", exported("encoder").checkpoint, tmp_path)
-    assert "--force" in error_of(*training(corpus), "--output", tmp_path)
+    assert "--force" in read_error("export", exported("encoder").checkpoint, tmp_path)
+    assert "--force" in read_error(*training(corpus), "--output", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
@@ -80,7 +80,7 @@ def test_a_checkpoint_that_does_not_fit_is_an_error(exported, tmp_path):
     weights = load_file(checkpoint / "model.safetensors")
     weights["embeddings.embed_tokens.weight"] = torch.zeros(5, 32)
     save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
-    assert "embeddings.embed_tokens.weight" in error_of("export", checkpoint, tmp_path / "out")
+    assert "embeddings.embed_tokens.weight" in read_error("export", checkpoint, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -113,7 +113,7 @@ def test_a_checkpoint_that_does_not_fit_is_an_error(exported, tmp_path):
 def test_a_recipe_that_cannot_be_is_an_error(corpus, tmp_path, settings, seen, expected):
     settings = ["tokenizer.vocab_size=60", *settings]
     check_message(
-        error_of(*training(corpus, *settings), "--output", tmp_path / "model"),
+        read_error(*training(corpus, *settings), "--output", tmp_path / "model"),
         seen=seen,
         expected=expected,
     )
@@ -121,13 +121,13 @@ def test_a_recipe_that_cannot_be_is_an_error(corpus, tmp_path, settings, seen, e
 
 
 def test_a_recipe_that_does_not_exist_is_an_error_that_lists_those_that_do(tmp_path):
-    assert "conll2003, digits, multi30k-en-de" in error_of(
+    assert "conll2003, digits, multi30k-en-de" in read_error(
         "train", "multi30k", "--output", tmp_path / "model"
     )
 
 
 def test_files_that_are_not_parallel_are_an_error(corpus, tmp_path):
-    message = error_of(
+    message = read_error(
         *training((corpus[0], corpus[3], corpus[2], corpus[3])), "--output", tmp_path / "model"
     )
     check_message(message, seen=("train.en", 200, "val.de", 20))
@@ -145,25 +145,25 @@ def test_verify_ends_with_1_and_lists_the_differences(exported, tmp_path, capsys
 
 
 def test_generate_says_when_the_export_has_no_tokenizer(exported):
-    assert "tokenizer.json" in error_of("generate", exported("causal").directory, "text")
+    assert "tokenizer.json" in read_error("generate", exported("causal").directory, "text")
 
 
 def test_generate_runs_on_the_device_it_is_told(exported, tmp_path):
     directory = exported("seq2seq").directory
-    assert "CUDA" in error_of("generate", directory, "text", "--device", "cuda")
+    assert "CUDA" in read_error("generate", directory, "text", "--device", "cuda")
     given = ("--device", "cpu", "--engine-cache", tmp_path)
-    assert "expected device='tensorrt'" in error_of("generate", directory, "text", *given)
+    assert "expected device='tensorrt'" in read_error("generate", directory, "text", *given)
 
 
 def test_generate_says_when_the_model_cannot_generate(exported, tmp_path):
-    directory = copy_of(exported("encoder").directory, tmp_path)
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     with_tokenizer(directory, 48)
-    message = error_of("generate", directory, "the dog")
+    message = read_error("generate", directory, "the dog")
     check_message(message, seen=("generate", "VanillaEncoderModel"), expected="embed")
 
 
 def test_a_decoder_continues_text_as_transformers_does(exported, tmp_path, capsys):
-    directory = copy_of(exported("causal").directory, tmp_path)
+    directory = copy_folder(exported("causal").directory, tmp_path)
     tokenizer = with_tokenizer(directory, 48)
     texts = ["the old dog", "a man sees the", "red bird", "a big boy wants"]
     main(["generate", str(directory), *texts, "--max-new-tokens", "6", "--num-beams", "1"])
@@ -178,6 +178,6 @@ def test_a_decoder_continues_text_as_transformers_does(exported, tmp_path, capsy
 
 
 def test_a_tokenizer_larger_than_the_model_is_an_error(exported, tmp_path):
-    directory = copy_of(exported("causal").directory, tmp_path)
+    directory = copy_folder(exported("causal").directory, tmp_path)
     with_tokenizer(directory, 60)
-    assert "[0, 47]" in error_of("generate", directory, "der große alte Bub findet")
+    assert "[0, 47]" in read_error("generate", directory, "der große alte Bub findet")

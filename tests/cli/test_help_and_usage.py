@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import COMMAND, error_of
+from command_line import COMMAND, read_error
 from messages import check_message
 
 from vanilla_transformer import conversion
@@ -303,7 +303,7 @@ def test_no_output_and_two_are_wrong_usage(
     verb, words, seen, expected, exported, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    message = error_of(verb, exported("encoder").checkpoint, *words)
+    message = read_error(verb, exported("encoder").checkpoint, *words)
     check_message(message, seen=seen, expected=expected)
     assert list(tmp_path.iterdir()) == []
 
@@ -323,7 +323,7 @@ def test_an_unknown_flag_is_an_error_before_anything_is_read(
     words, seen, expected, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    check_message(error_of(*words), seen=seen, expected=expected)
+    check_message(read_error(*words), seen=seen, expected=expected)
 
 
 # ------------------------------------------------------------------------------------------- values

@@ -12,7 +12,7 @@ import warnings
 
 import pytest
 from checkpoints import with_words
-from command_line import COMMAND, error_of
+from command_line import COMMAND, read_error
 from messages import check_message, raises
 from safetensors import SafetensorError
 
@@ -58,7 +58,7 @@ def test_a_full_disk_is_one_line_whoever_finds_it(tmp_path, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(averaging, "average_weights", full)
-    assert str(error) in error_of("average", "one", "--output", tmp_path / "out")
+    assert str(error) in read_error("average", "one", "--output", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -75,7 +75,7 @@ def test_what_is_wrong_with_a_path_is_one_line_with_what_was_expected(
 ):
     (tmp_path / "file").touch()
     monkeypatch.setattr(averaging, "averaged", lambda *_: opened(tmp_path / place))
-    message = error_of("average", "one", "--output", tmp_path / "out")
+    message = read_error("average", "one", "--output", tmp_path / "out")
     check_message(message, seen=(tmp_path / place, reason))
 
 
@@ -97,7 +97,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(tmp_path, monkeypatch, error):
 
 def test_a_package_that_is_missing_is_one_line_with_the_extra_that_brings_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "vanilla_transformer.info", None)
-    message = error_of("info", "anywhere")
+    message = read_error("info", "anywhere")
     assert message.startswith("vanilla-transformer: import of vanilla_transformer.info halted")
     assert message.endswith(": pip install 'vanilla-transformer[torch]'")
 

@@ -14,8 +14,8 @@ from families import (
     SEEDS,
     assert_exact,
     cases,
-    given_to,
-    outputs_of,
+    compute_outputs,
+    make_arguments,
     random_config,
     random_model,
 )
@@ -175,8 +175,8 @@ def test_a_checkpoint_of_ours_converted_gives_the_same_outputs(
     ours = our_model(family, architecture, seed, dtype)
     theirs = converted_back(ours, family, tmp_path)
     assert theirs.dtype == dtype
-    given = given_to(ours)
-    got, expected = outputs_of(theirs, given), outputs_of(ours, given)
+    given = make_arguments(ours)
+    got, expected = compute_outputs(theirs, given), compute_outputs(ours, given)
     if family in ("marian", "pegasus") and architecture == "VanillaSeq2SeqModel":
         got["last_hidden_state"] = got["last_hidden_state"].unflatten(-1, (2, -1)).mT.flatten(-2)
     assert got.keys() == expected.keys() and got
@@ -200,7 +200,7 @@ def test_generated_tokens_are_the_same(family, beams, tmp_path):
         pad_token_id=0,
     )
     theirs = converted_back(ours, family, tmp_path)
-    given = dict(input_ids=given_to(ours)["input_ids"], attention_mask=RIGHT)
+    given = dict(input_ids=make_arguments(ours)["input_ids"], attention_mask=RIGHT)
     if family in ("gpt2", "opt"):
         given = {name: tensor.flip(1) for name, tensor in given.items()}
     expected = ours.generate(**given)

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 import transformers
-from families import assert_exact, given_to, outputs_of, random_model
+from families import assert_exact, compute_outputs, make_arguments, random_model
 from messages import raises
 
 import vanilla_transformer
@@ -61,9 +61,11 @@ def test_a_line_and_a_module_are_all_that_a_family_needs(registered, tmp_path):
         .from_pretrained(tmp_path / "ours")
         .eval()
     )
-    given = given_to(theirs)
+    given = make_arguments(theirs)
     assert_exact(
-        outputs_of(ours, given)["logits"], outputs_of(theirs, given)["logits"], torch.float64
+        compute_outputs(ours, given)["logits"],
+        compute_outputs(theirs, given)["logits"],
+        torch.float64,
     )
     with raises(ValueError, seen="data2vec-text"):
         convert(tmp_path / "ours", tmp_path / "back", to="data2vec-text")

@@ -13,7 +13,7 @@ import sentencepiece
 import torch
 import transformers
 from checkpoints import edit_json
-from families import assert_exact, given_to, outputs_of, random_config, random_model
+from families import assert_exact, compute_outputs, make_arguments, random_config, random_model
 from messages import check_message, raises
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -53,8 +53,8 @@ def assert_converts(directory, theirs, tmp_path):
         .from_pretrained(tmp_path / "ours")
         .eval()
     )
-    given = given_to(theirs)
-    got, expected = outputs_of(ours, given), outputs_of(theirs, given)
+    given = make_arguments(theirs)
+    got, expected = compute_outputs(ours, given), compute_outputs(theirs, given)
     for name in expected:
         assert_exact(got[name], expected[name], torch.float32)
     return result

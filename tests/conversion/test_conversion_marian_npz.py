@@ -10,7 +10,7 @@ import pytest
 import sentencepiece
 import torch
 import yaml
-from families import assert_exact, given_to, outputs_of, random_model
+from families import assert_exact, compute_outputs, make_arguments, random_model
 from messages import raises
 from transformers import GenerationConfig, MarianConfig, MarianTokenizer
 
@@ -139,9 +139,11 @@ def test_a_directory_of_marian_s_converts_to_the_same_numbers_tokens_and_texts(w
     ours = vanilla_transformer.VanillaSeq2SeqForConditionalGeneration.from_pretrained(
         tmp_path / "ours"
     ).eval()
-    given = given_to(theirs)
+    given = make_arguments(theirs)
     assert_exact(
-        outputs_of(ours, given)["logits"], outputs_of(theirs, given)["logits"], torch.float32
+        compute_outputs(ours, given)["logits"],
+        compute_outputs(theirs, given)["logits"],
+        torch.float32,
     )
     expected, actual = (model.generation_config.to_diff_dict() for model in (theirs, ours))
     assert {name: actual.get(name) for name in expected} == expected

@@ -8,7 +8,14 @@ import pytest
 import torch
 import transformers
 from checkpoints import SIZES, edit_json, perturbed
-from families import ARCHITECTURES, assert_exact, given_to, outputs_of, random_config, random_model
+from families import (
+    ARCHITECTURES,
+    assert_exact,
+    compute_outputs,
+    make_arguments,
+    random_config,
+    random_model,
+)
 from messages import raises
 from safetensors.torch import load_file, save_file
 
@@ -44,8 +51,8 @@ def edit_tensors(directory, change):
 def assert_equal_outputs(directory, theirs, out, **settings):
     facts = convert(directory, out, **settings)
     ours = getattr(vanilla_transformer, facts["architecture"]).from_pretrained(out).eval()
-    given = given_to(theirs)
-    got, expected = outputs_of(ours, given), outputs_of(theirs, given)
+    given = make_arguments(theirs)
+    got, expected = compute_outputs(ours, given), compute_outputs(theirs, given)
     assert expected.keys() <= got.keys() and expected
     for name in expected:
         assert_exact(got[name], expected[name], torch.float32)
@@ -194,16 +201,20 @@ def test_fields_are_set_on_the_command_line_for_both_verbs(tmp_path, capsys):
     words = [word for field in fields for word in ("--set", field)]
     main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), *words])
     ours = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours").eval()
-    given = given_to(model)
+    given = make_arguments(model)
     assert_exact(
-        outputs_of(ours, given)["logits"], outputs_of(model, given)["logits"], torch.float32
+        compute_outputs(ours, given)["logits"],
+        compute_outputs(model, given)["logits"],
+        torch.float32,
     )
     main(["export", str(tmp_path / "theirs"), str(tmp_path / "export"), *words])
     result = Runtime(tmp_path / "export").outputs(
         **{name: tensor.numpy() for name, tensor in given.items()}
     )["logits"]
     mask = given["attention_mask"].bool()
-    assert_exact(torch.from_numpy(result)[mask], outputs_of(model, given)["logits"], torch.float32)
+    assert_exact(
+        torch.from_numpy(result)[mask], compute_outputs(model, given)["logits"], torch.float32
+    )
 
 
 def test_fields_and_patterns_are_not_for_checkpoints_of_ours(tmp_path):
@@ -339,12 +350,12 @@ def test_a_file_without_a_head_is_exported_with_a_warning(tmp_path, caplog, monk
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     export(tmp_path / "theirs", tmp_path / "export", cases=3)
     assert "MPNetForMaskedLM" in caplog.text
-    given = given_to(model)
+    given = make_arguments(model)
     result = Runtime(tmp_path / "export").outputs(
         **{name: tensor.numpy() for name, tensor in given.items()}
     )
     states = torch.from_numpy(result["last_hidden_state"])[given["attention_mask"].bool()]
-    assert_exact(states, outputs_of(model, given)["last_hidden_state"], torch.float32)
+    assert_exact(states, compute_outputs(model, given)["last_hidden_state"], torch.float32)
 
 
 # ---------------------------------------------------------------------------------- unknown tensors

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from checkpoints import edit_json, parity_of
-from families import RIGHT, outputs_of, random_model
+from checkpoints import default_parity, edit_json
+from families import RIGHT, compute_outputs, random_model
 from messages import raises
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, GenerationConfig
@@ -153,7 +153,7 @@ def test_every_activation_is_that_of_the_source(act, tmp_path):
         zip(("input_ids", "attention_mask"), rows("right")),
         decoder_input_ids=torch.randint(3, 60, (3, 5)),
     )
-    [got], [expected] = (outputs_of(model, given).values() for model in (ours, theirs))
+    [got], [expected] = (compute_outputs(model, given).values() for model in (ours, theirs))
     assert relative_error(got, expected) < 1e-5
 
 
@@ -285,7 +285,9 @@ def test_an_encoder_alone_is_an_encoder_and_the_decoder_of_its_file_is_left_out(
     ours = vanilla_transformer.VanillaEncoderModel.from_pretrained(tmp_path / "ours").eval()
     for side in ("right", "left"):
         given = dict(zip(("input_ids", "attention_mask"), rows(side)))
-        got, expected = (outputs_of(model, given)["last_hidden_state"] for model in (ours, theirs))
+        got, expected = (
+            compute_outputs(model, given)["last_hidden_state"] for model in (ours, theirs)
+        )
         assert relative_error(got, expected) < 1e-5
 
 
@@ -369,7 +371,7 @@ def test_exports_generate_the_tokens_of_the_source(pair, target, dtype, tmp_path
 @pytest.mark.parametrize("target", ["portable", "cpu"])
 def test_int8_exports_generate_nearly_the_same(pair, target, tmp_path):
     manifest = export(pair[1] / "ours", tmp_path / "out", target=target, dtype="int8", cases=6)
-    assert parity_of(manifest)["agreeing_tokens"] > 0.8 * parity_of(manifest)["tokens"]
+    assert default_parity(manifest)["agreeing_tokens"] > 0.8 * default_parity(manifest)["tokens"]
     assert (
         Runtime(tmp_path / "out").generate(rows("right")[0].numpy(), max_new_tokens=5).shape[0] == 3
     )

@@ -4,7 +4,7 @@ know no word."""
 import json
 
 import pytest
-from command_line import error_of
+from command_line import read_error
 from families import random_config, random_model
 from messages import raises
 
@@ -43,7 +43,7 @@ def test_the_class_is_that_of_the_family_where_no_config_names_one(family, archi
     random_model(architecture, random_config(family, architecture, 0)).save_pretrained(source)
     (source / "tokenizer_config.json").write_text("{}")
     for verb in ("convert", "export"):
-        message = error_of(verb, source, tmp_path / "out")
+        message = read_error(verb, source, tmp_path / "out")
         assert (
             f"{source} has a " in message
             and "Tokenizer without " in message

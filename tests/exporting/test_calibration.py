@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from checkpoints import graphs_of
+from checkpoints import default_graphs
 from heads import MANY, save_head, tokenizer_for
 from messages import raises
 from written import operators, run, write
@@ -157,7 +157,7 @@ def test_the_graphs_of_a_generator_have_no_scale_of_a_row_left(tmp_path, text, a
     tokens = range(len(tokenizer) // 2, len(tokenizer))
     settings = {"target": "cpu", "dtype": "int8", "shortlist": tokens, "calibrate": text}
     manifest = export(tmp_path / "model", tmp_path / "out", cases=1, **settings)
-    for file in graphs_of(manifest).values():
+    for file in default_graphs(manifest).values():
         _, counts = opened(tmp_path / "out" / file)
         assert counts["MatMulIntegerToFloat"] > 4 and counts["MatMul"] == counts["ReduceMax"] == 0
     ids = np.array([tokenizer(line)["input_ids"][:4] for line in MANY])

@@ -9,7 +9,7 @@ import pytest
 import sacrebleu
 import torch
 import transformers
-from checkpoints import copy_of, edit_json, perturbed, seal, toy_corpus
+from checkpoints import copy_folder, edit_json, perturbed, seal, toy_corpus
 from filelock import FileLock
 from messages import raises
 
@@ -327,7 +327,7 @@ def test_options_under_the_names_of_arguments_are_unknown_ones(exported, pair, n
 
 
 def test_tokens_outside_the_vocabulary_have_no_perplexity(exported, files, tmp_path):
-    directory = copy_of(exported("causal")[1], tmp_path)
+    directory = copy_folder(exported("causal")[1], tmp_path)
     larger = json.loads((directory / "tokenizer.json").read_text())
     vocabulary = larger["model"]["vocab"]
     larger["model"]["vocab"] = {
@@ -356,7 +356,7 @@ def test_text_of_one_token_has_no_perplexity(exported, tmp_path):
 
 
 def test_a_tokenizer_without_a_mask_token_is_an_error(exported, files, tmp_path):
-    directory = copy_of(exported("masked-lm")[1], tmp_path)
+    directory = copy_folder(exported("masked-lm")[1], tmp_path)
     edit_json(directory / "tokenizer_config.json", mask_token=None)
     seal(directory)
     with raises(ValueError, seen="mask"):
@@ -367,7 +367,7 @@ def test_a_tokenizer_without_a_mask_token_is_an_error(exported, files, tmp_path)
 def test_a_tokenizer_config_that_is_no_object_is_refused_by_name(
     exported, files, tmp_path, content, seen, expected
 ):
-    directory = copy_of(exported("masked-lm")[1], tmp_path)
+    directory = copy_folder(exported("masked-lm")[1], tmp_path)
     (directory / "tokenizer_config.json").write_text(content)
     seal(directory)
     with raises(ValueError, seen=("tokenizer_config.json", *seen), expected=expected):

@@ -19,8 +19,8 @@ from checkpoints import (
     VALUE_WIDTH,
     VOCABULARY,
     WIDTH,
-    graphs_of,
-    parity_of,
+    default_graphs,
+    default_parity,
 )
 from messages import raises
 from onnx import numpy_helper
@@ -316,7 +316,7 @@ def test_the_manifest_says_what_was_exported(exported):
     manifest = json.loads((exported("seq2seq").directory / "manifest.json").read_text())
     assert manifest["model_type"] == "vanilla-seq2seq"
     assert manifest["architecture"] == "VanillaSeq2SeqForConditionalGeneration"
-    assert graphs_of(manifest) == {
+    assert default_graphs(manifest) == {
         "encoder": "onnx/encoder_model.onnx",
         "decoder": "onnx/decoder_model_merged.onnx",
     }
@@ -327,9 +327,9 @@ def test_the_manifest_says_what_was_exported(exported):
         .opset_import[0]
         .version
     )
-    assert parity_of(manifest)["cases"] == 3
-    assert parity_of(manifest)["failures"] == 0
-    assert 0 < parity_of(manifest)["max_error"] < parity_of(manifest)["tolerance"]
+    assert default_parity(manifest)["cases"] == 3
+    assert default_parity(manifest)["failures"] == 0
+    assert 0 < default_parity(manifest)["max_error"] < default_parity(manifest)["tolerance"]
     assert manifest["versions"]["torch"] == torch.__version__
     assert "checkpoint" not in json.dumps(manifest)  # no path of this machine
 
@@ -547,7 +547,7 @@ def test_weights_that_a_message_cannot_hold_go_to_a_file_beside_it(
         if entry.key == "location"
     }
     assert places == {"model.onnx_data"}
-    assert parity_of(manifest)["failures"] == 0
+    assert default_parity(manifest)["failures"] == 0
     ids = np.array([[5, 6, 7]])
     expected = Runtime(exported("encoder").directory).encode(ids)
     np.testing.assert_array_equal(Runtime(tmp_path / "out").encode(ids), expected)

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from checkpoints import graphs_of
+from checkpoints import default_graphs
 from families import random_config, random_model
 from messages import raises
 from tokenizers import Tokenizer
@@ -165,7 +165,7 @@ def test_models_with_narrow_embeddings_give_the_logits_of_transformers(
     theirs = narrow_model(family, tmp_path / "theirs")
     manifest = export(tmp_path / "theirs", tmp_path / "out", cases=2, target=target, dtype=dtype)
     if dtype == "int8":  # the table of token embeddings is in 8 bits too
-        for file in graphs_of(manifest).values():
+        for file in default_graphs(manifest).values():
             assert num_integer_tables(tmp_path / "out" / file) == 1
     ids = torch.randint(4, theirs.config.vocab_size, (3, 7))
     with torch.no_grad():

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import onnx
 import pytest
-from checkpoints import add_to_output, copy_of, list_file, seal
+from checkpoints import add_to_output, copy_folder, list_file, seal
 from messages import raises
 from onnx import TensorProto, helper
 
@@ -49,7 +49,7 @@ def moved(directory, location, change=None):
 )
 def test_weights_outside_the_folder_of_the_graph_are_refused(exported, tmp_path, place):
     """onnxruntime rejects them, even if the manifest lists them."""
-    directory = copy_of(exported("encoder").directory, tmp_path)
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     if place in ("link", "folder/weights"):
         (tmp_path / "weights").touch()
         name = place.split("/")[0]
@@ -67,7 +67,7 @@ def test_weights_outside_the_folder_of_the_graph_are_refused(exported, tmp_path,
 def test_weights_in_the_folder_of_the_graph_that_the_manifest_does_not_list_are_refused(
     exported, tmp_path, place
 ):
-    directory = copy_of(exported("encoder").directory, tmp_path)
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     (directory / "onnx/folder").mkdir()
     moved(directory, place)
     name = "onnx/folder/unlisted" if "folder" in place else "onnx/unlisted"
@@ -88,7 +88,7 @@ def test_a_subgraph_may_not_name_a_file_outside_either(exported, tmp_path):
         graph_of_model.node.append(helper.make_node("If", ["yes"], ["hidden"], **branches))
         add_to_output(graph_of_model, "hidden")
 
-    directory = copy_of(exported("encoder").directory, tmp_path)
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     (tmp_path / "secret").write_bytes(b"12345678")
     moved(directory, "inside", hide)
     list_file(directory, "onnx/inside")
@@ -130,7 +130,7 @@ def test_a_graph_in_memory_names_files_of_its_folder_only(tmp_path, monkeypatch)
 
 
 def test_weights_that_the_manifest_lists_are_read(exported, tmp_path):
-    directory = copy_of(exported("encoder").directory, tmp_path)
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     moved(directory, "inside")
     list_file(directory, "onnx/inside")
     ids = np.array([[5, 6, 7]])

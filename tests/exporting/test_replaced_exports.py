@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import onnxruntime
 import pytest
-from checkpoints import copy_of, list_file, seal
+from checkpoints import copy_folder, list_file, seal
 from messages import raises
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -27,7 +27,7 @@ def two(exported_for, tmp_path_factory):
     _, directory = exported_for("seq2seq", "cpu")
     result = []
     for number in range(2):
-        made = copy_of(directory, tmp_path_factory.mktemp(f"export-{number}"))
+        made = copy_folder(directory, tmp_path_factory.mktemp(f"export-{number}"))
         if number:  # the weights are float32
             path = made / "onnx/model.onnx_data"
             path.write_bytes(np.frombuffer(path.read_bytes(), np.float32)[::-1].tobytes())
@@ -103,7 +103,7 @@ def test_the_two_exports_and_their_mixes_differ(two, tmp_path):
     old, new = map(answer, two)
     mixed = []
     for name in ("tokenizer.json", "onnx/model.onnx_data"):
-        directory = copy_of(two[0], tmp_path / name.replace("/", "-"))
+        directory = copy_folder(two[0], tmp_path / name.replace("/", "-"))
         shutil.copy(two[1] / name, directory / name)
         seal(directory)
         mixed.append(answer(directory))
@@ -148,7 +148,7 @@ def test_an_export_replaced_after_it_was_opened_is_the_old_one(two, place):
 def test_a_session_made_on_demand_is_of_the_export_that_was_opened(exported_for, tmp_path):
     """Beam search of the cuda target has one for each number of beams."""
     _, directory = exported_for("seq2seq", "cuda")
-    out, ids = copy_of(directory, tmp_path), np.array([[5, 9, 20, 7]])
+    out, ids = copy_folder(directory, tmp_path), np.array([[5, 9, 20, 7]])
     runtime = Runtime(out, threads=1, device="cpu")
     shutil.rmtree(out)
     expected = Runtime(directory, threads=1, device="cpu").generate(
@@ -177,7 +177,7 @@ def test_an_export_that_was_away_while_it_was_opened_is_an_error(two, place, mon
 
 
 def test_a_file_changed_in_place_while_it_is_opened_is_an_error(two, tmp_path, monkeypatch):
-    out = copy_of(two[0], tmp_path)
+    out = copy_folder(two[0], tmp_path)
 
     def change():
         shutil.copyfile(two[1] / "onnx/model.onnx_data", out / "onnx/model.onnx_data")
@@ -210,7 +210,7 @@ def test_weights_are_compared_with_their_hash_while_the_graphs_open(two, monkeyp
 def test_other_weights_are_refused_and_named_whatever_becomes_of_the_graphs(
     two, tmp_path, monkeypatch
 ):
-    out = copy_of(two[0], tmp_path)
+    out = copy_folder(two[0], tmp_path)
     # of the same size
     shutil.copyfile(two[1] / "onnx/model.onnx_data", out / "onnx/model.onnx_data")
     with raises(ValueError, seen=("model.onnx_data", "SHA-256")):

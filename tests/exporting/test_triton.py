@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from checkpoints import graphs_of
+from checkpoints import default_graphs
 from google.protobuf import text_format
 from messages import raises
 
@@ -295,7 +295,10 @@ def test_every_kind_of_graph(exported, tmp_path, name, target, dtype):
     path = path / "model.onnx" if path.is_dir() else path
     config = check_config(tmp_path / "model", onnx.load(path, load_external_data=False).graph)
     assert bool(config.instance_group) == (target == "cpu")
-    assert path.read_bytes() == (tmp_path / "export" / graphs_of(manifest)["encoder"]).read_bytes()
+    assert (
+        path.read_bytes()
+        == (tmp_path / "export" / default_graphs(manifest)["encoder"]).read_bytes()
+    )
     ids = np.array([[5, 6, 7, 8], [9, 10, 11, 12]])
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     [actual] = onnxruntime.InferenceSession(path).run([config.output[0].name], feeds)

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from checkpoints import CHECKPOINTS, VOCABULARY, build, copy_of, edit_graph, seal
+from checkpoints import CHECKPOINTS, VOCABULARY, build, copy_folder, edit_graph, seal
 from messages import raises
 from onnx import helper, numpy_helper
 
@@ -84,7 +84,7 @@ def test_one_changed_weight_of_any_matrix_is_found(exported, tmp_path, name, fil
         values[values.shape[0] // 2, values.shape[1] // 2] += 1e-2
         matrices[-1].CopyFrom(numpy_helper.from_array(values, matrices[-1].name))
 
-    directory = copy_of(exported(name).directory, tmp_path)
+    directory = copy_folder(exported(name).directory, tmp_path)
     edit_graph(directory, file, change)
     first = failures(directory, exported(name).model)[0]
     assert "1e-04" in first
@@ -105,7 +105,7 @@ def test_swapped_caches_of_two_layers_are_found(exported, tmp_path, part):
         for node in graph.node:
             node.input[:] = [swap.get(name, name) for name in node.input]
 
-    directory = copy_of(exported(name).directory, tmp_path)
+    directory = copy_folder(exported(name).directory, tmp_path)
     edit_graph(directory, graph_files(name)[-1], change)
     result = failures(directory, exported(name).model)
     assert result
@@ -132,7 +132,7 @@ def test_an_ignored_mask_is_found_and_only_where_there_is_padding(
         )
         graph.node.insert(0, helper.make_node("Equal", [mask, mask], ["true"]))
 
-    directory = copy_of(exported(name).directory, tmp_path)
+    directory = copy_folder(exported(name).directory, tmp_path)
     edit_graph(directory, file, change)
     result = failures(directory, exported(name).model)
     assert result
@@ -145,7 +145,7 @@ def test_positions_that_do_not_reach_the_graph_are_found(exported, tmp_path):
             node.input[:] = ["zeros" if name == "position_ids" else name for name in node.input]
         graph.node.insert(0, helper.make_node("Sub", ["position_ids", "position_ids"], ["zeros"]))
 
-    directory = copy_of(exported("causal").directory, tmp_path)
+    directory = copy_folder(exported("causal").directory, tmp_path)
     edit_graph(directory, "onnx/model.onnx", change)
     assert failures(directory, exported("causal").model)
 
@@ -159,7 +159,7 @@ def test_values_that_are_not_finite_are_found(exported, tmp_path):
         values[7] = np.nan
         weight.CopyFrom(numpy_helper.from_array(values, weight.name))
 
-    directory = copy_of(exported("causal").directory, tmp_path)
+    directory = copy_folder(exported("causal").directory, tmp_path)
     edit_graph(directory, "onnx/model.onnx", change)
     assert "not finite" in failures(directory, exported("causal").model, cases=2)[0]
 
@@ -219,7 +219,7 @@ def test_a_damaged_export_has_errors_that_torch_has_not(exported, judged_as, tmp
                 weight.CopyFrom(numpy_helper.from_array(rounded, weight.name))
 
     judged_as(torch.float16)
-    directory = copy_of(exported(name).directory, tmp_path)
+    directory = copy_folder(exported(name).directory, tmp_path)
     for file in graph_files(name):
         edit_graph(directory, file, change)
     result = failures(directory, exported(name).model, cases=6)
@@ -254,7 +254,7 @@ def tied_tokens(exported, tmp_path, difference):
         values[:, SECOND] = values[:, FIRST]
         head.CopyFrom(numpy_helper.from_array(values, head.name))
 
-    directory = copy_of(exported("causal-learned").directory, tmp_path)
+    directory = copy_folder(exported("causal-learned").directory, tmp_path)
     edit_graph(directory, "onnx/model.onnx", change)
     return verify(directory, model, cases=9)
 
@@ -370,7 +370,7 @@ def test_other_weights_of_the_same_shape_are_found(exported):
 
 
 def test_a_changed_export_is_refused_before_anything_is_compared(exported, tmp_path):
-    directory = copy_of(exported("encoder").directory, tmp_path)
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "hidden_act": "gelu"}))
     with raises(ValueError, seen="config.json"):

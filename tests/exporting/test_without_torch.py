@@ -12,8 +12,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from checkpoints import copy_of, edit_json, parity_of, perturbed
-from command_line import error_of
+from checkpoints import copy_folder, default_parity, edit_json, perturbed
+from command_line import read_error
 from graph_variants import sizes, variants
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -180,7 +180,7 @@ def test_the_files_are_those_of_an_export_with_torch(checkpoints, tmp_path):
         assert others.pop("manifest.json") and actual == others, name
         assert manifest["parity_reason"].startswith("torch is not installed: ")
         assert without_parity(manifest) == without_parity(expected)
-        assert "parity_reason" not in expected or parity_of(expected) is None
+        assert "parity_reason" not in expected or default_parity(expected) is None
 
 
 def test_an_export_without_torch_is_verified_and_run_later(checkpoints, tmp_path):
@@ -277,7 +277,7 @@ def without(content, names):
     "settings", [None, {"max_length": 30, "num_beams": 4, "temperature": 0.5}, {"eos_token_id": -1}]
 )
 def test_generation_settings_are_those_of_transformers(settings, checkpoints, tmp_path):
-    checkpoint = copy_of(checkpoints / "seq2seq", tmp_path)
+    checkpoint = copy_folder(checkpoints / "seq2seq", tmp_path)
     if settings is None:
         (checkpoint / "generation_config.json").unlink()
     else:
@@ -381,14 +381,14 @@ def test_a_damaged_checkpoint_is_an_error_in_one_line_with_and_without_torch(che
     for (name, (_, words)), [error, output, _], command in zip(
         FAULTS.items(), without_torch(*commands), commands, strict=True
     ):
-        for line in (error, error_of(*command)):
+        for line in (error, read_error(*command)):
             assert line and words in line and "\n" not in line, (name, line)
         assert not output
     assert not (tmp_path / "out").exists()
 
 
 def test_a_shard_that_is_cut_is_named(checkpoints, tmp_path):
-    checkpoint = copy_of(checkpoints / "seq2seq in shards", tmp_path)
+    checkpoint = copy_folder(checkpoints / "seq2seq in shards", tmp_path)
     shard = sorted(checkpoint.glob("*.safetensors"))[1]
     cut(shard)
     [[error, *_]] = without_torch(["export", checkpoint, tmp_path / "out"])
@@ -422,7 +422,7 @@ def test_what_needs_torch_is_named_with_its_extra(checkpoints, tmp_path):
     }
     BertModel(BertConfig(**shape)).save_pretrained(bert)
     GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=30)).save_pretrained(gpt2)
-    words = copy_of(checkpoints / "encoder", tmp_path / "words")
+    words = copy_folder(checkpoints / "encoder", tmp_path / "words")
     (words / "tokenizer.json").unlink()
     (words / "vocab.txt").write_text("a\nb\n")
     int8 = ["--target", "cpu", "--dtype", "int8", "--calibrate", checkpoints / "text"]

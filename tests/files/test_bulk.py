@@ -218,7 +218,7 @@ def test_bad_json_lines(bulk, tmp_path):
             "expected a JSON object",
             "expected text",
             "its text is None",
-            "no Unicode",
+            "not valid Unicode",
         ),
     ):
         assert words in reason

@@ -52,7 +52,7 @@ def test_arguments_are_the_settings_of_serve_and_a_few_more(tmp_path, monkeypatc
         7,
         (("b", "en", "de"), ("b", "de", "en")),
     )
-    result = ray.exports_of(args, settings)
+    result = ray.parse_exports(args, settings)
     assert [(each.name, each.directory) for each in result] == [
         ("export", directory),
         ("b", directory),
@@ -73,10 +73,10 @@ def test_replicas_are_a_number_or_scale_with_requests():
         (lambda: ray.settings_from({"max_bach": "1"}, {}), "max_bach", "max_batch"),
         (lambda: ray.settings_from({"port": "1"}, {}), "port", ()),
         (lambda: ray.settings_from({"max_batch": "x"}, {}), "max_batch", ()),
-        (lambda: ray.exports_of({}, Settings()), (), ("exports", "PATH")),
+        (lambda: ray.parse_exports({}, Settings()), (), ("exports", "PATH")),
         (lambda: ray.scale("0", 1), 0, (1, "1-4")),
         (lambda: ray.scale("4-1", 1), "4-1", ()),
-        (lambda: ray.whole("cpus", "0.5"), ("cpus", 0.5), 1),
+        (lambda: ray.positive_number("cpus", "0.5"), ("cpus", 0.5), 1),
     ],
 )
 def test_a_wrong_argument_is_an_error_before_anything_starts(call, seen, expected):

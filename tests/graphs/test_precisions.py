@@ -5,7 +5,7 @@ import json
 import numpy as np
 import onnx
 import pytest
-from checkpoints import add_to_output, copy_of, graphs_of, parity_of, seal
+from checkpoints import add_to_output, copy_folder, default_graphs, default_parity, seal
 from messages import raises
 from onnx import TensorProto
 from targets import build, prompts
@@ -59,10 +59,13 @@ def test_each_precision_has_the_files_of_the_hub_and_a_parity_of_its_own(both):
     other = manifest["variants"]["fp32"]
     assert (manifest["default_dtype"], [*manifest["variants"]]) == ("int8", ["int8", "fp32"])
     assert (
-        sorted(graphs_of(manifest).values()) == INT8_FILES
+        sorted(default_graphs(manifest).values()) == INT8_FILES
         and sorted(other["graphs"].values()) == FILES
     )
-    assert parity_of(manifest)["tolerance"] is None and parity_of(manifest)["max_error"] > 1e-3
+    assert (
+        default_parity(manifest)["tolerance"] is None
+        and default_parity(manifest)["max_error"] > 1e-3
+    )
     assert (
         other["parity"]["tolerance"]
         == 1e-4
@@ -136,7 +139,7 @@ def test_commands_take_either_and_verify_compares_both(both, checkpoint, tmp_pat
     "file", [FILES[0], INT8_FILES[0], f"{FILES[0]}_data", f"{INT8_FILES[0]}_data"]
 )
 def test_a_changed_file_of_either_is_refused_whichever_is_opened(both, tmp_path, file):
-    damaged = copy_of(both, tmp_path)
+    damaged = copy_folder(both, tmp_path)
     (damaged / file).write_bytes((damaged / file).read_bytes()[:-1] + b"x")
     for dtype in ("fp32", "int8"):
         with raises(ValueError, seen=(file, "SHA-256")):
@@ -145,7 +148,7 @@ def test_a_changed_file_of_either_is_refused_whichever_is_opened(both, tmp_path,
 
 @pytest.mark.parametrize("file", [FILES[0], INT8_FILES[0]])
 def test_data_outside_the_export_is_refused(both, tmp_path, file):
-    damaged = copy_of(both, tmp_path)
+    damaged = copy_folder(both, tmp_path)
 
     def lead_out(graph):
         tensor = TensorProto(
@@ -199,7 +202,7 @@ def test_each_opset_gives_what_torch_gives(tmp_path, name, opset):
         tmp_path / "checkpoint", tmp_path / "out", cases=6, dtype=["fp32", "int8"], opset=opset
     )
     files = [
-        *graphs_of(manifest).values(),
+        *default_graphs(manifest).values(),
         *manifest["variants"]["int8"]["graphs"].values(),
     ]
     imports = [onnx.load(tmp_path / "out" / file).opset_import for file in files]
@@ -208,7 +211,7 @@ def test_each_opset_gives_what_torch_gives(tmp_path, name, opset):
     ] * len(files)
     assert (
         manifest["opset"] == opset
-        and parity_of(manifest)["failures"] == 0 < parity_of(manifest)["cases"]
+        and default_parity(manifest)["failures"] == 0 < default_parity(manifest)["cases"]
     )
     int8 = manifest["variants"]["int8"]
     assert int8["parity"]["mean_error"] < 0.1

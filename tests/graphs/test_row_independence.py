@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from checkpoints import graphs_of, perturbed
+from checkpoints import default_graphs, perturbed
 from targets import MODELS, SIZES, exports_for, prompts
 from written import operators, write
 
@@ -193,7 +193,7 @@ def cases(*names):
 def test_what_reads_whole_sequences(exported, name, dtype, request):
     _, directory = exported(name, dtype)
     check_sequences(
-        directory / graphs_of(Runtime(directory).info.manifest)["encoder"],
+        directory / default_graphs(Runtime(directory).info.manifest)["encoder"],
         dtype,
         48,
         company(request),
@@ -206,7 +206,7 @@ def test_steps_that_rows_join_and_leave(exported, name, dtype, request):
     _, directory = exported(name, dtype)
     manifest = Runtime(directory).info.manifest
     check_steps(
-        directory / graphs_of(manifest)[manifest["step"]],
+        directory / default_graphs(manifest)[manifest["step"]],
         dtype,
         48,
         company(request),
@@ -222,7 +222,7 @@ def company(request):
 def test_steps_with_relative_positions_over_a_source(tmp_path, dtype):
     architecture, fields = MODELS["seq2seq-t5"]
     manifest = saved_and_exported(tmp_path, dtype, architecture, {**fields, "head_dim": 8})
-    check_steps(tmp_path / "out" / graphs_of(manifest)["step"], dtype, 48, COMPANY)
+    check_steps(tmp_path / "out" / default_graphs(manifest)["step"], dtype, 48, COMPANY)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from checkpoints import copy_of, edit_json, graphs_of, perturbed, seal
+from checkpoints import copy_folder, default_graphs, edit_json, perturbed, seal
 from filelock import FileLock
 from messages import raises
 from written import run, write
@@ -250,7 +250,7 @@ def test_int8_of_the_portable_target_is_standard_operators_and_nearly_the_same_c
 ):
     model, directory = exported(name, "portable", "int8")
     manifest = Runtime(directory).info.manifest
-    for file in graphs_of(manifest).values():
+    for file in default_graphs(manifest).values():
         assert file.endswith("_int8.onnx")
         graph = onnx.load(directory / file).graph
         assert {node.domain for node in graph.node} == {""}
@@ -350,7 +350,7 @@ def test_tokens_of_a_decoder_are_checked_as_all_others(exported):
 def test_a_decoder_that_reads_sequences_has_as_many_learned_positions_as_its_config_says(
     exported, tmp_path
 ):
-    directory = copy_of(exported("pair")[1], tmp_path)
+    directory = copy_folder(exported("pair")[1], tmp_path)
     edit_json(
         directory / "config.json", position_embedding_type="learned", max_position_embeddings=6
     )

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from checkpoints import START, VOCABULARY, copy_of, edit_json, seal
+from checkpoints import START, VOCABULARY, copy_folder, edit_json, seal
 from messages import raises
 from random_prompts import in_torch, prompts
 
@@ -111,7 +111,7 @@ def test_a_model_is_asked_only_for_what_it_can_do(runtimes):
 
 
 def test_a_missing_start_token_is_an_error(exported, tmp_path):
-    directory = copy_of(exported("seq2seq").directory, tmp_path)
+    directory = copy_folder(exported("seq2seq").directory, tmp_path)
     for file in ("config.json", "generation_config.json"):
         edit_json(directory / file, decoder_start_token_id=None)
     seal(directory)

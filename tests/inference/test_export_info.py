@@ -5,7 +5,7 @@ import json
 import numpy as np
 import onnx
 import pytest
-from checkpoints import copy_of, edit_json, seal
+from checkpoints import copy_folder, edit_json, seal
 from messages import raises
 
 from vanilla_transformer_export import Runtime
@@ -256,7 +256,7 @@ def test_a_directory_that_does_not_exist_is_refused(tmp_path):
 
 
 def test_a_graph_that_is_not_onnx_is_refused_by_name_even_if_its_hash_is_right(exported, tmp_path):
-    directory = copy_of(exported("encoder").directory, tmp_path)
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     (directory / "onnx/model.onnx").write_bytes(b"no graph")
     seal(directory)
     with raises(ValueError, seen=("onnxruntime", "model.onnx", "Protobuf parsing failed")):
@@ -264,7 +264,7 @@ def test_a_graph_that_is_not_onnx_is_refused_by_name_even_if_its_hash_is_right(e
 
 
 def test_a_graph_that_onnxruntime_does_not_take_is_refused_with_what_it_says(exported, tmp_path):
-    directory = copy_of(exported("encoder").directory, tmp_path)
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     (directory / "onnx/model.onnx").write_bytes(onnx.ModelProto(ir_version=8).SerializeToString())
     seal(directory)
     with raises(ValueError, seen=("onnxruntime", "model.onnx")):
@@ -276,7 +276,7 @@ def test_a_graph_that_fails_while_it_runs_is_an_error_of_one_line(
     exported_for, tmp_path, capfd, target
 ):
     """Its last operators need more memory than there is."""
-    directory = copy_of(exported_for("seq2seq", target)[1], tmp_path)
+    directory = copy_folder(exported_for("seq2seq", target)[1], tmp_path)
     [path] = directory.glob("onnx/decoder_model*.onnx")
     graph = onnx.load(path)
     output, rank = graph.graph.output[0].name, len(graph.graph.output[0].type.tensor_type.shape.dim)
@@ -302,7 +302,7 @@ def test_a_graph_that_fails_while_it_runs_is_an_error_of_one_line(
 def test_a_target_or_precision_that_this_build_cannot_run_is_refused_by_name(
     exported, tmp_path, name, value
 ):
-    directory = copy_of(exported("encoder").directory, tmp_path)
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     facts = {"default_dtype": value, "variants": {value: {}}} if name == "dtype" else {name: value}
     edit_json(directory / "manifest.json", **facts)
     with raises(ValueError, seen=(name, value), expected=("portable", "cpu", "int8", "int4")):
@@ -332,7 +332,7 @@ def test_a_target_or_precision_that_this_build_cannot_run_is_refused_by_name(
 def test_a_config_that_does_not_fit_is_refused_with_the_field(
     exported, tmp_path, changes, seen, expected
 ):
-    directory = copy_of(exported("causal").directory, tmp_path)
+    directory = copy_folder(exported("causal").directory, tmp_path)
     edit_json(directory / "config.json", **changes)
     seal(directory)
     with raises(ValueError, seen=seen, expected=expected) as caught:
@@ -359,7 +359,7 @@ def test_a_config_that_does_not_fit_is_refused_with_the_field(
 def test_a_generation_config_of_wrong_types_is_refused_when_it_is_opened(
     exported, tmp_path, settings, seen, expected
 ):
-    directory = copy_of(exported("causal").directory, tmp_path)
+    directory = copy_folder(exported("causal").directory, tmp_path)
     edit_json(directory / "generation_config.json", **settings)
     seal(directory)
     with raises(ValueError, seen=seen, expected=expected) as caught:
@@ -368,14 +368,14 @@ def test_a_generation_config_of_wrong_types_is_refused_when_it_is_opened(
 
 
 def test_a_model_type_that_is_none_of_ours_is_refused_with_those_that_are(exported, tmp_path):
-    directory = copy_of(exported("causal").directory, tmp_path)
+    directory = copy_folder(exported("causal").directory, tmp_path)
     edit_json(directory / "manifest.json", model_type="opt")
     with raises(ValueError, seen="opt", expected="vanilla-decoder"):
         Runtime(directory)
 
 
 def test_a_graph_the_manifest_does_not_list_is_refused(exported, tmp_path):
-    directory = copy_of(exported("encoder").directory, tmp_path)
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     manifest = json.loads((directory / "manifest.json").read_text())
     del manifest["files"]["onnx/model.onnx"]
     (directory / "manifest.json").write_text(json.dumps(manifest))
@@ -397,7 +397,7 @@ def test_a_graph_the_manifest_does_not_list_is_refused(exported, tmp_path):
 def test_a_manifest_that_its_graphs_do_not_follow_is_refused(
     exported, tmp_path, facts, seen, expected
 ):
-    directory = copy_of(exported("encoder").directory, tmp_path)
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     edit_json(directory / "manifest.json", **facts)
     with raises(ValueError, seen=seen, expected=expected):
         Runtime(directory)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from checkpoints import EOS, copy_of, edit_json, seal
+from checkpoints import EOS, copy_folder, edit_json, seal
 from messages import raises
 from random_prompts import LENGTHS, in_torch, new_from, prompts, prompts_for
 
@@ -12,7 +12,7 @@ from vanilla_transformer_export import Runtime
 def with_settings(exported, tmp_path, name, **settings):
     """A runtime, and the model in torch, of a checkpoint whose generation_config.json has
     `settings`."""
-    directory = copy_of(exported(name).directory, tmp_path)
+    directory = copy_folder(exported(name).directory, tmp_path)
     edit_json(directory / "generation_config.json", **settings)
     seal(directory)
     model = exported(name).model

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from checkpoints import EOS, PAD, copy_of, edit_json
+from checkpoints import EOS, PAD, copy_folder, edit_json
 from messages import raises
-from opened_engines import engine_of
+from opened_engines import open_engine
 
 from vanilla_transformer_export import Options, Runtime
 from vanilla_transformer_export.errors import UsageError
@@ -275,7 +275,7 @@ def test_rows_and_servers(opened, tmp_path):
         runtime.generate(np.array([[5, 6], [7, 8]]), **LOOKUP)
     assert runtime.rows_together(100, 16, LOOKUP) == 1
     directory = runtime.info.directory
-    engine = engine_of(directory)
+    engine = open_engine(directory)
     with raises(UsageError, seen=("prompt_lookup_num_tokens", 4)):
         engine.admission.admit([5, 6], LOOKUP)
     assert (
@@ -284,7 +284,7 @@ def test_rows_and_servers(opened, tmp_path):
         ).options.prompt_lookup_num_tokens
         is None
     )
-    copy = copy_of(directory, tmp_path)
+    copy = copy_folder(directory, tmp_path)
     file = "onnx/decoder_lookup_model.onnx"
     (copy / file).unlink()
     files = json.loads((copy / "manifest.json").read_text())["files"]

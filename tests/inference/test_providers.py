@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import onnxruntime
 import pytest
-from checkpoints import copy_of, edit_json
+from checkpoints import copy_folder, edit_json
 from messages import raises
 
 from vanilla_transformer_export import Runtime
@@ -80,7 +80,7 @@ def test_tensorrt_is_refused_where_it_has_nothing_to_compile_or_is_not_there(
     with raises(ValueError, seen=("tensorrt", "VanillaDecoderForCausalLM", "portable")):
         Runtime(exported("causal").directory, device="tensorrt")
     directory = exported("encoder").directory
-    integers = copy_of(directory, tmp_path)
+    integers = copy_folder(directory, tmp_path)
     [facts] = json.loads((integers / "manifest.json").read_text())["variants"].values()
     edit_json(integers / "manifest.json", default_dtype="int8", variants={"int8": facts})
     with raises(ValueError, seen="int8", expected=("cpu", "cuda")):

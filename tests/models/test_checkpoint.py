@@ -9,7 +9,7 @@ import sys
 import huggingface_hub
 import pytest
 import torch
-from checkpoints import CHECKPOINTS, SIZES, build, copy_of, edit_json, perturbed, toy_corpus
+from checkpoints import CHECKPOINTS, SIZES, build, copy_folder, edit_json, perturbed, toy_corpus
 from huggingface_hub.errors import LocalEntryNotFoundError
 from messages import check_message, raises
 from safetensors.torch import load_file, save_file
@@ -40,7 +40,7 @@ def saved(tmp_path_factory):
 @pytest.fixture
 def checkpoint(saved, tmp_path):
     """A copy to be damaged."""
-    return copy_of(saved, tmp_path)
+    return copy_folder(saved, tmp_path)
 
 
 def verbs(checkpoint, out):
@@ -527,7 +527,7 @@ def test_models_of_equal_shapes_that_are_not_the_same_have_no_average(
     checkpoint, tmp_path, fields, seen, expected
 ):
     (tmp_path / "more").mkdir()
-    other = copy_of(checkpoint, tmp_path / "more")
+    other = copy_folder(checkpoint, tmp_path / "more")
     edit_json(other / "config.json", use_cache=False, dtype="float16", transformers_version="5")
     average([checkpoint, other], tmp_path / "out")
     edit_json(other / "config.json", **fields)
@@ -538,7 +538,7 @@ def test_models_of_equal_shapes_that_are_not_the_same_have_no_average(
 
 def test_models_of_other_tokenizers_have_no_average(checkpoint, tmp_path):
     (tmp_path / "more").mkdir()
-    other = copy_of(checkpoint, tmp_path / "more")
+    other = copy_folder(checkpoint, tmp_path / "more")
     content = json.loads((other / "tokenizer.json").read_text())
     content["truncation"] = dict(max_length=8, strategy="LongestFirst", stride=0, direction="Right")
     (other / "tokenizer.json").write_text(json.dumps(content))  # other bytes, the same tokenizer

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 from checkpoints import SIZES, edit_json, perturbed
-from families import RIGHT, given_to, random_config, random_model
+from families import RIGHT, make_arguments, random_config, random_model
 from messages import raises
 from transformers import GenerationConfig
 
@@ -85,7 +85,9 @@ def test_a_converted_model_generates_the_source_s_tokens(settings, reason, their
         vanilla_transformer, convert(tmp_path / "theirs", tmp_path / "ours")["architecture"]
     )
     ours = ours.from_pretrained(tmp_path / "ours").eval()
-    given = dict(input_ids=given_to(theirs)["input_ids"], attention_mask=RIGHT, max_new_tokens=8)
+    given = dict(
+        input_ids=make_arguments(theirs)["input_ids"], attention_mask=RIGHT, max_new_tokens=8
+    )
     if settings.get("do_sample"):
         given["do_sample"] = False  # the draws of two models differ
     assert ours.generate(**given).tolist() == source.generate(**given).tolist()
@@ -113,7 +115,7 @@ def test_an_export_of_our_own_checkpoint_generates_the_model_s_tokens(
     )
     model.save_pretrained(tmp_path / "ours")
     edit_json(tmp_path / "ours" / "generation_config.json", **settings)
-    given = dict(input_ids=given_to(model)["input_ids"], attention_mask=RIGHT)
+    given = dict(input_ids=make_arguments(model)["input_ids"], attention_mask=RIGHT)
     expected = (
         type(model).from_pretrained(tmp_path / "ours").eval().generate(**given, max_new_tokens=8)
     )

@@ -16,11 +16,11 @@ from models import (
     build,
     cross_entropy,
     inputs,
+    list_weights,
     numpy,
     over,
     padded,
     tokens,
-    weights_of,
 )
 from reference import Paper, activation, linear, lm_transform, pooled
 
@@ -55,7 +55,7 @@ poolers = pytest.mark.parametrize("act", [None, "tanh", "gelu"])
 
 def double(model_class, **changes):
     model = build(model_class, **STRONG | changes).double()
-    return model, weights_of(model)
+    return model, list_weights(model)
 
 
 def close(got, expected):

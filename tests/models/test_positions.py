@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from checkpoints import copy_of, edit_json, perturbed, seal
+from checkpoints import copy_folder, edit_json, perturbed, seal
 from families import assert_exact, converted, random_config, random_model
 from messages import raises
 from models import build
@@ -355,7 +355,7 @@ def test_the_runtime_refuses_more_tokens_than_positions_whatever_the_padding(tmp
     np.testing.assert_allclose(runtime.encode(ids), expected, atol=1e-5)
     with raises(ValueError, seen=(9, 8, "learned")):
         runtime.encode(np.array([[5] * 9]))
-    directory = copy_of(tmp_path / "export", tmp_path)
+    directory = copy_folder(tmp_path / "export", tmp_path)
     edit_json(directory / "config.json", position_ids_from="places")
     seal(directory)
     with raises(

@@ -21,9 +21,9 @@ from models import (
     generated,
     inputs,
     is_pair,
-    name_of,
     over,
     result,
+    short_name,
     tokens,
 )
 from safetensors import safe_open
@@ -61,7 +61,7 @@ NARROW = dict(embedding_size=10)
     ],
     ids=["plain", "pooler, transform", "narrow", "narrow, norm"],
 )
-@pytest.mark.parametrize("auto_name, model_class", AUTO, ids=[name_of(c) for c in ALL])
+@pytest.mark.parametrize("auto_name, model_class", AUTO, ids=[short_name(c) for c in ALL])
 def test_auto_classes_load_what_was_saved(auto_name, model_class, changes, tmp_path):
     model = build(
         model_class, **changes if model_class in ENCODERS or "embedding_size" in changes else {}
@@ -124,7 +124,7 @@ def parts(model):
     return {name.removeprefix("model."): tensor for name, tensor in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("saved", ALL, ids=name_of)
+@pytest.mark.parametrize("saved", ALL, ids=short_name)
 def test_every_auto_class_of_a_variant_loads_every_checkpoint_of_the_variant(saved, tmp_path):
     """Tensors that both classes have come from the file, which is the whole body.
 
@@ -170,7 +170,7 @@ def test_only_classes_that_read_the_pooler_have_one(model_class):
             for name, _ in build(model_class, pooler_act=act).named_parameters()
             if "pooler" in name
         }
-        has = act is not None and name_of(model_class).removeprefix("Encoder") in uses
+        has = act is not None and short_name(model_class).removeprefix("Encoder") in uses
         prefix = "" if model_class is VanillaEncoderModel else "model."
         assert names == (
             {f"{prefix}pooler.dense.weight", f"{prefix}pooler.dense.bias"} if has else set()

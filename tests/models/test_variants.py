@@ -4,8 +4,8 @@ import pytest
 import torch
 import transformers
 from checkpoints import SIZES, perturbed
-from command_line import error_of
-from families import assert_exact, given_to, outputs_of, random_config, random_model
+from command_line import read_error
+from families import assert_exact, compute_outputs, make_arguments, random_config, random_model
 from messages import check_message, raises
 
 import vanilla_transformer
@@ -40,9 +40,11 @@ def pickled(model, directory, name):
 def assert_converted(source, model, out, **settings):
     facts = convert(source, out, **settings)
     ours = getattr(vanilla_transformer, facts["architecture"]).from_pretrained(out).eval()
-    given = given_to(model)
+    given = make_arguments(model)
     assert_exact(
-        outputs_of(ours, given)["logits"], outputs_of(model, given)["logits"], torch.float32
+        compute_outputs(ours, given)["logits"],
+        compute_outputs(model, given)["logits"],
+        torch.float32,
     )
 
 
@@ -87,7 +89,7 @@ def test_without_a_flag_the_file_and_its_flag_are_named(bert, tmp_path):
     bert.save_pretrained(tmp_path / "source", variant="bf16", **SHARDED)
     for words in (["convert"], ["convert", "--dry-run"], ["export"], ["info"]):
         out = [tmp_path / "out"] if words in (["convert"], ["export"]) else []
-        message = error_of(words[0], tmp_path / "source", *out, *words[1:])
+        message = read_error(words[0], tmp_path / "source", *out, *words[1:])
         variants = ("model.fp16.safetensors", "model.safetensors.index.bf16.json")
         names = ("model.safetensors", "pytorch_model.bin", "--variant fp16", "--variant bf16")
         check_message(message, seen=tmp_path / "source", expected=(*names, *variants))
@@ -109,7 +111,7 @@ def test_a_variant_that_is_not_there_is_an_error_that_names_those_that_are(tmp_p
     words = {"verify": [tmp_path, source], "attention": [source, "a"]}.get(verb, [source])
     output = {"convert": "out", "export": "out", "average": "out", "attention": "out.png"}.get(verb)
     words += ["--output", tmp_path / output] if output else []
-    message = error_of(verb, *words, "--variant", "bf16")
+    message = read_error(verb, *words, "--variant", "bf16")
     check_message(
         message, seen=(source, "bf16"), expected=("model.bf16.safetensors", "config.json")
     )

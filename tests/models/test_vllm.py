@@ -12,7 +12,7 @@ import re
 import pytest
 import torch
 from messages import raises
-from models import BASE, GENERATIVE, HEADS, build, name_of, tokens
+from models import BASE, GENERATIVE, HEADS, build, short_name, tokens
 from torch import nn
 from transformers import AutoModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -21,7 +21,7 @@ from vanilla_transformer import VanillaDecoderModel, VanillaEncoderModel
 
 LENGTHS = (5, 1, 7)
 READERS = [VanillaEncoderModel, VanillaDecoderModel]
-readers = pytest.mark.parametrize("model_class", READERS, ids=name_of)
+readers = pytest.mark.parametrize("model_class", READERS, ids=short_name)
 
 
 class Instance:
@@ -98,7 +98,7 @@ def test_what_vllm_would_leave_out_is_refused(vllm, model_class, changes, seen):
         model(tokens(1))
 
 
-@pytest.mark.parametrize("model_class", [*BASE[:2], *GENERATIVE], ids=name_of)
+@pytest.mark.parametrize("model_class", [*BASE[:2], *GENERATIVE], ids=short_name)
 def test_a_checkpoint_names_its_base_model_and_supports_an_attention_backend(model_class, tmp_path):
     build(model_class).save_pretrained(tmp_path)
     assert "AutoModel" in json.loads((tmp_path / "config.json").read_text())["auto_map"]
@@ -108,7 +108,7 @@ def test_a_checkpoint_names_its_base_model_and_supports_an_attention_backend(mod
 def test_an_encoder_is_told_from_a_decoder_by_is_causal():
     """vLLM takes a model for an encoder if any module says False."""
     result = {
-        name_of(kind): {getattr(module, "is_causal", True) for module in build(kind).modules()}
+        short_name(kind): {getattr(module, "is_causal", True) for module in build(kind).modules()}
         for kind in READERS
     }
     assert False in result["EncoderModel"] and result["DecoderModel"] == {True}

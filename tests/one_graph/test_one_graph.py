@@ -9,7 +9,16 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from checkpoints import EOS, PAD, START, VOCABULARY, build, edit_json, graphs_of, parity_of
+from checkpoints import (
+    EOS,
+    PAD,
+    START,
+    VOCABULARY,
+    build,
+    default_graphs,
+    default_parity,
+    edit_json,
+)
 from messages import raises
 
 from vanilla_transformer_export import Runtime, export, verify
@@ -43,7 +52,7 @@ class Generator:
     def __init__(self, directory, parts, mode):
         self.directory = directory
         manifest = json.loads((directory / "manifest.json").read_text())
-        [file] = graphs_of(manifest).values()
+        [file] = default_graphs(manifest).values()
         self.session = onnxruntime.InferenceSession(
             directory / file, providers=["CPUExecutionProvider"]
         )
@@ -444,11 +453,14 @@ def test_the_export_says_what_it_is(generator, exported):
     """
     made = generator("greedy")
     manifest = json.loads((made.directory / "manifest.json").read_text())
-    assert (manifest["generate"], graphs_of(manifest)) == (
+    assert (manifest["generate"], default_graphs(manifest)) == (
         "greedy",
         {"generate": "onnx/generate.onnx"},
     )
-    assert parity_of(manifest)["failures"] == 0 and parity_of(manifest)["sequences"]["equal"] > 0
+    assert (
+        default_parity(manifest)["failures"] == 0
+        and default_parity(manifest)["sequences"]["equal"] > 0
+    )
     assert sorted(path.name for path in (made.directory / "onnx").iterdir()) == ["generate.onnx"]
     model = onnx.load(made.directory / "onnx/generate.onnx")
     onnx.checker.check_model(model, full_check=True)
@@ -545,7 +557,7 @@ def test_every_mode_of_every_model_in_both_precisions(exported, tmp_path, name, 
     manifest = export(
         exported(name).checkpoint, tmp_path / "one", dtype=["int8", "fp32"], generate=mode, opset=21
     )
-    both = parity_of(manifest), manifest["variants"]["fp32"]["parity"]
+    both = default_parity(manifest), manifest["variants"]["fp32"]["parity"]
     assert both[1]["sequences"]["equal"] >= 0.97 * both[1]["sequences"]["rows"]
     assert both[0]["sequences"]["equal"] >= 0.3 * both[0]["sequences"]["rows"]
 
@@ -559,12 +571,12 @@ def test_every_mode_of_the_cpu_target(exported_for, tmp_path, name, dtype, mode)
     manifest = export(
         f"{directory}-checkpoint", tmp_path / "one", target="cpu", dtype=dtype, generate=mode
     )
-    assert graphs_of(manifest) == {
+    assert default_graphs(manifest) == {
         "generate": "onnx/generate.onnx" if dtype == "fp32" else f"onnx/generate_{dtype}.onnx"
     }
     assert (
-        parity_of(manifest)["sequences"]["equal"]
-        >= (0.97 if dtype == "fp32" else 0.3) * parity_of(manifest)["sequences"]["rows"]
+        default_parity(manifest)["sequences"]["equal"]
+        >= (0.97 if dtype == "fp32" else 0.3) * default_parity(manifest)["sequences"]["rows"]
     )
 
 

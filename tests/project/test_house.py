@@ -198,9 +198,9 @@ def test_an_export_for_a_target_that_is_not_registered_says_so(exported, tmp_pat
 
 def test_a_graph_that_the_decoder_does_not_know_is_an_error(exported_for, tmp_path):
     """The graphs of one target under the name of another."""
-    from checkpoints import copy_of, edit_json
+    from checkpoints import copy_folder, edit_json
 
-    directory = copy_of(exported_for("causal", "cpu")[1], tmp_path)
+    directory = copy_folder(exported_for("causal", "cpu")[1], tmp_path)
     edit_json(directory / "manifest.json", target="portable")
     with raises(ValueError, seen=("config.json", "attention_mask")):
         Runtime(directory)

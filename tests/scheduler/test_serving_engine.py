@@ -59,7 +59,7 @@ OPTIONS = [
 SEQ2SEQ, DECODER = "seq2seq", "causal"
 
 
-engine_of = functools.partial(engines.engine_of, slots=8)
+engine_of = functools.partial(engines.open_engine, slots=8)
 
 
 def batch_of(engine):

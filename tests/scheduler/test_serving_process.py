@@ -23,9 +23,9 @@ from serving_load import (
     assert_no_harm,
     body,
     connect,
-    load_of,
     metric,
     request,
+    run_load,
     serving,
     vanish,
     wait_until,
@@ -48,7 +48,7 @@ def export(exported_for, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def load(export):
-    return load_of(export)
+    return run_load(export)
 
 
 def patched(code: str, export: Path, log: Path, *flags: str) -> Server:

@@ -88,7 +88,8 @@ def test_the_token_may_be_in_json_of_any_encoding(token_server, encoding):
 )
 def test_a_body_that_cannot_be_read_has_no_token(token_server, content, content_type):
     answer = token_server.post("/stub", content=content, headers={"Content-Type": content_type})
-    assert (answer.status_code, answer.json()["stub"]["message"][:8]) == (401, "no token")
+    assert answer.status_code == 401
+    assert answer.json()["stub"]["message"].startswith("the request has no token")
 
 
 def test_health_and_metrics_need_no_token(token_server):

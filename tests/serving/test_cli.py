@@ -13,22 +13,22 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from checkpoints import copy_of, with_tokenizer
-from command_line import COMMAND, error_of
+from checkpoints import copy_folder, with_tokenizer
+from command_line import COMMAND, read_error
 from messages import check_message, raises
 
 from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.scheduler.capacity import Arrangement
 from vanilla_transformer_export.serving import server
-from vanilla_transformer_export.serving.service import limited
+from vanilla_transformer_export.serving.service import limit_workers
 from vanilla_transformer_export.serving.settings import (
     FIELDS,
     PREFIX,
     Settings,
     flag,
-    settings_of,
-    token_of,
+    parse_settings,
+    read_token,
 )
 from vanilla_transformer_export.serving.sources import sources
 
@@ -66,7 +66,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def parsed(*words, **environment):
-    return settings_of(
+    return parse_settings(
         cli.parse(["serve", "an-export", *words]),
         {PREFIX + name: text for name, text in environment.items()},
     )
@@ -121,24 +121,24 @@ def test_the_token_is_in_a_file_or_in_the_environment(tmp_path):
     file.write_text("a-token\n")
     settings = Settings(token_file=file)
     assert (
-        token_of(settings, {}),
-        token_of(Settings(), {PREFIX + "TOKEN": "b"}),
-        token_of(Settings(), {}),
+        read_token(settings, {}),
+        read_token(Settings(), {PREFIX + "TOKEN": "b"}),
+        read_token(Settings(), {}),
     ) == (
         b"a-token",
         b"b",
         None,
     )
     with raises(UsageError, seen="token"):
-        token_of(settings, {PREFIX + "TOKEN": "b"})
+        read_token(settings, {PREFIX + "TOKEN": "b"})
     for text in ("", "\n", "two words", "größe"):
         file.write_text(text)
         with raises(ValueError, expected="ASCII"):
-            token_of(settings, {})
+            read_token(settings, {})
         with raises(ValueError, seen=PREFIX + "TOKEN"):
-            token_of(Settings(), {PREFIX + "TOKEN": text})
+            read_token(Settings(), {PREFIX + "TOKEN": text})
     with pytest.raises(FileNotFoundError):
-        token_of(Settings(token_file=tmp_path / "nowhere"), {})
+        read_token(Settings(token_file=tmp_path / "nowhere"), {})
     # arguments are seen by everybody
     assert "token" not in {field.name for field in dataclasses.fields(Settings)}
 
@@ -192,7 +192,7 @@ def test_exports_that_cannot_be_served_are_an_error_before_anything_listens(
     }
     directories = [export_of(tmp_path, *each) for each in kinds.items()]
     check_message(
-        error_of("serve", *(word.format(*directories) for word in words)),
+        read_error("serve", *(word.format(*directories) for word in words)),
         seen=seen,
         expected=expected,
     )
@@ -214,7 +214,7 @@ def test_without_the_packages_of_the_extra_it_says_what_to_install(tmp_path, mon
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = export_of(tmp_path, "export", "VanillaEncoderModel")
-    assert error_of("serve", result).endswith(": pip install 'vanilla-transformer[serve]'")
+    assert read_error("serve", result).endswith(": pip install 'vanilla-transformer[serve]'")
 
 
 # ---------------------------------------------------------------------------------------- a process
@@ -245,7 +245,7 @@ class Started:
 @pytest.fixture(scope="module")
 def export_of_text(exported, tmp_path_factory):
     """A decoder with a tokenizer."""
-    directory = copy_of(exported("causal").directory, tmp_path_factory.mktemp("text"))
+    directory = copy_folder(exported("causal").directory, tmp_path_factory.mktemp("text"))
     with_tokenizer(directory, 48)
     return directory
 
@@ -305,16 +305,16 @@ def test_a_second_signal_ends_it_at_once(export_of_text):
 def test_an_export_that_is_damaged_is_one_line_and_ends_with_1(
     export_of_text, tmp_path, name, content, seen, expected, capsys
 ):
-    directory = copy_of(export_of_text, tmp_path)
+    directory = copy_folder(export_of_text, tmp_path)
     (directory / name).unlink()
     if content is not None:
         (directory / name).write_bytes(content)
-    check_message(error_of("serve", directory, "--port", "0"), seen=seen, expected=expected)
+    check_message(read_error("serve", directory, "--port", "0"), seen=seen, expected=expected)
     assert "ready" not in capsys.readouterr().out
 
 
 def test_a_dtype_that_the_export_has_not_is_wrong_usage(export_of_text):
-    result = error_of("serve", export_of_text, "--port", "0", "--dtype", "int8")
+    result = read_error("serve", export_of_text, "--port", "0", "--dtype", "int8")
     check_message(result, seen="int8", expected="fp32")
 
 
@@ -355,7 +355,7 @@ def test_the_container_is_built_from_what_is_there_and_runs_as_nobody_special():
 def test_a_target_states_its_most_workers():
     arranged = Arrangement(4, 1)
     cpu, cuda = (SimpleNamespace(manifest={"target": name}, dtypes=[]) for name in ("cpu", "cuda"))
-    assert limited(arranged, cpu, Settings()) == arranged
-    assert limited(arranged, cuda, Settings()) == Arrangement(1, 1)
+    assert limit_workers(arranged, cpu, Settings()) == arranged
+    assert limit_workers(arranged, cuda, Settings()) == Arrangement(1, 1)
     with raises(UsageError, seen=("workers", 4), expected=(1, "cuda")):
-        limited(arranged, cuda, Settings(workers=4))
+        limit_workers(arranged, cuda, Settings(workers=4))

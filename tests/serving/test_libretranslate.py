@@ -10,7 +10,7 @@ from urllib.error import HTTPError
 
 import httpx
 import pytest
-from checkpoints import EOS, copy_of, edit_json, list_file, seal
+from checkpoints import EOS, copy_folder, edit_json, list_file, seal
 from hypothesis import given
 from hypothesis import strategies as st
 from libretranslatepy import LibreTranslateAPI
@@ -24,17 +24,20 @@ from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.protocols.libretranslate import PROTOCOL, PUBLIC_PATHS
-from vanilla_transformer_export.serving.translation.translator import LONG, translate
+from vanilla_transformer_export.serving.translation.translator import (
+    MAX_INLINE_CHARACTERS,
+    translate,
+)
 from vanilla_transformer_export.text.language_names import MACROLANGUAGES, TABLE, TWO_LETTERS
 from vanilla_transformer_export.text.language_pairs import (
     Directions,
     language_name,
-    languages_of_model,
+    model_languages,
     names_by_code,
     sentence_languages,
 )
 from vanilla_transformer_export.text.languages import Languages
-from vanilla_transformer_export.text.tasks.translation import Splitting, parts_of
+from vanilla_transformer_export.text.tasks.translation import Splitting, split_text
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 SLOTS = 8
@@ -48,7 +51,7 @@ ENGLISH = dict(source="en", target="de")
 def directory(exported_for, tmp_path_factory):
     """An export with a tokenizer of the words w0 to w39, of languages and "."; and a card that says
     which it translates."""
-    result = copy_of(exported_for("seq2seq", "cpu")[1], tmp_path_factory.mktemp("translator"))
+    result = copy_folder(exported_for("seq2seq", "cpu")[1], tmp_path_factory.mktemp("translator"))
     words = [*WORDS, *(f"v{number}" for number in range(4)), ">>deu<<", ">>fra<<", "unknown", "."]
     tokenizer = Tokenizer(
         models.WordLevel({word: id for id, word in enumerate(words)}, unk_token="unknown")
@@ -78,7 +81,7 @@ def load(directory):
         engines.append(engine)
         if languages is not None:
             runtime.languages = languages
-        return ServedModel(name, runtime, engines[-1], languages_of_model(runtime, given))
+        return ServedModel(name, runtime, engines[-1], model_languages(runtime, given))
 
     yield make
     for engine in engines:
@@ -190,7 +193,7 @@ def test_json_with_a_byte_order_mark_is_translated_as_without(client, encoding):
     sent = [client.post("/translate", content=body.encode(each)) for each in ("utf-8", encoding)]
     assert [each.status_code for each in sent] == [200, 200] and sent[0].json() == sent[1].json()
     cut = client.post("/translate", content=body.encode("utf-16")[:-1])
-    assert cut.status_code == 400 and "not JSON" in cut.json()["error"]
+    assert cut.status_code == 400 and "not valid JSON" in cut.json()["error"]
 
 
 def test_texts_in_forms_are_those_in_json(client, alone):
@@ -277,7 +280,7 @@ def test_long_texts_are_as_short_ones(client, alone):
     assert result["translatedText"] == alone.translate(["\n".join(lines)])[0]
     html = answer(client, {"q": "<p>".join(lines), "format": "html"})["translatedText"]
     assert html == "<p>".join(alone.translate(lines))
-    assert sum(map(len, lines)) > LONG
+    assert sum(map(len, lines)) > MAX_INLINE_CHARACTERS
 
 
 def test_other_requests(client):
@@ -538,11 +541,11 @@ def test_the_card_says_what_is_translated_if_its_name_does(directory, tmp_path, 
     runtime = SimpleNamespace(info=info, languages=Languages())
     if text is not None:
         (tmp_path / "README.md").write_text(text)
-    assert languages_of_model(runtime) == expected
+    assert model_languages(runtime) == expected
     assert [*sentence_languages(runtime).values()] == [source for source, _ in expected]
-    assert languages_of_model(runtime, [("it", "pt"), ("it", "pt")]) == [("it", "pt")]
+    assert model_languages(runtime, [("it", "pt"), ("it", "pt")]) == [("it", "pt")]
     runtime.info.architecture = "VanillaSeq2SeqForSequenceClassification"
-    assert languages_of_model(runtime, [("it", "pt")]) == []
+    assert model_languages(runtime, [("it", "pt")]) == []
 
 
 def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
@@ -556,7 +559,7 @@ def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
     def count(splitting, src_lang):
         return sum(
             part.is_sentence
-            for part in parts_of(alone, text, splitting.in_language(alone, src_lang))
+            for part in split_text(alone, text, splitting.in_language(alone, src_lang))
         )
 
     assert [count(Splitting(), name) for name in (None, "eng_Latn", "spa_Latn")] == [1, 1, 2]
@@ -565,16 +568,16 @@ def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
 
 def test_languages_that_are_given_must_be_those_of_the_model(alone, monkeypatch):
     monkeypatch.setattr(alone, "languages", MULTILINGUAL)
-    assert languages_of_model(alone, [("EN", "zho_Hant"), ("deu-latn", "en")]) == [
+    assert model_languages(alone, [("EN", "zho_Hant"), ("deu-latn", "en")]) == [
         ("en", "zh-Hant"),
         ("de", "en"),
     ]
     with raises(UsageError, seen="fr", expected=("de", "en")):
-        languages_of_model(alone, [("en", "fr")])
+        model_languages(alone, [("en", "fr")])
     monkeypatch.setattr(alone, "languages", Languages(words=[">>deu<<"]))
-    assert languages_of_model(alone, [("fr", "deu")]) == [("fr", "de")]
+    assert model_languages(alone, [("fr", "deu")]) == [("fr", "de")]
     with raises(UsageError, seen="fr"):
-        languages_of_model(alone, [("de", "fr")])
+        model_languages(alone, [("de", "fr")])
 
 
 # ---------------------------------------------------------------------------------------- bad input

@@ -7,10 +7,10 @@ import time
 import httpx
 import pytest
 from messages import check_message
-from raw_connections import answer_of, is_closed
+from raw_connections import is_closed, read_answer
 from served import SEEN, request, served, wait_for
 
-from vanilla_transformer_export.serving.connections import Connections, files_for
+from vanilla_transformer_export.serving.connections import Connections, available_connections
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def test_a_header_that_comes_a_byte_at_a_time_is_closed_too():
 def test_a_connection_that_asked_before_is_closed_when_the_next_header_is_not_whole():
     with served(header_timeout=0.3) as server:
         connection = server.send(request("/stub", {"q": "a"}))
-        assert answer_of(connection)[0] == 200
+        assert read_answer(connection)[0] == 200
         connection.sendall(b"POST /stub HTTP/1.1\r\n")
         assert is_closed(connection)
 
@@ -54,7 +54,7 @@ def test_a_connection_that_asks_again_and_again_stays_open():
         connection = server.send(b"")
         for _ in range(12):
             connection.sendall(request("/stub", {"q": "a"}))
-            assert answer_of(connection)[0] == 200
+            assert read_answer(connection)[0] == 200
             time.sleep(0.1)
 
 
@@ -64,7 +64,7 @@ def test_a_connection_that_asks_again_and_again_stays_open():
 def test_a_header_without_end_is_431(piece):
     with served() as server:
         connection = server.send(request("/stub", {"q": "a"}))
-        assert answer_of(connection)[0] == 200
+        assert read_answer(connection)[0] == 200
         connection.sendall(b"GET /health HTTP/1.1\r\nX-B: ")
         for _ in range(7):
             connection.sendall(piece)
@@ -96,7 +96,7 @@ def test_a_body_in_many_small_chunks_is_taken_and_its_trailers_are_passed_over()
     )
     with served() as server:
         connection = server.send(head + chunks + b"0\r\nX-Request-ID: trailer\r\n\r\n")
-        status, answer = answer_of(connection)
+        status, answer = read_answer(connection)
         assert (status, len(answer["q"])) == (200, 70_000)
 
 
@@ -145,7 +145,7 @@ def test_many_requests_at_once_that_ask_for_http_2_are_bounded():
 def test_a_body_that_does_not_come_is_408():
     with served(body_timeout=0.1) as server:
         connection = server.send(request("/stub", {"q": "a"})[:-3])
-        status, body = answer_of(connection)
+        status, body = read_answer(connection)
         assert status == 408
         check_message(body["stub"]["message"], seen=0.1)
         assert is_closed(connection)
@@ -162,7 +162,7 @@ def test_a_body_that_is_too_large_is_413_before_it_is_there(is_announced):
             content = (
                 b"POST /stub HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk
             )
-        status, said = answer_of(server.send(content))
+        status, said = read_answer(server.send(content))
         assert status == 413
         check_message(said["stub"]["message"], seen=2009, expected=1000)
 
@@ -170,9 +170,9 @@ def test_a_body_that_is_too_large_is_413_before_it_is_there(is_announced):
 def test_a_body_of_the_largest_size_is_taken_and_the_connection_goes_on_after_one_that_is_larger():
     with served(max_body=1000) as server:
         connection = server.send(request("/stub", {"q": "a" * 5000}))
-        assert answer_of(connection)[0] == 413
+        assert read_answer(connection)[0] == 413
         connection.sendall(request("/stub", b'{"q": "' + b"a" * 991 + b'"}'))
-        assert answer_of(connection)[0] == 200
+        assert read_answer(connection)[0] == 200
 
 
 def test_an_answer_that_takes_too_long_is_503_and_nothing_goes_on():
@@ -270,7 +270,7 @@ def test_where_too_many_connections_are_open_new_ones_are_closed():
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
             assert is_closed(connection)
         assert len(server.server.uvicorn.server_state.connections) == 40
-        assert answer_of(working)[0] == 200
+        assert read_answer(working)[0] == 200
         # the idle ones are closed in time
         wait_for(lambda: len(server.server.uvicorn.server_state.connections) < 40)
         assert httpx.get(f"{server.url}/health").status_code == 200
@@ -279,7 +279,7 @@ def test_where_too_many_connections_are_open_new_ones_are_closed():
 
 
 def test_two_thousand_open_connections_leave_health_and_metrics_answering():
-    files_for(4500)  # of this process, which has both ends
+    available_connections(4500)  # of this process, which has both ends
     with served() as server:
         crowd = [server.send(b"POST /stub HTTP/1.1\r\n") for _ in range(2000)]
         started = time.monotonic()
@@ -296,8 +296,8 @@ def test_the_limit_of_open_files_is_raised_for_the_connections(monkeypatch):
     limits = [100, 1000]
     monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
     monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.__setitem__(slice(None), new))
-    assert (files_for(500), limits) == (500, [628, 1000])
-    assert (files_for(5000), limits) == (872, [1000, 1000])
+    assert (available_connections(500), limits) == (500, [628, 1000])
+    assert (available_connections(5000), limits) == (872, [1000, 1000])
 
 
 def test_the_connections_that_were_idle_for_longest_are_known():
@@ -324,7 +324,7 @@ def test_the_connections_that_were_idle_for_longest_are_known():
         response_complete = True
 
     now = [0.0]
-    all_of = Connections(most=9, idle=10, unread=30, clock=lambda: now[0])
+    all_of = Connections(max_connections=9, idle=10, unread=30, clock=lambda: now[0])
     silent, asking, unread = Connection(), Connection(), Connection()
     unread.transport.unread = 5
     for second in range(0, 32, 4):

@@ -28,8 +28,8 @@ from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.protocols.tensors import (
     TEXTS,
-    inputs_of,
-    outputs_of,
+    parse_inputs,
+    parse_outputs,
     read_request,
 )
 from vanilla_transformer_export.specs.graph_spec import TensorSpec
@@ -592,7 +592,7 @@ def test_a_request_is_read_or_refused(request, binary, shift):
         body, rest = read_request(
             content + binary, None if shift is None else str(len(content) + shift)
         )
-        result, outputs = inputs_of(body.inputs, rest, KNOWN), outputs_of(body, KNOWN)
+        result, outputs = parse_inputs(body.inputs, rest, KNOWN), parse_outputs(body, KNOWN)
     except (UsageError, RequestValidationError):
         return
     assert outputs and [list(values.shape) for values in result.values()] == [
@@ -608,4 +608,4 @@ def test_every_text_is_sent_in_both_ways(words):
         described, binary = request._get_tensor(), request._get_binary_data() or b""
         header = json.dumps({"inputs": [described]}).encode()
         body, rest = read_request(header + binary, str(len(header)))
-        assert inputs_of(body.inputs, rest, KNOWN)["t"].tolist() == words
+        assert parse_inputs(body.inputs, rest, KNOWN)["t"].tolist() == words

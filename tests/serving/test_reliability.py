@@ -11,15 +11,15 @@ import time
 from pathlib import Path
 
 import pytest
-from checkpoints import copy_of
+from checkpoints import copy_folder
 from messages import raises
 from serving_load import (
     TEXTS,
     assert_no_harm,
     connect,
-    load_of,
     metric,
     request,
+    run_load,
     serving,
     vanish,
     wait_until,
@@ -39,7 +39,7 @@ def export(exported_for, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def load(export):
-    return load_of(export)
+    return run_load(export)
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +236,7 @@ def flip(path):
     ["onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx", "tokenizer.json", "config.json"],
 )
 def test_a_corrupt_export_is_refused_at_the_start(export, tmp_path, file, damage):
-    copy = copy_of(export, tmp_path)
+    copy = copy_folder(export, tmp_path)
     damage(copy / file)
     with raises(RuntimeError, seen="copy") as failed:
         Server(Plan([*OURS, str(copy), "--log-level", "error"]), tmp_path / "log")

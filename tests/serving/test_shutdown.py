@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from raw_connections import answer_of
+from raw_connections import read_answer
 from served import SEEN, request, served, wait_for
 
 
@@ -31,7 +31,7 @@ def test_a_server_that_is_told_to_stop_answers_what_it_accepted_and_refuses_what
         assert refused.headers["Retry-After"] == "5"
         assert refused.headers["Connection"] == "close"
         assert client.get("/health").json() == {"status": "shutting down"}
-        assert answer_of(accepted)[0] == 200
+        assert read_answer(accepted)[0] == 200
         server.thread.join(5)
         assert not server.thread.is_alive()
         with pytest.raises(OSError):
@@ -43,7 +43,7 @@ def test_what_is_not_done_within_the_limit_is_refused_in_the_end():
         waiting = server.send(request("/slow", {"q": "a", "x": 60}))
         wait_for(lambda: SEEN)
         server.stop()
-        status, body = answer_of(waiting)
+        status, body = read_answer(waiting)
         assert status == 503 and body["stub"]["message"]
         server.thread.join(5)
         assert not server.thread.is_alive() and SEEN == ["begun", "cancelled"]
@@ -92,7 +92,7 @@ def check_that_it_ends(process):
             connection.recv(1)
         connection.settimeout(20)
         process.terminate()
-        assert answer_of(connection)[0] == 503
+        assert read_answer(connection)[0] == 503
         assert process.wait(5) == 0
 
 

@@ -10,7 +10,7 @@ import time
 import httpx
 import numpy as np
 import uvicorn
-from checkpoints import EOS, PAD, START, VOCABULARY, copy_of, list_file
+from checkpoints import EOS, PAD, START, VOCABULARY, copy_folder, list_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from vanilla_transformer_export.inference.decoder import GenerationRequest
@@ -42,16 +42,16 @@ def tokenizer():
     specials = {PAD: "<pad>", START: "<s>", EOS: "</s>", 3: "<filler>"}
     rest = iter([*ALPHABET, *"hijklmnopqrstuvwxyzHIJKLMNOPQRSTUVWXYZ"])
     vocabulary = {specials.get(id) or next(rest): id for id in range(VOCABULARY)}
-    made = Tokenizer(models.BPE(vocabulary, [("a", "b"), ("c", "d"), ("Ġ", "a"), ("Ġ", "b")]))
-    made.pre_tokenizer, made.decoder = (
+    result = Tokenizer(models.BPE(vocabulary, [("a", "b"), ("c", "d"), ("Ġ", "a"), ("Ġ", "b")]))
+    result.pre_tokenizer, result.decoder = (
         pre_tokenizers.ByteLevel(add_prefix_space=False),
         decoders.ByteLevel(),
     )
-    made.post_processor = processors.TemplateProcessing(
+    result.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", START)]
     )
-    made.add_special_tokens(list(specials.values()))
-    return made
+    result.add_special_tokens(list(specials.values()))
+    return result
 
 
 def ended(row):
@@ -65,8 +65,8 @@ class OneByOne:
 
     def __init__(self, runtime):
         self.runtime = runtime
-        most = runtime.config["max_position_embeddings"]
-        self.admission = Admission(runtime.info, slots=8, max_length=most)
+        max_length = runtime.config["max_position_embeddings"]
+        self.admission = Admission(runtime.info, slots=8, max_length=max_length)
         self.reset()
 
     def reset(self):
@@ -90,7 +90,7 @@ class OneByOne:
         exact -= np.log(np.exp(exact - exact.max()).sum()) + exact.max()
         best = np.argsort(-exact, kind="stable")[:count]
         return TokenLogprobs(
-            token, float(exact[token]), [(int(each), float(exact[each])) for each in best]
+            token, float(exact[token]), [(int(other), float(exact[other])) for other in best]
         )
 
     def events(self, job):
@@ -152,14 +152,14 @@ class OneByOne:
 
 
 def with_tokenizer(directory, parent):
-    result = copy_of(directory, parent)
+    result = copy_folder(directory, parent)
     tokenizer().save(str(result / "tokenizer.json"))
     list_file(result, "tokenizer.json")
     return result
 
 
 @contextlib.contextmanager
-def serving_of(*served):
+def serve_engine(*served):
     """The address of a server of these models, in a thread."""
     settings, lifecycle, metrics = Settings(max_batch=6), Lifecycle(), Metrics()
     by_name = ServedModels({model.name: model for model in served})

@@ -5,23 +5,23 @@ from heads import MANY, close
 from transformers import pipeline
 
 
-def both(made, name, task, **settings):
+def both(open_head, name, task, **settings):
     """The pipeline of transformers on the checkpoint, and the runtime."""
-    checkpoint, runtime = made(name, **settings)
+    checkpoint, runtime = open_head(name, **settings)
     return pipeline(task, model=checkpoint), runtime
 
 
 def plain(value):
     """Replace NumPy's numbers in `value` by Python's."""
     if isinstance(value, dict):
-        return {name: plain(each) for name, each in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     return value.item() if isinstance(value, np.generic) else value
 
 
-def same(found, wanted):
-    close(found, plain(wanted), absolute=1e-5)
+def same(actual, expected):
+    close(actual, plain(expected), absolute=1e-5)
 
 
 QUESTIONS = ["who sees the red house ?", "two dogs", "the woman reads"]

@@ -3,7 +3,7 @@
 import json
 
 
-def answer_of(connection):
+def read_answer(connection):
     """Status and JSON of the next answer on a connection."""
     file = connection.makefile("rb")
     status = int(file.readline().split()[1])

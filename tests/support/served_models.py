@@ -29,9 +29,9 @@ def serving(runtimes, **settings):
         for name, runtime in runtimes.items()
     }
     try:
-        with served(protocols=PROTOCOLS, **settings) as found:
-            found.server.service.models.models.update(models)
-            yield found
+        with served(protocols=PROTOCOLS, **settings) as server:
+            server.server.service.models.models.update(models)
+            yield server
     finally:
         for model in models.values():
             model.encoder.close()

@@ -13,7 +13,7 @@ SMALL = dict(
 STEPS = 12  # updates of an epoch of the corpus
 
 
-def recipe_of(corpus, model=None, **training):
+def make_recipe(corpus, model=None, **training):
     """Three epochs by default."""
     settings = dict(
         tokens_per_update=512, tokens_per_batch=256, num_train_epochs=3, learning_rate=5e-3,

@@ -8,7 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from checkpoints import parity_of
+from checkpoints import default_parity
 from messages import raises
 from targets import FILES, MODELS, SIZES, exports_for, graph, ops
 from written import run, write
@@ -55,20 +55,20 @@ def test_weights_and_caches_are_of_the_type_asked_for_and_outputs_are_float32(
     assert (manifest["target"], manifest["default_dtype"]) == ("cuda", dtype)
     if dtype == "fp16" or devices.gpu():
         assert (
-            parity_of(manifest)["failures"]
+            default_parity(manifest)["failures"]
             == 0
-            < parity_of(manifest)["max_error"]
-            < parity_of(manifest)["tolerance"]
+            < default_parity(manifest)["max_error"]
+            < default_parity(manifest)["tolerance"]
             < 0.05
         )
     else:
-        assert parity_of(manifest) is None
+        assert default_parity(manifest) is None
         assert manifest["parity_reason"].startswith("onnxruntime computes bf16 on a GPU only, and ")
 
 
 def test_parity_of_integer_weights_is_measured_with_activations_in_half_precision(exported):
     manifest = json.loads((exported("encoder", "int8")[1] / "manifest.json").read_text())
-    parity = parity_of(manifest)
+    parity = default_parity(manifest)
     assert parity["failures"] == 0 and 1e-3 < parity["mean_error"] < 0.1
 
 

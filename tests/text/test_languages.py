@@ -222,7 +222,7 @@ def test_a_language_that_is_unknown_missing_or_given_twice_is_an_error(multiling
         runtime.generate(TEXTS, src_lang=5, tgt_lang=german)
     with raises(UsageError, seen=("tgt_lang", 2), expected=3):
         runtime.generate(TEXTS, tgt_lang=[german, german])
-    with raises(UsageError, seen=("tgt_lang", None, "generation_config.json")):
+    with raises(UsageError, seen=("tgt_lang", None), expected="generation_config.json"):
         runtime.generate(TEXTS)
     option = runtime.languages.target
     with raises(UsageError, seen=("tgt_lang", german, option)):

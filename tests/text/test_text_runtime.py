@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from checkpoints import copy_of, edit_json, list_file, seal
+from checkpoints import copy_folder, edit_json, list_file, seal
 from messages import raises
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -30,7 +30,7 @@ def tokenizer(pattern=None):
 @pytest.fixture(scope="module")
 def directory(exported, tmp_path_factory):
     """An export with a tokenizer of the words w0 to w47."""
-    result = copy_of(exported("causal").directory, tmp_path_factory.mktemp("text"))
+    result = copy_folder(exported("causal").directory, tmp_path_factory.mktemp("text"))
     tokenizer().save(str(result / "tokenizer.json"))
     list_file(result, "tokenizer.json")
     return result
@@ -53,7 +53,7 @@ def runtime(directory):
 def test_a_decoder_s_prompt_is_what_transformers_reads_unless_the_end_token_would_be_behind_it(
     directory, tmp_path, template, expected
 ):
-    changed = copy_of(directory, tmp_path)
+    changed = copy_folder(directory, tmp_path)
     made = tokenizer()
     made.post_processor = processors.TemplateProcessing(
         single=template, special_tokens=[("w1", 1), ("w2", 2)]
@@ -108,7 +108,7 @@ BACKENDS = {
 @pytest.mark.parametrize("cleans", [True, False, None])
 @pytest.mark.parametrize("name", BACKENDS)
 def test_spaces_are_cleaned_up_as_by_transformers(directory, tmp_path, name, cleans):
-    changed = copy_of(directory, tmp_path)
+    changed = copy_folder(directory, tmp_path)
     model, decoder, settings = BACKENDS[name]
     backend = Tokenizer(model)
     if decoder is not None:
@@ -178,7 +178,7 @@ def test_options_under_the_names_of_arguments_are_unknown_ones(runtime, name):
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"model": 1}', b"\xff\xfe", b"null"])
 def test_a_damaged_tokenizer_is_refused_by_name(directory, tmp_path, content):
-    damaged = copy_of(directory, tmp_path)
+    damaged = copy_folder(directory, tmp_path)
     (damaged / "tokenizer.json").write_bytes(content)
     seal(damaged)
     with raises(ValueError, seen="tokenizer.json"):
@@ -186,7 +186,7 @@ def test_a_damaged_tokenizer_is_refused_by_name(directory, tmp_path, content):
 
 
 def test_an_expression_that_does_not_compile_is_refused_by_name(directory, tmp_path):
-    damaged = copy_of(directory, tmp_path)
+    damaged = copy_folder(directory, tmp_path)
     content = json.loads((damaged / "tokenizer.json").read_text())
     content["pre_tokenizer"] = json.loads(tokenizer("a").to_str())["pre_tokenizer"] | {
         "pattern": {"Regex": "("}
@@ -199,7 +199,7 @@ def test_an_expression_that_does_not_compile_is_refused_by_name(directory, tmp_p
 
 def test_an_expression_past_the_engine_s_limit_is_an_error(directory, tmp_path):
     """There Rust panics, which Python sees as no `Exception`."""
-    damaged = copy_of(directory, tmp_path)
+    damaged = copy_folder(directory, tmp_path)
     tokenizer("(w+)+$").save(str(damaged / "tokenizer.json"))
     seal(damaged)
     runtime = TextRuntime(damaged, threads=1)
@@ -218,7 +218,7 @@ def test_an_interrupt_is_no_failure_of_the_tokenizer(runtime, monkeypatch):
 
 
 def test_a_tokenizer_the_manifest_does_not_list_is_refused(exported, directory, tmp_path):
-    added = copy_of(exported("causal").directory, tmp_path)
+    added = copy_folder(exported("causal").directory, tmp_path)
     with raises(FileNotFoundError, seen="tokenizer.json"):
         TextRuntime(added, threads=1)
     shutil.copy(directory / "tokenizer.json", added)
@@ -227,7 +227,7 @@ def test_a_tokenizer_the_manifest_does_not_list_is_refused(exported, directory, 
 
 
 def test_tokens_outside_the_vocabulary_are_an_error(directory, tmp_path):
-    larger = copy_of(directory, tmp_path)
+    larger = copy_folder(directory, tmp_path)
     Tokenizer(models.WordLevel({"w0": 0, "far": 99}, unk_token="w0")).save(
         str(larger / "tokenizer.json")
     )

@@ -2,7 +2,7 @@
 
 import pytest
 from checkpoints import write_corpus
-from training_runs import recipe_of
+from training_runs import make_recipe
 
 from vanilla_transformer.training.run import train
 
@@ -20,11 +20,13 @@ def unimproved(corpus):
     settings = dict(
         learning_rate=0.0, num_train_epochs=9, eval_strategy="epoch", early_stopping_patience=2
     )
-    return recipe_of(corpus, **settings, load_best_model_at_end=True, metric_for_best_model="bleu")
+    return make_recipe(
+        corpus, **settings, load_best_model_at_end=True, metric_for_best_model="bleu"
+    )
 
 
 @pytest.fixture(scope="session")
 def short(corpus, tmp_path_factory):
     """A run of three epochs, undisturbed: its directory and metrics."""
     output = tmp_path_factory.mktemp("short") / "model"
-    return output, train(recipe_of(corpus), output)
+    return output, train(make_recipe(corpus), output)

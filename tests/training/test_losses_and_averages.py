@@ -5,7 +5,7 @@ import pytest
 import torch
 from messages import raises
 from torch.distributions import Categorical, kl_divergence
-from training_runs import SMALL, STEPS, are_equal, history, recipe_of, weights
+from training_runs import SMALL, STEPS, are_equal, history, make_recipe, weights
 from transformers.trainer_pt_utils import LabelSmoother
 
 from vanilla_transformer import VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
@@ -77,7 +77,7 @@ def test_r_drop_adds_the_divergences_of_two_passes_of_which_no_label_is_padding(
 
 
 def test_with_r_drop_a_model_sees_each_row_twice(short, corpus, tmp_path):
-    train(recipe_of(corpus, r_drop=1.0), tmp_path / "model")
+    train(make_recipe(corpus, r_drop=1.0), tmp_path / "model")
     tokens = [
         sum(record["tokens"] for record in history(path) if "tokens" in record)
         for path in (tmp_path / "model", short[0])
@@ -126,7 +126,7 @@ def test_a_run_that_gets_no_better_ends_and_gives_the_mean_of_its_last_checkpoin
         metric_for_best_model="loss",
     )
     # of a loss, which falls
-    recipe = recipe_of(corpus, **settings, greater_is_better=True, average_last=2)
+    recipe = make_recipe(corpus, **settings, greater_is_better=True, average_last=2)
     train(recipe, tmp_path / "model")
     paths = sorted((tmp_path / "model-run").glob("checkpoint-*"))
     assert [path.name for path in paths] == [f"checkpoint-{STEPS}", f"checkpoint-{2 * STEPS}"]
@@ -142,6 +142,6 @@ def test_models_of_other_shapes_have_no_average(short, tmp_path):
 
 
 def test_averaging_the_last_checkpoints_is_what_a_run_ends_with(short, corpus, tmp_path):
-    train(recipe_of(corpus, average_last=2), tmp_path / "model")
+    train(make_recipe(corpus, average_last=2), tmp_path / "model")
     checkpoints = sorted(short[0].with_name("model-run").glob("checkpoint-*"))
     assert is_mean_of(tmp_path / "model", checkpoints)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict
 from messages import raises
-from training_runs import SMALL, STEPS, are_equal, history, recipe_of, weights
+from training_runs import SMALL, STEPS, are_equal, history, make_recipe, weights
 from transformers import TrainerCallback
 
 from vanilla_transformer.training import trainer
@@ -63,7 +63,7 @@ def stopped(recipe, output, step, monkeypatch):
     ],
 )
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(corpus, tmp_path, monkeypatch, step):
-    recipe = recipe_of(corpus, save_strategy="steps", save_steps=step)
+    recipe = make_recipe(corpus, save_strategy="steps", save_steps=step)
     train(recipe, tmp_path / "undisturbed")
     stopped(recipe, tmp_path / "model", step, monkeypatch)
     seen = StopAt()
@@ -77,7 +77,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(corpus, tmp_path, mo
 def test_a_run_that_was_stopped_before_its_result_only_writes_that(corpus, tmp_path, monkeypatch):
     """Its updates end inside an epoch."""
     steps = STEPS + 3
-    recipe = recipe_of(corpus, max_steps=steps, save_strategy="steps", save_steps=5, average_last=2)
+    recipe = make_recipe(
+        corpus, max_steps=steps, save_strategy="steps", save_steps=5, average_last=2
+    )
     train(recipe, tmp_path / "undisturbed")
     stopped(recipe, tmp_path / "model", steps, monkeypatch)
     train(recipe, tmp_path / "model")
@@ -102,7 +104,7 @@ def test_early_stopping_ends_a_run_that_goes_on_where_it_would_have(
 @pytest.mark.parametrize("task", ["translation", pytest.param("masked-lm", marks=pytest.mark.slow)])
 def test_rows_are_augmented_alike_by_a_run_that_goes_on(corpus, tmp_path, monkeypatch, task):
     """The run stops in the second epoch, with BPE-dropout and masks."""
-    recipe = recipe_of(corpus, num_train_epochs=2, save_strategy="steps", save_steps=STEPS + 3)
+    recipe = make_recipe(corpus, num_train_epochs=2, save_strategy="steps", save_steps=STEPS + 3)
     recipe.tokenizer["bpe_dropout"] = 0.1
     if task == "masked-lm":
         recipe = Recipe(
@@ -126,7 +128,7 @@ def streamed(corpus, tmp_path):
         lines = [path.read_text().splitlines() for path in files]
         splits[split] = Dataset.from_dict(dict(zip(("en", "de"), lines)))
     DatasetDict(splits).save_to_disk(tmp_path / "set")
-    recipe = recipe_of(
+    recipe = make_recipe(
         corpus, num_train_epochs=1, max_steps=2 * STEPS, save_strategy="steps", save_steps=STEPS + 3
     )
     recipe.data = {"dataset": str(tmp_path / "set"), "columns": ["en", "de"], "streaming": True}
@@ -158,16 +160,16 @@ OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("optimizer.pt"
 def test_a_checkpoint_that_was_cut_short_is_passed_over(
     short, corpus, tmp_path, monkeypatch, damaged
 ):
-    state = stopped(recipe_of(corpus), tmp_path / "model", 2 * STEPS, monkeypatch)
+    state = stopped(make_recipe(corpus), tmp_path / "model", 2 * STEPS, monkeypatch)
     file = state / f"checkpoint-{2 * STEPS}" / damaged
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    train(recipe_of(corpus), tmp_path / "model")
+    train(make_recipe(corpus), tmp_path / "model")
     assert are_equal(weights(tmp_path / "model"), weights(short[0]))
 
 
 def test_the_state_of_another_recipe_is_refused_by_what_differs(corpus, tmp_path, monkeypatch):
-    stopped(recipe_of(corpus), tmp_path / "model", STEPS, monkeypatch)
-    other = recipe_of(corpus, seed=1, num_train_epochs=1)
+    stopped(make_recipe(corpus), tmp_path / "model", STEPS, monkeypatch)
+    other = make_recipe(corpus, seed=1, num_train_epochs=1)
     for force in (False, True):  # which is about the result
         with raises(ValueError, seen=("training.num_train_epochs", 3), expected=(1, "--restart")):
             train(other, tmp_path / "model", force)
@@ -182,13 +184,13 @@ def test_a_finished_run_gives_its_result_again_without_an_update(
     """The result was moved away, or stays and is replaced by force, with other settings of
     generation."""
     output = tmp_path / "model"
-    train(recipe_of(corpus), output)
+    train(make_recipe(corpus), output)
     output.rename(tmp_path / "moved")
     seen, callbacks = StopAt(), trainer.callbacks
     monkeypatch.setattr(trainer, "callbacks", lambda recipe: [*callbacks(recipe), seen])
     for force, beams in ((False, 5), (True, 2)):
         train(
-            replace(recipe_of(corpus), generation={"num_beams": beams, "max_new_tokens": 64}),
+            replace(make_recipe(corpus), generation={"num_beams": beams, "max_new_tokens": 64}),
             output,
             force,
         )
@@ -200,15 +202,15 @@ def test_a_finished_run_gives_its_result_again_without_an_update(
 def test_a_run_whose_schedule_has_no_end_is_made_longer(corpus, tmp_path, monkeypatch):
     """The weights are those of a run that was as long from the beginning."""
     settings = dict(save_strategy="steps", save_steps=5, tokens_per_batch=512)
-    train(recipe_of(corpus, max_steps=10, **settings), tmp_path / "long")
-    train(recipe_of(corpus, max_steps=5, **settings), tmp_path / "model")
-    train(recipe_of(corpus, max_steps=10, **settings), tmp_path / "model", force=True)
+    train(make_recipe(corpus, max_steps=10, **settings), tmp_path / "long")
+    train(make_recipe(corpus, max_steps=5, **settings), tmp_path / "model")
+    train(make_recipe(corpus, max_steps=10, **settings), tmp_path / "model", force=True)
     assert are_equal(weights(tmp_path / "model"), weights(tmp_path / "long"))
 
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_any_moment_goes_on_to_the_same_weights(short, corpus, tmp_path):
-    recipe = recipe_of(corpus)
+    recipe = make_recipe(corpus)
     code = (
         "import json, sys; from pathlib import Path; from vanilla_transformer.training import "
         "recipe, run; "

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from messages import raises
 from PIL import Image
 from torch._dynamo.utils import counters
-from training_runs import SMALL, STEPS, recipe_of
+from training_runs import SMALL, STEPS, make_recipe
 from transformers import TrainingArguments
 
 from vanilla_transformer import VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
@@ -130,7 +130,7 @@ def test_without_a_seed_rows_are_augmented_by_that_of_transformers_default():
 
 def test_a_dry_run_says_what_would_happen_and_writes_nothing(corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    lines = {line.split()[0]: line for line in dry_run(recipe_of(corpus)).splitlines()}
+    lines = {line.split()[0]: line for line in dry_run(make_recipe(corpus)).splitlines()}
     assert lines["train"].split()[1] == "300"
     assert "hidden_size=32" in lines["shape"]
     assert lines["updates"].split()[1] == str(3 * STEPS)
@@ -146,7 +146,7 @@ def test_the_time_that_a_dry_run_tells_is_that_of_the_updates_it_tried(corpus):
     start, epochs = time.monotonic(), 10**6
     lines = {
         line.split()[0]: line
-        for line in dry_run(recipe_of(corpus, num_train_epochs=epochs)).splitlines()
+        for line in dry_run(make_recipe(corpus, num_train_epochs=epochs)).splitlines()
     }
     elapsed = time.monotonic() - start
     assert 1e-4 < float(lines["time"].split()[1]) * 3600 / (epochs * STEPS) < elapsed / 2
@@ -190,6 +190,6 @@ def test_a_compiled_run_compiles_twice_for_all_its_shapes(corpus, tmp_path, smoo
         num_train_epochs=1,
         save_strategy="no",
     )
-    train(recipe_of(corpus, label_smoothing_factor=smoothing, **settings), tmp_path / "model")
+    train(make_recipe(corpus, label_smoothing_factor=smoothing, **settings), tmp_path / "model")
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]

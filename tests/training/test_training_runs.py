@@ -10,7 +10,7 @@ import pytest
 import torch
 from checkpoints import toy_corpus
 from messages import raises
-from training_runs import SMALL, STEPS, are_equal, history, recipe_of, weights
+from training_runs import SMALL, STEPS, are_equal, history, make_recipe, weights
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
 from transformers.generation import utils as generation
 
@@ -28,7 +28,7 @@ from vanilla_transformer.training.run import train
 def test_training_learns_to_translate(corpus, tmp_path):
     output, still = tmp_path / "model", {"dropout": 0.0, "embedding_dropout": 0.0}
     settings = dict(num_train_epochs=40, average_last=2, eval_strategy="steps", eval_steps=160)
-    metrics = train(recipe_of(corpus, still, **settings), output)
+    metrics = train(make_recipe(corpus, still, **settings), output)
     assert metrics["validation_bleu"] > 50
     assert metrics["validation_chrf"] > 50
     assert metrics["validation_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|")
@@ -49,12 +49,12 @@ def test_training_learns_to_translate(corpus, tmp_path):
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_one_others(short, corpus, tmp_path):
-    train(recipe_of(corpus), tmp_path / "again")
+    train(make_recipe(corpus), tmp_path / "again")
     assert are_equal(weights(tmp_path / "again"), weights(short[0]))
     assert (tmp_path / "again/tokenizer.json").read_text() == (
         short[0] / "tokenizer.json"
     ).read_text()
-    train(recipe_of(corpus, seed=1), tmp_path / "other")
+    train(make_recipe(corpus, seed=1), tmp_path / "other")
     assert not are_equal(weights(tmp_path / "other"), weights(short[0]))
 
 
@@ -99,7 +99,7 @@ def test_the_log_has_the_tokens_since_the_last_one_without_padding():
 
 
 def test_half_stores_float16_that_loads_as_float32(short, corpus, tmp_path):
-    recipe = recipe_of(corpus)
+    recipe = make_recipe(corpus)
     recipe.save_dtype = "float16"
     train(recipe, tmp_path / "half")
     assert are_equal(
@@ -133,7 +133,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_names_the_batch_and_leaves_the_
     callbacks = trainer.callbacks
     monkeypatch.setattr(trainer, "callbacks", lambda recipe: [*callbacks(recipe), Poison()])
     with raises(FloatingPointError, seen="nan"):
-        train(recipe_of(corpus), tmp_path / "model")
+        train(make_recipe(corpus), tmp_path / "model")
     [checkpoint] = (tmp_path / "model-run").glob("checkpoint-*")
     assert all(weight.isfinite().all() for weight in weights(checkpoint).values())
 
@@ -142,7 +142,9 @@ def test_generation_while_training_warns_of_nothing(corpus, tmp_path, monkeypatc
     warned = []
     monkeypatch.setattr(generation.logger, "warning", warned.append)
     train(
-        recipe_of(corpus, num_train_epochs=1, eval_strategy="epoch", per_device_eval_batch_size=8),
+        make_recipe(
+            corpus, num_train_epochs=1, eval_strategy="epoch", per_device_eval_batch_size=8
+        ),
         tmp_path / "model",
     )
     assert not warned
@@ -153,7 +155,7 @@ def test_generation_while_training_warns_of_nothing(corpus, tmp_path, monkeypatc
 
 def test_lines_longer_than_the_position_table_are_counted_and_left_out(corpus, tmp_path, capsys):
     table = {"position_embedding_type": "learned", "max_position_embeddings": 16}
-    _, _, rows = prepare(recipe_of(corpus, table))
+    _, _, rows = prepare(make_recipe(corpus, table))
     kept = rows["train"]
     assert 0 < len(kept) < 300
     assert (
@@ -162,14 +164,14 @@ def test_lines_longer_than_the_position_table_are_counted_and_left_out(corpus, t
     )
     assert max(max(map(len, kept["input_ids"])), max(map(len, kept["labels"]))) == 16
     with raises(ValueError, seen=(300, 3)):
-        prepare(recipe_of(corpus, table | {"max_position_embeddings": 3}))
+        prepare(make_recipe(corpus, table | {"max_position_embeddings": 3}))
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused_with_both_sizes(corpus):
     with raises(ValueError, seen=("tokenizer.vocab_size", 60), expected=("model.vocab_size", 61)):
-        recipe_of(corpus, {"vocab_size": 61})
+        make_recipe(corpus, {"vocab_size": 61})
     characters = replace(
-        recipe_of(corpus), tokenizer={"kind": "character"}, model={**SMALL, "vocab_size": 61}
+        make_recipe(corpus), tokenizer={"kind": "character"}, model={**SMALL, "vocab_size": 61}
     )
     with raises(ValueError, seen="tokenizer", expected=("vocab_size", 61)):
         prepare(characters)
@@ -180,7 +182,7 @@ def test_an_existing_output_is_refused_before_anything_is_read(tmp_path):
     (tmp_path / "model/notes").touch()
     missing = (tmp_path / "nowhere.en", tmp_path / "nowhere.de")
     with raises(FileExistsError, expected="--force"):
-        train(recipe_of((missing, missing)), tmp_path / "model")
+        train(make_recipe((missing, missing)), tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -196,5 +198,5 @@ def test_no_room_on_the_disk_leaves_no_half_checkpoint_behind(corpus, tmp_path, 
 
     monkeypatch.setattr(runs, "save_checkpoint", full)
     with raises(OSError, seen="model"):
-        train(recipe_of(corpus, num_train_epochs=1), tmp_path / "model")
+        train(make_recipe(corpus, num_train_epochs=1), tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model-run"]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from checkpoints import copy_of, edit_json, seal
+from checkpoints import copy_folder, edit_json, seal
 from generation_pairs import prompts
 from messages import raises
 
@@ -91,7 +91,7 @@ def test_bad_values_are_refused_with_the_value_and_what_was_expected(
 def test_a_sampling_filter_that_is_not_applied_is_refused_only_where_it_would_matter(
     pairs, tmp_path, field, value
 ):
-    directory = copy_of(pairs("causal-cpu").directory, tmp_path)
+    directory = copy_folder(pairs("causal-cpu").directory, tmp_path)
     edit_json(
         directory / "generation_config.json",
         **{field: value},

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import transformers
-from checkpoints import copy_of, edit_json, seal
+from checkpoints import copy_folder, edit_json, seal
 from generation_pairs import CPU_MODELS, EOS, each_model, prompts
 
 from vanilla_transformer_export import Options, Runtime
@@ -146,7 +146,7 @@ def test_by_default_20_tokens_are_generated_up_to_the_positions_of_the_model(pai
 
 @each_model
 def test_generation_config_gives_way_to_the_call_as_in_transformers(pair, tmp_path, name):
-    directory = copy_of(pair.directory, tmp_path)
+    directory = copy_folder(pair.directory, tmp_path)
     saved = dict(
         max_new_tokens=6,
         max_length=30,

@@ -8,7 +8,15 @@ import onnx
 import pytest
 import torch
 import transformers
-from checkpoints import copy_of, edit_json, graphs_of, list_file, parity_of, perturbed, seal
+from checkpoints import (
+    copy_folder,
+    default_graphs,
+    default_parity,
+    edit_json,
+    list_file,
+    perturbed,
+    seal,
+)
 from messages import raises
 from pictures import PICTURES, SIZES, picture
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
@@ -90,7 +98,7 @@ def test_an_export_of_any_size_gives_what_torch_gives(body):
 
 
 def test_images_without_a_resize_have_their_own_sizes(body, tmp_path):
-    directory = copy_of(body.directory, tmp_path)
+    directory = copy_folder(body.directory, tmp_path)
     edit_json(directory / "preprocessor_config.json", do_resize=False)
     seal(directory)
     runtime = ImageRuntime(directory)
@@ -128,7 +136,7 @@ def test_bad_images_are_errors_of_one_line(classifier, tmp_path):
 
 
 def test_an_export_of_one_size_refuses_another(classifier, tmp_path):
-    directory = copy_of(classifier.directory, tmp_path)
+    directory = copy_folder(classifier.directory, tmp_path)
     edit_json(directory / "preprocessor_config.json", size={"height": 18, "width": 22})
     seal(directory)
     with raises(ValueError, seen=(0, 1, "3x18x22"), expected="3x18x18"):
@@ -140,7 +148,7 @@ def test_an_export_of_one_size_refuses_another(classifier, tmp_path):
 
 
 def test_an_export_without_an_image_processor_or_of_text_is_refused(classifier, tmp_path):
-    directory = copy_of(classifier.directory, tmp_path)
+    directory = copy_folder(classifier.directory, tmp_path)
     edit_json(directory / "preprocessor_config.json", do_pad=True)
     seal(directory)
     with raises(ValueError, seen=("do_pad", True)):
@@ -206,11 +214,11 @@ def test_exports_of_every_target_give_what_torch_gives(
         image_size=image_size,
         cases=8,
     )
-    parity = parity_of(manifest)
+    parity = default_parity(manifest)
     assert parity["failures"] == 0 and parity["max_error"] < (1e-4 if dtype == "fp32" else 1)
     operators = [
         node.op_type
-        for node in onnx.load(tmp_path / "out" / graphs_of(manifest)["encoder"]).graph.node
+        for node in onnx.load(tmp_path / "out" / default_graphs(manifest)["encoder"]).graph.node
     ]
     integers = {"portable": "MatMulInteger", "cpu": "MatMulIntegerToFloat"}
     assert dtype == "fp32" or operators.count(integers[target]) >= 13
@@ -249,4 +257,4 @@ def test_half_precision_and_other_shapes_are_exported(tmp_path):
                 dtype=dtype,
                 image_size=image_size,
             )
-            assert parity_of(manifest) is None or parity_of(manifest)["failures"] == 0
+            assert default_parity(manifest) is None or default_parity(manifest)["failures"] == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import standins
 import transformers
-from checkpoints import copy_of
+from checkpoints import copy_folder
 from messages import raises
 
 from vanilla_transformer import VanillaVisionConfig
@@ -79,7 +79,7 @@ def test_what_is_of_text_or_no_image_is_refused(folder, tmp_path):
             recipe(folder, data={"dataset": str(folder), "columns": ["picture", "label"]}),
             tmp_path / "out",
         )
-    broken = copy_of(folder, tmp_path)
+    broken = copy_folder(folder, tmp_path)
     [*_, last] = sorted((broken / "train/dark").iterdir())
     last.write_bytes(last.read_bytes()[:40])
     with raises(ValueError, seen=last.name):

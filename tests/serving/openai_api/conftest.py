@@ -2,7 +2,7 @@
 
 import openai
 import pytest
-from openai_server import OneByOne, serving_of, with_tokenizer
+from openai_server import OneByOne, serve_engine, with_tokenizer
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.serving.encoder_runtime import batched
@@ -33,7 +33,7 @@ def engine(decoder):
 @pytest.fixture(scope="module")
 def url(decoder, encoder, engine):
     read = TextRuntime(encoder.runtime.info.directory, threads=1)
-    with serving_of(
+    with serve_engine(
         ServedModel("decoder", decoder, engine), ServedModel("encoder", read, encoder=batched(read))
     ) as url:
         yield url

@@ -51,7 +51,7 @@ from openai_server import greedy, post
             dict(num_beams=3, temperature=0.5),
             "temperature",
             ("temperature", 0.5, "num_beams", 3),
-            ("temperature", 0),
+            0,
         ),
         (dict(num_beams=3, logprobs=1), "logprobs", ("logprobs", "num_beams", 3), ()),
         (dict(num_beams="3"), "num_beams", ("num_beams", 3), 1),

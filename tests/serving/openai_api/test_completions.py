@@ -105,14 +105,14 @@ def test_what_a_request_has_not_is_as_generation_config_says_and_then_as_openai_
         temperature=1.0,
         top_k=0,
     )
-    assert openai_api.options_of(body, {"num_beams": 4, "max_length": 9}) == expected
+    assert openai_api.parse_options(body, {"num_beams": 4, "max_length": 9}) == expected
     own = {"temperature": 0.5, "top_k": 7}
-    assert openai_api.options_of(body, own) == expected | own
-    assert openai_api.options_of(
+    assert openai_api.parse_options(body, own) == expected | own
+    assert openai_api.parse_options(
         openai_api.CompletionRequest(temperature=2.0, top_k=0), own
     ) == expected | {"temperature": 2.0}
     nulls = openai_api.CompletionRequest(**dict.fromkeys(openai_api.CompletionRequest.model_fields))
-    assert openai_api.options_of(nulls, {}) == expected
+    assert openai_api.parse_options(nulls, {}) == expected
 
 
 def test_every_option_of_generate_is_a_field(url, decoder):

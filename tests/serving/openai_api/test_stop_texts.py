@@ -27,8 +27,8 @@ def test_a_text_ends_before_the_first_stop_text(pieces, stops):
     for number, piece in enumerate(pieces):
         result += filter.add(piece)
         so_far = "".join(pieces[: number + 1])
-        assert filter.found == any(stop in so_far for stop in stops)
-        if filter.found:
+        assert filter.is_stopped == any(stop in so_far for stop in stops)
+        if filter.is_stopped:
             break
         rest = so_far[len(result) :]  # is held back while, and only while, it may begin one
         assert rest == filter.held and so_far.startswith(result)
@@ -94,9 +94,9 @@ def test_a_stop_text_of_bytes_that_come_one_by_one(client, decoder):
         ("日x", "aéb日g", 8),
     ):
         body = openai_api.CompletionRequest(stop=stop, temperature=0, max_tokens=8)
-        job = engine.admission.admit([START], openai_api.options_of(body, {}))
+        job = engine.admission.admit([START], openai_api.parse_options(body, {}))
         asked = openai_api.Completion(decoder, job, 0, "", [stop], False)
-        [choice] = json.loads(asyncio.run(openai_api.whole(engine, [asked], {})))["choices"]
+        [choice] = json.loads(asyncio.run(openai_api.full_response(engine, [asked], {})))["choices"]
         assert (choice["text"], asked.tokens) == (expected, tokens)
 
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 from checkpoints import EOS, START
 from messages import raises
-from openai_server import OneByOne, new_tokens, post, serving_of, with_tokenizer
+from openai_server import OneByOne, new_tokens, post, serve_engine, with_tokenizer
 from opened_engines import text_engine
 
 from vanilla_transformer_export import TextRuntime
@@ -120,7 +120,7 @@ def test_the_engine_that_batches_gives_the_same(decoder, exported_for, tmp_path,
             ServedModel("decoder", runtime, engine),
             ServedModel("decoder", alone, OneByOne(alone.runtime)),
         ):
-            url = stack.enter_context(serving_of(served))
+            url = stack.enter_context(serve_engine(served))
             client = stack.enter_context(
                 openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
             )

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from checkpoints import EOS, copy_of, list_file
+from checkpoints import EOS, copy_folder, list_file
 from heads import HEADS, save_head, tokenizer_for
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -46,7 +46,7 @@ def cut_at(monkeypatch):
 @pytest.fixture(scope="module")
 def translator(exported, tmp_path_factory):
     """An export with a tokenizer of the words w0 to w47, and "." for w47."""
-    directory = copy_of(exported("seq2seq").directory, tmp_path_factory.mktemp("translator"))
+    directory = copy_folder(exported("seq2seq").directory, tmp_path_factory.mktemp("translator"))
     words = {f"w{token}": token for token in range(47)} | {".": 47}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from checkpoints import SIZES, copy_of, edit_json, list_file
+from checkpoints import SIZES, copy_folder, edit_json, list_file
 from heads import MANY, TEXTS, close, save_head, word_pieces
 from messages import raises
 from pipelines_compared import both
@@ -43,7 +43,7 @@ def embedded(tmp_path_factory):
         )
         model.save(str(folder / "model"))
         # The graph does not depend on the modules.
-        directory = copy_of(root / "export", folder)
+        directory = copy_folder(root / "export", folder)
         facts = []
         for place in (folder / "model").rglob("*"):
             name = place.relative_to(folder / "model").as_posix()
@@ -185,7 +185,7 @@ def test_prompts_and_modules_that_are_not_there_are_an_error(embedded, monkeypat
         ([pooling, {"type": "Dense"}], "Dense", ()),
         (
             [pooling, {"type": "Dense", "folder": "2_Dense"}],
-            ("2_Dense/model.safetensors", "Dense"),
+            "2_Dense/model.safetensors",
             (),
         ),
         (

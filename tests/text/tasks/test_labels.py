@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from checkpoints import copy_of, edit_json, list_file, seal
+from checkpoints import copy_folder, edit_json, list_file, seal
 from heads import MANY, PAIRS, TEXTS
 from pipelines_compared import both, same
 from sentence_transformers import CrossEncoder
@@ -91,7 +91,7 @@ def test_a_cross_encoder_has_its_own_activation(made, tmp_path, place, name):
     scores = CrossEncoder(
         checkpoint, device="cpu", activation_fn=getattr(torch.nn, name)()
     ).predict(PAIRS)
-    directory = copy_of(runtime.path.parent, tmp_path)
+    directory = copy_folder(runtime.path.parent, tmp_path)
     recorded = f"torch.nn.modules.activation.{name}"
     if place == "config_sentence_transformers.json":
         (directory / place).write_text(json.dumps({"activation_fn": recorded}))

@@ -193,7 +193,7 @@ def test_translations_are_one_for_each_text(translator):
         translator.translate(["w5"], num_return_sequences=2)
     with raises(UsageError, seen="target_prefix"):
         translator.translate(["w5"], target_prefix=["w6"])
-    with raises(UsageError, seen="no", expected=("split", True, False)):
+    with raises(UsageError, seen=("split", "no"), expected=(True, False)):
         translator.translate(["w5"], split="no")
     with raises(UsageError, seen=("copy_letterless", "no"), expected=(True, False)):
         translator.translate(["w5"], copy_letterless="no")

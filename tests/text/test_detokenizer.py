@@ -11,8 +11,8 @@ from messages import raises
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from vanilla_transformer_export.text.detokenizer import MOST_OPEN, Pieces
-from vanilla_transformer_export.text.tokenization_spaces import CleanPieces, clean_up
+from vanilla_transformer_export.text.detokenizer import MAX_OPEN, Detokenizer
+from vanilla_transformer_export.text.tokenization_spaces import CleaningDetokenizer, clean_up
 
 
 def byte_level():
@@ -102,7 +102,7 @@ made_once = functools.cache(lambda made: made())
 
 def pieces_of(tokenizer):
     special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    return Pieces(tokenizer, special, Path("tokenizer.json"))
+    return Detokenizer(tokenizer, special, Path("tokenizer.json"))
 
 
 def streamed(tokenizer, ids):
@@ -122,12 +122,12 @@ def test_the_pieces_are_the_text_and_no_character_is_torn(made, data):
     )
     result = [piece for piece in streamed(tokenizer, ids) if piece]
     assert "".join(result) == tokenizer.decode(ids, skip_special_tokens=True)
-    if len(ids) < MOST_OPEN:
+    if len(ids) < MAX_OPEN:
         assert not any(piece.endswith("\ufffd") for piece in result[:-1])
 
 
 class Texts:
-    """Pieces of which each token is a text."""
+    """A detokenizer in which each token is a text."""
 
     def add(self, text):
         return text
@@ -139,12 +139,12 @@ class Texts:
 @given(st.lists(st.sampled_from([*" 'nmtsvera.,?!", " '", " n", " ' ", "do", "  "]), max_size=16))
 def test_cleaned_pieces_are_the_text_that_transformers_cleans(texts):
     expected = PreTrainedTokenizerFast.clean_up_tokenization(None, "".join(texts))
-    pieces = CleanPieces(Texts())
+    pieces = CleaningDetokenizer(Texts())
     assert "".join([*map(pieces.add, texts), pieces.end()]) == clean_up("".join(texts)) == expected
 
 
 def test_a_cleaned_piece_waits_only_for_what_may_change_it():
-    pieces = CleanPieces(Texts())
+    pieces = CleaningDetokenizer(Texts())
     result = [
         pieces.add(text)
         for text in ["i", " do", " n", " '", " t", " know", " v", "ery", " '", "s", " it", " "]
