@@ -74,7 +74,7 @@ def test_what_is_wrong_with_a_path_is_one_line_with_what_was_expected(
     tmp_path, monkeypatch, place, opened, reason
 ):
     (tmp_path / "file").touch()
-    monkeypatch.setattr(averaging, "averaged", lambda *_: opened(tmp_path / place))
+    monkeypatch.setattr(averaging, "average_weights", lambda *_: opened(tmp_path / place))
     message = read_error("average", "one", "--output", tmp_path / "out")
     check_message(message, seen=(tmp_path / place, reason))
 

@@ -80,15 +80,17 @@ def test_a_cluster_without_ray_names_the_extra(bulk, tmp_path, monkeypatch):
 
 def test_what_a_task_reads_of_an_object():
     pair = {"text": "a", "text_pair": "b", "id": 1}
-    assert RecordFields([TEXT, PAIR]).of_record(pair).example == {"text": "a", "text_pair": "b"}
-    assert RecordFields([TEXT, PAIR]).of_record({"text": "a", "id": 1}).example == {"text": "a"}
-    assert RecordFields([TEXT], "en").of_record({"en": "a", "text": "b"}).example == {"text": "a"}
+    assert RecordFields([TEXT, PAIR]).parse_record(pair).example == {"text": "a", "text_pair": "b"}
+    assert RecordFields([TEXT, PAIR]).parse_record({"text": "a", "id": 1}).example == {"text": "a"}
+    assert RecordFields([TEXT], "en").parse_record({"en": "a", "text": "b"}).example == {
+        "text": "a"
+    }
     nested = {"a": {"b": {"c": "x"}, "b.c": "y"}, "a.d": "z", "e": ["w"]}
     for name, text in {"a.b.c": "y", "a.d": "z"}.items():
-        assert RecordFields([TEXT], name).of_record(nested).example == {"text": text}
+        assert RecordFields([TEXT], name).parse_record(nested).example == {"text": text}
     for name in ("a.x", "a.b.c.d", "e.0", "a.", ".a", "x.y"):
-        assert "it has the fields" in RecordFields([TEXT], name).of_record(nested).fault
-    assert RecordFields([CHOICES]).of_record({"text": "a", "choices": ["b"]}).example == {
+        assert "it has the fields" in RecordFields([TEXT], name).parse_record(nested).fault
+    assert RecordFields([CHOICES]).parse_record({"text": "a", "choices": ["b"]}).example == {
         "text": "a",
         "choices": ["b"],
     }

@@ -75,7 +75,7 @@ def test_relative_positions_give_the_tokens_of_transformers(
     exported_for, name, target, beams, monkeypatch
 ):
     """Logits are also changed on the host, and caches grow."""
-    monkeypatch.setattr("vanilla_transformer_export.targets.cpu.decoder.INITIAL_ROOM", 5)
+    monkeypatch.setattr("vanilla_transformer_export.targets.cpu.decoder.INITIAL_CAPACITY", 5)
     model, directory = exported_for(name, target)
     runtime = Runtime(directory, device="cpu")
     for seed in range(3):

@@ -122,7 +122,7 @@ def test_room_for_tokens_grows_and_nothing_changes(pair, name, room, monkeypatch
         pair.runtime.generate(ids, mask, max_new_tokens=20, **options).tolist() for options in calls
     ]
     for module in (search, decoder_module, cpu_decoder):
-        monkeypatch.setattr(module, "INITIAL_ROOM", room)
+        monkeypatch.setattr(module, "INITIAL_CAPACITY", room)
     for options, tokens in zip(calls, expected, strict=True):
         assert pair.runtime.generate(ids, mask, max_new_tokens=20, **options).tolist() == tokens
     drawn = dict(do_sample=True, seed=1, num_return_sequences=2, max_new_tokens=20)
