@@ -1,8 +1,8 @@
 """The table of heads: what each class of model returns, what it is used for, and how it is scored.
 
 A new head is a line of `HEADS`, a function of `graphs/sequences.py` that writes its graph, and a
-function of `text/tasks/` if no task here fits. The command line, `evaluate`, cards, the pipelines'
-protocol and the other protocols read this table.
+function of `text/tasks/` if no task here fits. The command line, `evaluate`, model cards and
+all protocols of the server read this table.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,10 @@ from .errors import UsageError
 
 TEXT, PAIR, CHOICES = ("text",), ("text", "text_pair"), ("text", "choices")
 QUESTION, IMAGE = ("question", "context"), ("image",)
+# inputs of a head's graph
 READS_TOKENS = "tokens"
-READS_CHOICES = "choices"  # several sequences of tokens in each row
-READS_TARGETS = "targets"  # the decoder's tokens too
+READS_CHOICES = "choices"  # several sequences of tokens per row, for multiple choice
+READS_TARGETS = "targets"  # tokens of the source and of the target, of seq2seq models
 READS_IMAGES = "images"
 
 
@@ -102,7 +103,7 @@ class Head:
         metric: the score of `evaluate`, see `exporting.evaluation`.
         reads: one of `READS_TOKENS`, `READS_CHOICES`, `READS_TARGETS` and `READS_IMAGES`.
         linear: its linear layers that read the states of the model: their numbers of outputs, as
-            in `Output.axes`. `graphs.expected_weights` has layers that read something else.
+            in `Output.axes`. Layers with other inputs are in `graphs.expected_weights`.
         is_pooled: true if it reads the state of the first token through the pooler.
         needs_end_token: true if it reads the state at an end token, so every row must have one.
     """

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ..errors import UsageError
 from ..text_runtime import open_runtime
 from .predictions import Predictions
-from .progress import Bar, ProgressLog
+from .progress_bar import Bar, ProgressLog
 from .results import Results, compute
 from .rows import Row
 from .shards import Input, Shard, absolute

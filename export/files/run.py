@@ -22,7 +22,10 @@ from .formats import (
     output_kind,
     select_format,
 )
-from .outputs import (
+from .predictions import Predictions
+from .progress_bar import Bar, ProgressLog, progress
+from .results import Results, compute
+from .resumable_output import (
     Directory,
     Parts,
     atomic_write,
@@ -31,9 +34,6 @@ from .outputs import (
     remedies,
     remove_unless_started,
 )
-from .predictions import Predictions
-from .progress import Bar, ProgressLog, progress
-from .results import Results, compute
 from .rows import Row
 from .shards import Input, Shard, number_shards, split_lines
 

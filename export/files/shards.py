@@ -45,8 +45,8 @@ class Shard:
 
 @dataclass(frozen=True)
 class Input:
-    """A file and how it is read; and a file with the beginning of each translation, if there is
-    one."""
+    """An input file and its format. `target_prefix` is a file with the first words of each line's
+    translation, or `None`."""
 
     path: Path
     format: "FileFormat"

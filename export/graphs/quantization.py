@@ -1,4 +1,4 @@
-"""Matrices as integers and scales. Those of graphs are (K, N), tables of embeddings (V, D)."""
+"""Matrices as integers and scales: weights of matrix multiplications (K, N), embeddings (V, D)."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,8 @@ def int8_columns(matrix: np.ndarray) -> Quantized:
     """(K, N) float32 -> int8 and the scales (N,) of its columns.
 
     CPUs without VNNI add the products of weights 2i and 2i + 1 in 16 bits. With activations of at
-    most 255, no sum overflows if two such weights add up to at most 128. The scale is chosen so."""
+    most 255, no sum overflows if two such weights add up to at most 128. So a column's scale comes
+    from its largest weight or its largest sum of two such weights."""
     pairs = matrix[: len(matrix) // 2 * 2]
     largest = np.maximum(
         np.abs(matrix).max(axis=0), np.abs(pairs[::2] + pairs[1::2]).max(axis=0, initial=0)
@@ -72,13 +73,13 @@ def int8_rows(table: np.ndarray) -> Quantized:
 
 
 def round_to_int8(values: np.ndarray, largest: np.ndarray) -> Quantized:
-    """Return `values` as int8, and their scales, with which `largest` is at most 127."""
+    """Return `values` as int8, and their scales, which map `largest` to 127."""
     scales = positive_scales(largest)
     return np.rint(values / scales).astype(np.int8), scales
 
 
 def positive_scales(largest: np.ndarray) -> np.ndarray:
-    """Return the float32 scales with which `largest` becomes 127."""
+    """Return the float32 scales that map `largest` to 127."""
     return np.maximum(largest / 127, TINY).astype(np.float32)
 
 

@@ -53,7 +53,7 @@ class GenerationRequest:
 
 
 class Decoder(Protocol):
-    """A batch during decoding. Its limits are properties.
+    """A batch during decoding. `targets/NAME/decoder.py` implements it for each target.
 
     Logits are float32 (rows, T, V), valid until the next step, and callers may overwrite them. With
     `all_logits` they are those after each of the T input tokens. Otherwise T is 1, and they are
@@ -73,10 +73,10 @@ class Decoder(Protocol):
 
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
         """Feed tokens (rows, t) and return logits. Each row continues row `beam_idx` (rows,), or
-        itself if `beam_idx` is `None`."""
+        itself if `beam_idx` is `None`: the caches follow the beams."""
 
     def expand(self, expand_size: int) -> None:
-        """Repeat each row `expand_size` times in place, for beams or samples."""
+        """Repeat each row `expand_size` times, for beams or samples: row 0, row 0, row 1, row 1."""
 
     def close(self) -> None:
         """Release memory for other requests. The decoder must not be used again."""

@@ -180,8 +180,8 @@ def log_sum_exp(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     buffer = np.empty((min(step, rows), width), np.float32)
     for start in range(0, rows, step):
         chunk = logits[start : start + step]
-        largest = np.max(chunk, axis=1, keepdims=True, out=maximum[start : start + step])
-        shifted = np.subtract(chunk, largest, out=buffer[: len(chunk)])
+        row_maximum = np.max(chunk, axis=1, keepdims=True, out=maximum[start : start + step])
+        shifted = np.subtract(chunk, row_maximum, out=buffer[: len(chunk)])
         np.sum(np.exp(shifted, out=shifted), axis=1, keepdims=True, out=total[start : start + step])
     return maximum, np.log(total)
 
@@ -324,6 +324,8 @@ class Sampler:
             weights[values < values[:, min(self.top_k, values.shape[1]) - 1, None]] = 0
         if self.top_p < 1:
             total = weights.sum(axis=1, keepdims=True, dtype=np.float64) if total is None else total
+            # Drop a token if the tokens before it sum to top_p already; the first one stays. The
+            # difference from 1 is what transformers compares.
             before = weights.cumsum(axis=1, dtype=np.float64) - weights
             weights[:, 1:][(1 - before / total <= 1 - self.top_p)[:, 1:]] = 0
         if self.min_p:

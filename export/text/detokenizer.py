@@ -27,7 +27,7 @@ class Detokenizer:
         self.special_ids = special_ids
         self.path = path  # path of the tokenizer, for errors
         self.tokens: list[int] = []
-        self.known = 0  # number of first `tokens` that belong to the text before
+        self.num_context = 0  # the first `tokens`, whose text was returned; context of the others
         self.num_returned = 0  # number of characters of the text of `tokens` that were returned
 
     def add(self, token: int) -> str:
@@ -40,12 +40,12 @@ class Detokenizer:
             return ""
         text = self.decode(self.tokens)
         is_open = text.endswith(REPLACEMENT)
-        if is_open and len(self.tokens) < self.known + MAX_OPEN:
+        if is_open and len(self.tokens) < self.num_context + MAX_OPEN:
             return ""
         piece = text[self.num_returned : len(text) - is_open]
         if piece:
-            del self.tokens[: self.known]
-            self.known = len(self.tokens)
+            del self.tokens[: self.num_context]
+            self.num_context = len(self.tokens)
             self.num_returned = len(self.decode(self.tokens)) - is_open
         return piece
 
@@ -61,8 +61,8 @@ class Detokenizer:
 
 
 class TokenNames:
-    """A function from token ids to names. A name is the token's text after another token. A special
-    token or a part of a character is named as in the vocabulary."""
+    """A function from token ids to names. A name is the text that a token adds after a
+    word. Special tokens and parts of characters have their names in the vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer, special_ids: Collection[int], path: Path):
         self.arguments = tokenizer, special_ids, path

@@ -14,7 +14,7 @@ from bulk import write_lines
 from messages import raises
 from shards import OPTIONS, names, some_lines, translated, write
 
-from vanilla_transformer_export.files import progress
+from vanilla_transformer_export.files import progress_bar
 from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.run import Runner
 
@@ -277,7 +277,7 @@ def test_what_is_too_long_for_the_model_is_bad_and_its_neighbours_are_not(
 
 
 def test_what_is_told_without_a_terminal(bulk, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "SECONDS", 0)
+    monkeypatch.setattr(progress_bar, "SECONDS", 0)
     bulk().to_directory([write(tmp_path / "a", some_lines(16))], tmp_path / "out")
     message = capsys.readouterr().err.splitlines()
     assert message[-1].startswith("16 of 16 lines, ") and message[-1].endswith(

@@ -1,4 +1,4 @@
-"""Helpers that the endpoints of all protocols share."""
+"""`Protocol`, and helpers that the endpoints of all protocols share."""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -216,7 +216,7 @@ class CpuDecoder:
             self.capacity = (
                 doubled if self.window is None else min(doubled, self.window + INITIAL_CAPACITY)
             )
-            self.expand(1)
+            self.expand(1)  # copies the caches into larger ones
             return
         seen = self.window - 1
         firsts = np.maximum(self.lengths - seen, 0)
@@ -281,6 +281,7 @@ class CpuSeq2SeqDecoder:
             "max_length": self.capacity,
         }
         self.bound = BoundGraph(self.session, self.spec, sizes, {}, self.source)
+        # of each position of a beam, the beam that wrote its key and value
         self.writers = self.bound.inputs["cache_indirection"]
         self.writers[:] = np.arange(beams)[:, None]
         self.bound.inputs["num_beams"][:] = beams
@@ -319,7 +320,7 @@ class CpuSeq2SeqDecoder:
         self.fill(old, 1)
 
     def fill(self, old: dict, expand_size: int) -> None:
-        """Copy the used part of the `old` caches, each row `expand_size` times in place."""
+        """Copy the used part of the `old` caches, each row `expand_size` times."""
         for name, (cache, _) in self.bound.caches.items():
             cache[:, :, : self.length] = np.repeat(
                 old[name][0][:, :, : self.length], expand_size, axis=0

@@ -1,17 +1,18 @@
-"""The inputs and outputs of the cpu target's decoder graphs. The specs of full-sequence graphs are
-in `sequences`.
+"""The inputs and outputs of the cpu target's decoder graphs. `specs.sequences` has the specs of
+full-sequence graphs.
 
-They write caches of fixed size in place (`past_key_values` and `present` are one buffer of
-`max_length` positions) and return the logits of each row's last token that is not padding only.
+Decoder graphs write caches of fixed size in place: `past_key_values` and `present` are one buffer
+of `max_length` positions. They return only the logits of each row's last token before its padding.
 
 A decoder reads `last_position` (the cache position of each row's last token that is not padding)
 and `total_length` (the longest row, new tokens included). The rows of a seq2seq decoder are the
 beams of each input in order, all `past_length` tokens long. `cache_indirection` is the beam whose
 key and value a beam reads at each position.
 
-A seq2seq model has a third graph, the decode `step`, for continuous batching. Its rows differ in
-length, and each has its own source in a cache of `max_source` positions. `last_source_position` is
-the position of the last source token of each row, `total_source_length` the longest source.
+Beside `encoder` and `decoder`, a seq2seq model has the graph `step`, a decode step for continuous
+batching. Its rows differ in length, and each has its own source in a cache of `max_source`
+positions. `last_source_position` is the position of the last source token of each row,
+`total_source_length` the longest source.
 
 The graph `lookup` reads several tokens of one row at once, over the caches of the decoder, and
 returns the logits after each.
@@ -29,11 +30,11 @@ LOOKUP_FILE = "onnx/decoder_lookup_model.onnx"
 
 def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
     specs = sequence_specs(config, architecture) or decoder_specs(config)
-    step = step_role(config, architecture)
+    role = step_role(config, architecture)
     return (
         specs
-        | ({"step": step_spec(config)} if step == "step" else {})
-        | ({"lookup": lookup_spec(config)} if step else {})
+        | ({"step": step_spec(config)} if role == "step" else {})
+        | ({"lookup": lookup_spec(config)} if role is not None else {})
     )
 
 

@@ -1,4 +1,4 @@
-"""The output of a run. Each file appears complete or not at all.
+"""The output of a run, from which a later run resumes. Each file appears complete or not at all.
 
 manifest.json      what the results depend on, and which files are finished
 NAME.parts/        while NAME grows: the results of each shard, and then `N.facts` with the hashes

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
-SECONDS = 30  # from one line to the next, where standard error is no terminal
+SECONDS = 30  # between two lines, where standard error is not a terminal
 
 
 class ProgressLog:
-    """A line every `SECONDS`, for a file or a pipe."""
+    """Prints a line every `SECONDS` where standard error is a file or a pipe."""
 
     def __init__(self, total: int):
         self.total = total
@@ -19,7 +19,7 @@ class ProgressLog:
         self.start = self.last = time.monotonic()
 
     def skip(self, count: int) -> None:
-        """Count lines that an earlier call did. The rate is without them."""
+        """Count lines whose results an earlier run has finished. The rate leaves them out."""
         self.kept += count
         self.done += count
 
@@ -54,7 +54,7 @@ class Bar:
 
 @contextmanager
 def progress(total: int) -> Iterator[Bar | ProgressLog]:
-    """Yield what shows how many of `total` lines are done."""
+    """Yield a bar on a terminal, else a log, which counts the finished lines of `total`."""
     if not sys.stderr.isatty():
         yield ProgressLog(total)
         return
