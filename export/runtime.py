@@ -210,21 +210,20 @@ class Runtime:
         prompt for a decoder-only model. They are padded at the end with the pad token. If it is 0,
         beam search pads with the end token.
 
-        `input_ids` (B, S) may be padded on either side. `attention_mask` (B, S) is by default 0 for
-        pad tokens, unless the pad token is also an end token. A source may have masked tokens
-        between others, which count as positions. Prompts of a decoder-only model may not, and are
-        returned padded on the left.
-
-        `decoder_input_ids` (B, P), for seq2seq only, are the decoder prompts, with or without the
-        start token. They are returned too. They count for `max_length` and `min_length`, but not
-        for `max_new_tokens` and the score.
-
-        `seeds`, one per input, replace `seed`. The samples of an input then do not depend on the
-        other inputs.
-
         Options take precedence over generation_config.json. They have the meanings and defaults of
-        transformers:
+        transformers.
 
+        Args:
+            input_ids: token ids (B, S), padded on either side. Prompts of a decoder-only model are
+                returned padded on the left.
+            attention_mask: mask (B, S); by default 0 for pad tokens, unless the pad token is also
+                an end token. Masked tokens between others count as positions of a source; a prompt
+                of a decoder-only model may not have any.
+            decoder_input_ids: decoder prompts (B, P) for seq2seq, with or without the start token.
+                They are returned too. They count for `max_length` and `min_length`, but not for
+                `max_new_tokens` and the score.
+            seeds: one seed per input, in place of `seed`. The samples of an input then do not
+                depend on the other inputs.
             max_new_tokens: maximum number of new tokens (20)
             max_length: maximum length including the prompt; ignored if max_new_tokens is set (None)
             num_beams: number of beams; 1 is greedy search, or sampling with do_sample (1)

@@ -30,20 +30,21 @@ class Recipe:
             training text is skipped (see `BpeDropout`; 0).
         model: fields of the task's config; `preset` for seq2seq; or `path`, a checkpoint to start
             from.
-        training: fields of `Seq2SeqTrainingArguments`, and
-            `tokens_per_update`: tokens of the longer side, padding included, that an update sees
-                over all processes;
-            `tokens_per_batch`: how many of those run at once on one process (all by default);
-            `average_last`: how many of the last checkpoints are averaged for the result (1);
-            `early_stopping_patience`: evaluations without a better metric after which the run ends
-                (none);
-            `r_drop`: weight of R-Drop (Liang et al. 2021, alpha; 0), for which the model sees each
-                row of a batch twice, with other dropout each time, and a classifier with
-                `tokenizer.bpe_dropout` in whole words, then in subwords (Wang et al. 2021);
-            `teachers`: checkpoints of the same task whose mean prediction a classifier learns
-                instead of the labels;
-            `word_replacement`: the share of words that are replaced for teachers and student (0);
-            `span_crop`: the share of texts that are cut to a span of words for both (0).
+        training: fields of `Seq2SeqTrainingArguments`, and these keys:
+
+            - `tokens_per_update`: tokens of the longer side, padding included, that an update sees
+              over all processes;
+            - `tokens_per_batch`: how many of those run at once on one process (all by default);
+            - `average_last`: how many of the last checkpoints are averaged for the result (1);
+            - `early_stopping_patience`: evaluations without a better metric after which the run
+              ends (none);
+            - `r_drop`: weight of R-Drop (Liang et al. 2021, alpha; 0). The model sees each row of a
+              batch twice, with other dropout each time. A classifier with `tokenizer.bpe_dropout`
+              sees whole words, then subwords (Wang et al. 2021);
+            - `teachers`: checkpoints of the same task whose mean prediction a classifier learns
+              instead of the labels;
+            - `word_replacement`: share of words that are replaced for teachers and student (0);
+            - `span_crop`: share of texts that are cut to a span of words for both (0).
         generation: fields of the result's `GenerationConfig` that an export supports.
         evaluation: arguments of the task's metrics.
         save_dtype: dtype of the saved tensors, `"float32"` or `"float16"`; they load as float32.
