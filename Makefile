@@ -47,11 +47,11 @@ cards:
 	for config in $$(grep -l $(PIPELINES) build/cards/*/config.json); do cp vanilla_transformer/$(PIPELINES).py $${config%/*}; done
 
 bench: .venv/installed
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[cpu,bench]"
 	$(BIN)/python benchmarks/speed.py $${CAPTIONS:+--captions "$$CAPTIONS"}
 
 bench-peers: .venv/installed
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[bench,peers]"
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[cpu,bench,peers]"
 	npm install --prefix benchmarks --no-fund --no-audit
 	$(BIN)/python benchmarks/speed.py $${CAPTIONS:+--captions "$$CAPTIONS"}
 
@@ -69,5 +69,5 @@ lint: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[test]"
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[cpu,test]"
 	touch $@

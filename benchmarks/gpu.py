@@ -18,7 +18,7 @@ def device_facts() -> dict | None:
         return None
     properties = torch.cuda.get_device_properties(0)
     return {
-        "gpu": devices.gpu() or properties.name,
+        "gpu": ", ".join(devices.gpus()[0]) if devices.gpus() else properties.name,
         "gpu_memory_bytes": properties.total_memory,
         "gpu_l2_bytes": properties.L2_cache_size,
         "multiprocessors": properties.multi_processor_count,

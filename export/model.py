@@ -101,7 +101,7 @@ def open_for_workers(info: ExportInfo, threads: int) -> "OnnxModel":
     check_threads(threads)
     device = find_target(info).default_device
     if device != "cpu":
-        require(device)
+        require(device, info.manifest["activations"])
     roles = main_roles(info)
     if info.step is not None:
         roles = [role for role in info.specs if role in ("encoder", info.step)]

@@ -73,7 +73,7 @@ class Runtime:
         self.device = self._checked_device(device)
         self.engine_cache = self._checked_engine_cache(engine_cache)
         if self.device != "cpu":
-            require(self.device)
+            require(self.device, self.info.manifest["activations"])
         # onnxruntime's own default is the host's cores, not the process's.
         self.threads = threads or available_cpus()
         self.workers = self._checked_workers(workers)

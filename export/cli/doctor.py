@@ -34,7 +34,9 @@ def report(facts: dict) -> str:
         f"cpu          {facts['processor']}: "
         f"{' '.join(facts['instructions']) or 'no known int8 instructions'}"
     ]
-    lines += [f"gpu          {facts['gpu'] or 'none'}"]
+    lines += [f"gpu          {', '.join(gpu.values())}" for gpu in facts["gpus"]] or [
+        "gpu          none"
+    ]
     if facts["onnxruntime_problem"]:
         lines += [f"no target runs: {facts['onnxruntime_problem']}"]
     elif not facts["providers"]:

@@ -17,7 +17,7 @@ def serve_arguments(parser: Parser) -> None:
     add_settings(parser)
 
 
-@verb("serve exports over HTTP", serve_arguments, extras="serve")
+@verb("serve exports over HTTP", serve_arguments, extras="cpu,serve")
 def serve(args: argparse.Namespace) -> None:
     from ..scheduler.process import scheduler_process
     from ..serving.settings import parse_settings, read_token

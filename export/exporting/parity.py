@@ -253,7 +253,7 @@ def references(model: PreTrainedModel, dtype: str) -> list[PreTrainedModel]:
         return [model]
     dtypes = (torch.float64, HALF[dtype])
     # `to` has no types.
-    return [copy.deepcopy(model).to(reference_dtype) for reference_dtype in dtypes]  # type: ignore[arg-type]
+    return [copy.deepcopy(model).to(kind) for kind in dtypes]  # type: ignore[arg-type]
 
 
 def array(states: torch.Tensor) -> np.ndarray:

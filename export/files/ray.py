@@ -232,7 +232,7 @@ def cluster(
         UsageError: for an address of Ray Client, and for more threads than a node has CPUs.
     """
     if ray is None:
-        raise ImportError("Ray Data is not installed: pip install 'vanilla-transformer[ray]'")
+        raise ImportError("Ray Data is not installed: pip install 'vanilla-transformer[cpu,ray]'")
     if "://" in address:
         raise UsageError(
             f"ray is {address!r}, expected auto, local or HOST:PORT: run this on a node of the "

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
 
 from .cpu_info import Cpu
 
@@ -28,14 +29,26 @@ LIBRARIES = (
     "libcudart.so.13",
     "libcublas.so.13",
     "libcublasLt.so.13",
-    "libcufft.so.12",
+    "libcurand.so.10",
     "libcudnn.so.9",
 )
+MIN_DRIVER = 580  # major version, for CUDA 13
+CUDA_MAJORS = (8, 9, 12)  # compute capabilities with kernels in onnxruntime-gpu 1.31; also 7.5
+GPU_FIELDS = ("name", "driver_version", "memory.total", "compute_cap")
 WITH_LIBRARIES = "pip install 'onnxruntime-gpu[cuda,cudnn]'"
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
 # instructions that select the integer matmul kernels
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni")
+
+
+class Gpu(NamedTuple):
+    """A GPU, in the words of `nvidia-smi`."""
+
+    name: str
+    driver: str
+    memory: str
+    compute_capability: str
 
 
 def require_onnxruntime() -> None:
@@ -48,14 +61,17 @@ def require_onnxruntime() -> None:
         raise ImportError(problem)
 
 
-def require(device: str) -> None:
-    """Check that the device `"cuda"` or `"tensorrt"` is available.
+def require(device: str, activations: str = "fp32") -> None:
+    """Check that the device `"cuda"` or `"tensorrt"` is available, and computes `activations`.
 
     Raises:
         OSError: with the problem and the command that fixes it.
     """
     if problem := facts()[f"{device}_problem"]:
         raise OSError(problem)
+    if activations == "bf16":
+        for gpu in gpus():
+            check_bfloat16(gpu)
 
 
 def require_running(provider: str, running: list[str]) -> None:
@@ -89,7 +105,7 @@ def facts() -> dict:
         "providers": available,
         "onnxruntime_problem": onnxruntime_problem(),
         "libraries": [name for name in LIBRARIES if loads(name)],
-        "gpu": gpu(),
+        "gpus": [gpu._asdict() for gpu in gpus()],
     }
     return {
         **report,
@@ -130,8 +146,10 @@ def cuda_problem(report: dict) -> str | None:
         return report["onnxruntime_problem"]
     if CUDA not in report["providers"]:
         return f"this onnxruntime has no CUDA, its providers are {report['providers']}: {ONLY_GPU}"
-    if report["gpu"] is None:
+    if not report["gpus"]:
         return "no NVIDIA GPU or driver was detected, `nvidia-smi -L` must list a GPU"
+    if problem := gpu_problem(Gpu(**report["gpus"][0])):
+        return problem
     if missing:
         return f"libraries of CUDA or cuDNN are missing, {', '.join(missing)}: {WITH_LIBRARIES}"
     return None
@@ -192,11 +210,44 @@ def loads(library: str) -> bool:
     return True
 
 
-def gpu() -> str | None:
-    """Return name, driver and memory of the GPU from `nvidia-smi`, or `None` without a GPU."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+def gpus() -> list[Gpu]:
+    """Return the GPUs that `nvidia-smi` lists."""
+    query = ["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"]
     try:
         result = subprocess.run(query, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    return result.stdout.strip().replace("\n", "; ") or None if result.returncode == 0 else None
+        return []
+    rows = [line.split(", ") for line in result.stdout.splitlines()]
+    return [Gpu(*row) for row in rows if len(row) == len(GPU_FIELDS)]
+
+
+def gpu_problem(gpu: Gpu) -> str | None:
+    """Return why the CUDA provider cannot use `gpu`, or `None`."""
+    driver, capability = version_numbers(gpu.driver), version_numbers(gpu.compute_capability)
+    if driver and driver < (MIN_DRIVER,):
+        return (
+            f"the driver of {gpu.name} is {gpu.driver}, expected {MIN_DRIVER} or newer for "
+            "CUDA 13: update the driver"
+        )
+    if capability and capability[0] not in CUDA_MAJORS and capability != (7, 5):
+        return (
+            f"{gpu.name} has compute capability {gpu.compute_capability}, expected 7.5, 8.x, 9.x "
+            "or 12.x: onnxruntime-gpu has no kernels for others"
+        )
+    return None
+
+
+def check_bfloat16(gpu: Gpu) -> None:
+    """Raise OSError if `gpu` has no bfloat16."""
+    capability = version_numbers(gpu.compute_capability)
+    if capability and capability < (8,):
+        raise OSError(
+            f"{gpu.name} has compute capability {gpu.compute_capability}, expected 8.0 or newer "
+            "for bf16: export with --dtype fp16 or fp32"
+        )
+
+
+def version_numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a version, or `()` if it has other parts."""
+    parts = text.split(".")
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()

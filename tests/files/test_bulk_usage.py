@@ -73,7 +73,7 @@ def test_wrong_usage_is_refused_before_anything_is_written(bulk, runtime_of, tmp
 
 def test_a_cluster_without_ray_names_the_extra(bulk, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "ray", None)
-    with raises(ImportError, seen="vanilla-transformer[ray]"):
+    with raises(ImportError, seen="vanilla-transformer[cpu,ray]"):
         bulk().to_directory([write(tmp_path / "a", ["w5"])], tmp_path / "out", ray="auto")
     assert names(tmp_path) == ["a"]
 

@@ -44,7 +44,7 @@ def test_providers_are_asked_for_in_order_and_each_must_run(
     given = dict(device=device, engine_cache=engine_cache and tmp_path / engine_cache)
     before = []
     if device == "tensorrt":
-        with raises(OSError, seen="TensorrtExecutionProvider"):
+        with raises(OSError, expected="TensorrtExecutionProvider"):
             Runtime(directory, **given)
         before = [devices.TENSORRT]
         running = [*before, *running]
@@ -94,7 +94,8 @@ def test_tensorrt_is_refused_where_it_has_nothing_to_compile_or_is_not_there(
     with raises(ValueError, seen="onnx/engines"):
         Runtime(directory, device="tensorrt", engine_cache=directory / "onnx/engines")
     monkeypatch.setattr(devices, "providers", lambda: [devices.CUDA, "CPUExecutionProvider"])
-    monkeypatch.setattr(devices, "gpu", lambda: "NVIDIA H200")
+    gpu = devices.Gpu("NVIDIA H200", "580.65.06", "143771 MiB", "9.0")
+    monkeypatch.setattr(devices, "gpus", lambda: [gpu])
     monkeypatch.setattr(devices, "LIBRARIES", ())
     with raises(OSError, seen=("TensorRT", "providers", "CUDA")):
         Runtime(directory, device="tensorrt")

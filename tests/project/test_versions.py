@@ -75,8 +75,8 @@ def test_newer_ones_are_not(found, monkeypatch):
 
 def test_doctor_says_that_onnxruntime_is_too_old(monkeypatch, capsys):
     monkeypatch.setattr(onnxruntime, "__version__", "1.9.0")
-    monkeypatch.setattr(devices, "gpu", lambda: None)
-    monkeypatch.setattr(devices, "installed", lambda: {"onnxruntime-gpu": "1.9.0"})
+    monkeypatch.setattr(devices, "gpus", lambda: [])
+    monkeypatch.setattr(devices, "installed_versions", lambda: {"onnxruntime-gpu": "1.9.0"})
     cli.main(["doctor"])
     printed = capsys.readouterr().out
     assert "onnxruntime-gpu 1.9.0" in printed and "'onnxruntime-gpu>=1.30'" in printed

@@ -214,7 +214,7 @@ def test_without_the_packages_of_the_extra_it_says_what_to_install(tmp_path, mon
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = export_of(tmp_path, "export", "VanillaEncoderModel")
-    assert read_error("serve", result).endswith(": pip install 'vanilla-transformer[serve]'")
+    assert read_error("serve", result).endswith(": pip install 'vanilla-transformer[cpu,serve]'")
 
 
 # ---------------------------------------------------------------------------------------- a process

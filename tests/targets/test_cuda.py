@@ -84,10 +84,13 @@ def test_beams_move_nothing_and_fill_a_slot_each(exported):
 
 
 GPU_BUILD = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+H200 = devices.Gpu("NVIDIA H200", "580.65.06", "143771 MiB", "9.0")
+V100 = devices.Gpu("Tesla V100-SXM2-16GB", "580.65.06", "16384 MiB", "7.0")
+T4 = devices.Gpu("Tesla T4", "580.65.06", "15360 MiB", "7.5")
 USED = dict(
     installed={"onnxruntime-gpu": "1.31.1"},
     providers=GPU_BUILD,
-    gpu="NVIDIA H200, 580.0, 143771 MiB",
+    gpus=[H200],
     libraries=(),
 )
 
@@ -105,7 +108,10 @@ USED = dict(
             None,
             ("CUDA", "CPUExecutionProvider", "pip install onnxruntime-gpu"),
         ),
-        (dict(gpu=None), None, "NVIDIA"),
+        (dict(gpus=[]), None, "NVIDIA"),
+        (dict(gpus=[H200._replace(driver="550.54.15")]), None, ("NVIDIA H200", "550.54.15")),
+        (dict(gpus=[V100]), None, ("Tesla V100-SXM2-16GB", "7.0")),
+        (dict(gpus=[T4]), GPU_BUILD, None),
         (
             dict(libraries=("libnothing.so.1",)),
             None,
@@ -121,7 +127,7 @@ def test_asking_for_cuda_where_it_cannot_run_says_what_to_do(monkeypatch, found,
     monkeypatch.setattr(devices, "providers", lambda: state["providers"])
     monkeypatch.setattr(devices, "LIBRARIES", state["libraries"])
     calls = []
-    monkeypatch.setattr(devices, "gpu", lambda: calls.append("nvidia-smi") or state["gpu"])
+    monkeypatch.setattr(devices, "gpus", lambda: calls.append("nvidia-smi") or state["gpus"])
 
     def ask():
         devices.require("cuda")
@@ -135,6 +141,22 @@ def test_asking_for_cuda_where_it_cannot_run_says_what_to_do(monkeypatch, found,
     assert calls == ["nvidia-smi"]
 
 
+def test_bf16_on_a_gpu_without_it_is_an_error_that_names_both(monkeypatch):
+    devices.check_bfloat16(H200)
+    with raises(OSError, seen=("Tesla T4", "7.5"), expected=("8.0", "fp16", "fp32")):
+        devices.check_bfloat16(T4)
+
+
+def test_the_gpu_is_what_nvidia_smi_prints(monkeypatch, tmp_path):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA H200, 580.65.06, 143771 MiB, 9.0'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert devices.gpus() == [H200]
+    program.write_text("#!/bin/sh\necho 'No devices were found'; exit 6\n")
+    assert devices.gpus() == []
+
+
 def test_a_runtime_never_falls_back_to_the_cpu(exported, monkeypatch):
     monkeypatch.setattr(devices, "providers", lambda: ["CPUExecutionProvider"])
     with raises(OSError, seen="CUDA"):
@@ -146,7 +168,7 @@ def test_a_runtime_never_falls_back_to_the_cpu(exported, monkeypatch):
 
 
 def test_doctor_says_what_runs_where(monkeypatch, capsys):
-    monkeypatch.setattr(devices, "gpu", lambda: None)
+    monkeypatch.setattr(devices, "gpus", lambda: [])
     cli.main(["doctor", "--json"])
     result = json.loads(capsys.readouterr().out)
     assert result["packages"]["onnxruntime"] == onnxruntime.__version__ and result["cuda_problem"]

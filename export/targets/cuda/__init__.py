@@ -8,6 +8,9 @@ from ...specs.graph_spec import GraphSpec
 from ..target import check_activations
 from .specs import CACHE_DTYPES, graph_specs
 
+# kinds of attention kernels, as in onnxruntime's option sdpa_kernel
+FLASH, EFFICIENT, MATH = 1, 2, 16
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -79,8 +82,13 @@ class Cuda:
         return "cuda"
 
     def provider_options(self, role: str) -> dict[str, str]:
-        """Return the provider options, which enable CUDA graphs except for encoders."""
-        return {"enable_cuda_graph": str(int(role != "encoder"))}
+        """Return the provider options: decoders run as CUDA graphs, and without cuDNN's attention.
+
+        cuDNN is onnxruntime's default from compute capability 9.0 on. It plans anew for each prompt
+        length, and fails where it has no plan."""
+        if role == "encoder":
+            return {"enable_cuda_graph": "0"}
+        return {"enable_cuda_graph": "1", "sdpa_kernel": str(FLASH | EFFICIENT | MATH)}
 
     def open(self, export: "LoadedExport") -> "CudaDecoders":
         from .decoder import CudaDecoders
