@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
-from ..arguments import MAX_SHOWN, Parser, choice_type, integer, path, positive, unicode
+from ..arguments import DTYPE_HELP, MAX_SHOWN, Parser, choice_type, integer, path, positive, unicode
 from ..errors import UsageError
 
 PREFIX = "VANILLA_TRANSFORMER_"  # prefix of environment variables
@@ -77,12 +77,10 @@ class Settings:
     languages: tuple[tuple[str | None, str, str], ...] = setting(
         pair,
         (),
-        "language pair that a model translates, such as en-de, or NAME:en-de for one of several "
-        "models; may be repeated",
+        "source and target language of a model, such as en-de; NAME:en-de if several models "
+        "translate; may be repeated; default: the languages of the tokenizer or the model card",
     )
-    dtype: str | None = setting(
-        unicode, None, "precision to run, if the exports have several; by default the first"
-    )
+    dtype: str | None = setting(unicode, None, DTYPE_HELP)
     workers: int | None = setting(
         positive,
         None,
@@ -137,8 +135,8 @@ class Settings:
     token_file: Path | None = setting(
         path,
         None,
-        f"file with the token that clients must send; or set {TOKEN}; by default no token is "
-        f"required",
+        "file with the token that clients must send as `Authorization: Bearer TOKEN`; instead of "
+        f"the file, the variable {TOKEN} may hold the token; default: no token is required",
     )
     cors_origin: tuple[str, ...] = setting(
         origin, (), "origin of web pages that may send requests, or *; may be repeated"
@@ -162,7 +160,7 @@ def flag(field: dataclasses.Field) -> str:
 def metavar(field: dataclasses.Field) -> str:
     kinds = set(get_args(field.type) or [field.type]) - {NoneType}
     names = {
-        "languages": "PAIR",
+        "languages": "SOURCE-TARGET",
         "cors_origin": "ORIGIN",
         "log_level": "LEVEL",
         "host": "HOST",
