@@ -80,8 +80,8 @@ def load_checkpoint(source: str | os.PathLike, variant: str | None = None) -> Pr
 
 
 def load_directory(source: str | os.PathLike, directory: Path) -> PreTrainedModel:
-    """Return the model in `directory`, which users know as `source`. Raises: as
-    `load_checkpoint`."""
+    """Return the model in `directory`, which users know as `source`. Raise the same
+    errors as `load_checkpoint`."""
     config, model_class = config_and_class(directory)
     check_generation(directory / GENERATION_CONFIG, getattr(config, "vocab_size", 0))
     stored = {

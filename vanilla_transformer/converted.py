@@ -35,7 +35,7 @@ def converted(
     Raises:
         UsageError: for `keep`, `config` or `leave_out` where nothing is converted.
         ImportError: for a checkpoint of another family where torch is not installed.
-        FileExistsError, FileNotFoundError, OSError, ValueError: as `convert`.
+        FileExistsError, FileNotFoundError, OSError, ValueError: see `convert`.
     """
     if is_ours(source):
         for name, value in {

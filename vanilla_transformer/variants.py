@@ -18,7 +18,8 @@ SHARD = re.compile(r".*-\d+-of-\d+")
 
 
 def index_name(name: str) -> str:
-    """Return the name of the index of the shards of the weights `name`."""
+    """Return the file name of the index of sharded weights: model.safetensors.index.json for the
+    `name` model.safetensors."""
     return f"{name}.index.json"
 
 

@@ -104,13 +104,16 @@ def select_format(
     for option, value in {"field": field, "output_field": output_field}.items():
         if value is not None:
             raise UsageError(
-                f"{option} is {value!r}, expected None for {path}: lines of text have no fields"
+                f"{option} is {value!r}, expected None for {path}, whose lines have no fields: "
+                f"leave out {option}, or use a .jsonl or .parquet file"
             )
     return text_format(predictions, fields.parse_text)
 
 
 def line_format(predictions: Predictions) -> "Lines":
-    """Return how arguments and standard input are read, and how their results are written."""
+    """Return the format of arguments of the command line and of standard input, one example each.
+
+    An argument or line is a text. If the task does not generate, it may also be a JSON object."""
     fields = RecordFields(predictions.kind.forms)
     return text_format(
         predictions, fields.parse_text if predictions.generates else fields.parse_line

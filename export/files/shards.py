@@ -53,7 +53,9 @@ class Input:
     target_prefix: Path | None = None
 
     def check_prefixes(self) -> None:
-        """Raise ValueError if there are more prefixes than lines, or fewer."""
+        """Raise ValueError if the file `target_prefix` does not have one line for each input line.
+
+        Without `target_prefix`, do nothing."""
         if self.target_prefix is None:
             return
         with open_lines(self.target_prefix) as file:

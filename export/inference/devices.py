@@ -99,7 +99,9 @@ def facts() -> dict:
 
 
 def onnxruntime_problem() -> str | None:
-    """Return why the installed onnxruntime cannot be used, with the fix, or `None`."""
+    """Return an error if the installed onnxruntime is too old, with the command that upgrades it.
+
+    Return `None` if it is new enough or not installed."""
     try:
         from onnxruntime import __version__ as installed_version
     except ImportError:

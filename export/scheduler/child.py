@@ -176,7 +176,8 @@ def make_update(
 def open_scheduler(
     directory: str, threads: int, dtype: str | None, sizes: dict[str, Any], events: SchedulerEvents
 ) -> Scheduler:
-    """Return a started scheduler whose `Admission` gets `sizes`. Raise what `Runtime` raises."""
+    """Return a started scheduler whose `Admission` gets `sizes`. Raise the same
+    errors as `Runtime`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the parent opens the same export and warns
         info = open_export(directory, dtype)

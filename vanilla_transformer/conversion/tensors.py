@@ -273,9 +273,12 @@ def unpickling_fault(error: Exception) -> str:
 def write_safetensors(
     path: Path, shapes: Shapes, tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> None:
-    """Write (name, tensor) pairs in the order of `shapes`, one at a time.
+    """Write a safetensors file of the pairs (name, tensor) in `tensors`, one at a time.
 
-    The header comes first and needs only their shapes and types.
+    The header is written first, from `shapes`. Only one tensor must be in memory.
+
+    Raises:
+        RuntimeError: if names, shapes or dtypes of the pairs differ from `shapes` or its order.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
