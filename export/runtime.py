@@ -47,7 +47,7 @@ class Runtime:
         UsageError: for an invalid number of threads, a device that the target does not support, a
             dtype that the export does not have, an `engine_cache` without TensorRT or inside the
             export, and for `workers` other than 1 to `threads` or without continuous batching.
-        OSError: if CUDA or TensorRT is requested but not available, with the fix.
+        OSError: if CUDA or TensorRT is requested but not available. The error has a remedy.
     """
 
     def __init__(

@@ -56,8 +56,8 @@ def has_weights(directory: Path, variant: str | None) -> bool:
 
 
 def variant_hint(directory: Path, names: Collection[str]) -> str:
-    """Return the end of an error about missing weights: the variants that are there, with their
-    flags."""
+    """Return the end of an error about missing weights: the variants in `directory`, each with the
+    flag that reads it."""
     variants = {
         variant: min(files.values()) for variant, files in find_variants(directory, names).items()
     }

@@ -29,7 +29,7 @@ def convert_arguments(parser: Parser) -> None:
     parser.add_argument("source", type=source, metavar="SOURCE", help=source_help)
     add_output(parser, "checkpoint directory to write; optional with --dry-run")
     back = [family.model_type for family in families if family.converts_back]
-    to_help = f"family to convert one of our checkpoints to: {', '.join(back)}"
+    to_help = f"family to convert a Vanilla Transformer checkpoint to: {', '.join(back)}"
     parser.add_argument("--to", type=choice_type("family", back), metavar="FAMILY", help=to_help)
     parser.add_argument(
         "--dry-run", action="store_true", help="print how tensors are mapped and write nothing"
@@ -67,7 +67,11 @@ def converters() -> tuple:
     return run_path(f"{package.submodule_search_locations[0]}/conversion/registry.py")["REGISTERED"]
 
 
-@verb("convert a checkpoint of another family to ours, or back", convert_arguments, extras="torch")
+@verb(
+    "convert a checkpoint of another family to Vanilla Transformer, or back",
+    convert_arguments,
+    extras="torch",
+)
 def convert(args: argparse.Namespace) -> None:
     from vanilla_transformer import conversion
 

@@ -184,7 +184,11 @@ def describe(checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int
 def compare_with_torch(
     checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int, device: str | None
 ) -> dict[str, dict | None]:
-    """Return how the graphs differ from torch, by dtype."""
+    """Return the results of comparing the graphs with torch, by dtype.
+
+    Raises:
+        ValueError: if the graphs differ from torch by more than the tolerance.
+    """
     from .parity import verify
 
     assert checkpoint.model is not None
@@ -209,7 +213,7 @@ def without_parity(
 
 
 def manifest_facts(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
-    """Return what the manifest says of the checkpoint and of all graphs."""
+    """Return the fields of the manifest about the checkpoint and all graphs."""
     config, architecture = checkpoint.config_json, checkpoint.architecture
     facts = {
         "model_type": config["model_type"],

@@ -67,8 +67,9 @@ class Graphs:
     def facts(self, parity: dict[str, dict | None]) -> dict[str, Any]:
         """Return the fields `default_dtype` and `variants` of the manifest.
 
-        `variants` has the files of the graphs of each dtype of weights. `parity` has the results of
-        the comparison with torch, by dtype; dtypes without a result are left out."""
+        `variants` has an entry for each dtype of weights, with the files of its graphs. `parity`
+        has the results of the comparison with torch, by dtype. A dtype that is missing there gets
+        no field `parity` in its entry."""
         variants = {
             dtype: {
                 "graphs": {role: spec.file for role, spec in self.specs[dtype].items()},

@@ -160,7 +160,7 @@ class Predictions:
         )
 
     def facts(self) -> dict:
-        """Return what the results depend on, beside the lines."""
+        """Return the settings and versions that the results depend on, apart from the lines."""
         import onnxruntime
 
         runtime = self.runtime.runtime

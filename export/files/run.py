@@ -218,7 +218,7 @@ class Runner:
         return self.predictions.runtime.info.directory
 
     def facts(self, paths: Sequence[Path]) -> dict:
-        """Return what the results depend on, beside the lines."""
+        """Return the settings and versions that the results depend on, apart from the lines."""
         return self.predictions.facts() | {
             "field": self.field,
             "output_field": self.output_field,

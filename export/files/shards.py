@@ -36,7 +36,7 @@ class Shard:
         return f"{self.first} {self.format.digest(self.content)}{prefixes}"
 
     def rows(self) -> list[Row]:
-        """Return what the task reads of each line."""
+        """Return a `Row` for each line, with the example that the task reads and its prefix."""
         rows = self.format.rows(self.content)
         if self.prefixes is None:
             return rows

@@ -196,8 +196,9 @@ def choose(inputs: InputStatistics, matrices: Sequence[np.ndarray]) -> Choice:
 
 
 def best_steps(inputs: InputStatistics, matrices: Sequence[np.ndarray]) -> tuple[MakeSteps, float]:
-    """Return how to make one scale for all rows, and the error. Smooth the features if that halves
-    the error."""
+    """Return the function that makes one scale for all rows, and its error.
+
+    It is `smooth_steps` if that at least halves the error, else `plain_steps`."""
     plain_error, smooth_error = (
         held_out_error(make, inputs, matrices) for make in (plain_steps, smooth_steps)
     )

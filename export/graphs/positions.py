@@ -140,8 +140,8 @@ def biases_by_distance(
 
 
 def mask_scores(g: GraphContext, is_visible: Value) -> Value:
-    """Return what hides the keys that are not visible: 0, or a very low number, to be added to
-    scores."""
+    """Return the bias that hides keys when it is added to scores: 0 where `is_visible`, else a very
+    low number."""
     return g.op("Where", is_visible, 0.0, g.target.dialect.mask_value)
 
 

@@ -117,7 +117,8 @@ def onnxruntime_problem() -> str | None:
 
 
 def cuda_problem(report: dict) -> str | None:
-    """Return why CUDA cannot be used according to the facts `report`, with the fix, or `None`."""
+    """Return an error with a remedy if CUDA cannot be used according to the facts `report`, else
+    `None`."""
     packages = report["packages"]
     missing = [name for name in LIBRARIES if name not in report["libraries"]]
     if "onnxruntime" in packages and "onnxruntime-gpu" in packages:
@@ -140,7 +141,9 @@ def cuda_problem(report: dict) -> str | None:
 
 
 def tensorrt_problem(report: dict) -> str | None:
-    """Return why TensorRT cannot be used, with the fix, or `None`. TensorRT needs CUDA."""
+    """Return an error with a remedy if TensorRT cannot be used according to `report`, else `None`.
+
+    TensorRT needs CUDA."""
     problem = cuda_problem(report)
     if problem or TENSORRT in report["providers"]:
         return problem

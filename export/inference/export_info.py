@@ -256,7 +256,7 @@ def open_export_info(directory: str | os.PathLike) -> ExportInfo:
     finally:
         pool.shutdown(wait=False)  # submitted checks continue
     config, generation_config = configs.values()
-    # config.json has a model type for clients, the manifest ours.
+    # config.json has a model type that clients know, the manifest the one of this package.
     config |= {"model_type": manifest["model_type"]}
     return ExportInfo(directory, manifest, config, generation_config, stamps, hashing)
 

@@ -167,7 +167,8 @@ class Outbox:
 def make_update(
     request: ClientRequest[SequenceGroup], events: list[Event], is_finished: bool
 ) -> tuple:
-    """Return what the parent receives: number, events, and the results or the error if finished."""
+    """Return the message to the parent: the number of the request, its events, and its results or
+    its error if it is finished, otherwise `None`."""
     error = None if request.error is None else portable(request.error)
     results = read_results(request) if is_finished and error is None else None
     return request.number, events, results, error

@@ -84,26 +84,25 @@ class Settings:
     workers: int | None = setting(
         positive,
         None,
-        "worker threads, each with its own batch; by default chosen by the model's size",
+        "worker threads, each with its own batch; default: by the size of the model",
     )
     threads: int | None = setting(
-        positive, None, "CPU threads per worker; by default chosen by the model's size"
+        positive, None, "CPU threads per worker; default: by the size of the model"
     )
     slots: int | None = setting(
         positive,
         None,
-        "rows (sequences or beams) that all workers run at once; by default chosen by the model's "
-        "size",
+        "rows (sequences or beams) that all workers run at once; default: by the size of the model",
     )
     max_source: int | None = setting(
         positive,
         None,
-        "maximum number of source tokens; by default the model's limit, but at most 512",
+        "maximum number of source tokens; default: the model's limit, but at most 512",
     )
     max_length: int | None = setting(
         positive,
         None,
-        "maximum number of tokens of prompt and continuation; by default the model's limit, but "
+        "maximum number of tokens of prompt and continuation; default: the model's limit, but "
         "at most 512",
     )
     queue: int = setting(
@@ -135,8 +134,8 @@ class Settings:
     token_file: Path | None = setting(
         path,
         None,
-        "file with the token that clients must send as `Authorization: Bearer TOKEN`; instead of "
-        f"the file, the variable {TOKEN} may hold the token; default: no token is required",
+        "file with the token that clients must send as `Authorization: Bearer TOKEN`; or set the "
+        f"variable {TOKEN} to the token, but not both; default: no token is required",
     )
     cors_origin: tuple[str, ...] = setting(
         origin, (), "origin of web pages that may send requests, or *; may be repeated"

@@ -170,7 +170,7 @@ class TensorFiles:
 
     Raises:
         FileNotFoundError: if there are no weights, or a shard is missing.
-        ValueError: for a file that is not whole, or a pickle that holds more than tensors.
+        ValueError: for a truncated or damaged file, or a pickle that holds more than tensors.
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
@@ -257,7 +257,7 @@ class TensorFiles:
 
 
 def unpickling_fault(error: Exception) -> str:
-    """Return what torch found wrong, without its advice to load with code."""
+    """Return the reason of torch's unpickling `error`, without its advice to load with code."""
     lines = [
         line.strip()
         for line in str(error).partition("\n\nCheck the documentation")[0].splitlines()

@@ -308,8 +308,7 @@ def valid_positions(
 
 
 def lacking(row: dict) -> str | None:
-    """Return what a row lacks, as "no NAME", if a value is missing or a text is empty; else
-    `None`."""
+    """Return "no NAME" for the first value that is missing or empty text in `row`, else `None`."""
     names = [
         name
         for name, value in row.items()
