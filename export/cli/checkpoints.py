@@ -68,7 +68,7 @@ def converters() -> tuple:
 
 
 @verb(
-    "convert a checkpoint of another family to Vanilla Transformer, or back",
+    "convert checkpoints from and to other model families",
     convert_arguments,
     extras="torch",
 )
