@@ -18,7 +18,15 @@ FLAG = re.compile(r"--\w[\w-]*")
 LITERALS = {"True": True, "False": False, "None": None}
 MAX_INT64 = 2**63 - 1
 MAX_SHOWN = 40  # characters of a wrong value in an error
-VARIANT_HELP = "variant of the weights, as in from_pretrained: fp16 reads model.fp16.safetensors"
+VARIANT_HELP = (
+    "variant of the weights, as in from_pretrained: fp16 reads model.fp16.safetensors; default: "
+    "model.safetensors"
+)
+DTYPE_HELP = (
+    "dtype of the weights to run, such as fp32 or int8, if an export has several; default: the "
+    "first in its manifest"
+)
+SET_HELP = "VALUE is JSON or text; may be repeated"
 LEAVE_OUT_HELP = (
     "names of tensors to leave out, with shell wildcards: 'cls.chain.*'; may be repeated"
 )
@@ -88,7 +96,12 @@ def metavar(field_type: Any) -> str:
 def add_set(parser: Parser, help: str) -> None:
     """Add `--set KEY=VALUE`, which may be repeated. `args.set` is a list of pairs."""
     parser.add_argument(
-        "--set", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=help
+        "--set",
+        type=key_value,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help=f"{help}; {SET_HELP}",
     )
 
 

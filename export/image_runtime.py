@@ -42,9 +42,9 @@ class ImageRuntime:
     as many channels are read as it has.
 
     Raises:
-        FileNotFoundError: if the export has no preprocessor_config.json, and as `Runtime`.
+        FileNotFoundError: if the export has no preprocessor_config.json; see also `Runtime`.
         ValueError: if the export does not read images, if preprocessor_config.json is damaged or
-            has a step that is not known, and as `Runtime`.
+            has a step that is not known; see also `Runtime`.
     """
 
     def __init__(self, directory: str | os.PathLike, threads: int | None = None, **options: Any):
@@ -93,13 +93,14 @@ class ImageRuntime:
 
         Raises:
             ValueError: for a model without states or, with `pool`, without a pooler; for images
-                whose states differ in number; and as `classify`.
-            FileNotFoundError: as `classify`.
+                whose states differ in number; see also `classify`.
+            FileNotFoundError: see `classify`.
         """
         return self._outputs(images, "pooler_output" if pool else "last_hidden_state")
 
     def pixel_values(self, images: Sequence[Input], /) -> Iterator[np.ndarray]:
-        """Yield the model's input for each image, (C, H, W) float32. Raises as `classify`."""
+        """Yield the model's input for each image, (C, H, W) float32. Raise the same errors as
+        `classify`."""
         if isinstance(images, str | os.PathLike | Image.Image) or not isinstance(
             images, Sequence | np.ndarray
         ):

@@ -44,7 +44,7 @@ def open_export(directory: str | os.PathLike, dtype: str | None = None) -> Expor
     first. Its other files are still compared with their hashes, see `open_export_info`.
 
     Raises:
-        FileNotFoundError, ValueError: as `Runtime`.
+        FileNotFoundError, ValueError: see `Runtime`.
         UsageError: for a dtype that the export does not have.
     """
     info = open_export_info(directory)
@@ -96,7 +96,8 @@ def main_roles(info: ExportInfo) -> list[str]:
 
 def open_for_workers(info: ExportInfo, threads: int) -> "OnnxModel":
     """Return the model with the graphs that workers run: with a step instead of a decoder, if the
-    export has one. Raise as `OnnxModel.open`, and OSError for a device that does not run."""
+    export has one. Raise the same errors as `OnnxModel.open`, and OSError for a device that
+    does not run."""
     require_onnxruntime()
     check_threads(threads)
     device = find_target(info).default_device
@@ -231,7 +232,8 @@ class OnnxModel:
             )
 
     def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the new tokens and the scores of all rows; no scores unless they are computed."""
+        """Return the new tokens (B * N, T) and the scores (B * N,) of all rows. The scores are
+        `None` if they were not computed."""
         if (result := self.decoders.generate(request)) is not None:
             return result
         search = start_search(

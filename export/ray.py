@@ -65,7 +65,7 @@ def app(args: dict[str, Any]) -> Any:
 
 def settings_from(args: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
     """Return the settings. Arguments take precedence over the environment variables of `serve`, and
-    these over the defaults. Raises UsageError as `app`."""
+    these over the defaults. Raise UsageError for the same reasons as `app`."""
     known = (*RAY_ARGUMENTS, *(name for name in FIELDS if name not in PROXY_SETTINGS))
     for name in args:
         if name not in known:
@@ -108,7 +108,9 @@ def scale(replicas: str, cpus: int) -> dict[str, Any]:
         "max_replicas": positive_number("replicas", largest),
     }
     if numbers["min_replicas"] > numbers["max_replicas"]:
-        raise UsageError(f"replicas is {replicas}, expected the smaller number first")
+        raise UsageError(
+            f"replicas is {replicas}, expected {largest}-{smallest}, the smaller number first"
+        )
     return {"autoscaling_config": {**numbers, "target_ongoing_requests": BUSY * cpus}}
 
 

@@ -24,8 +24,8 @@ from .specs.sequences import token_inputs
 
 
 def check_options(info: ExportInfo, options: dict[str, Any]) -> Options:
-    """Return `options` over those of the export. Raise as `Runtime.generate` does for options that
-    are wrong with any inputs."""
+    """Return `options` over those of the export. Raise the same errors as `Runtime.generate` for
+    options that are wrong with any inputs."""
     check_generates(info)
     return resolve_options(info, option_fields.check(options), prompt_length=1)
 
@@ -46,7 +46,7 @@ def resolve_options(info: ExportInfo, options: dict[str, Any], prompt_length: in
 
 def encoder_feeds(info: ExportInfo, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the inputs of the encoder graph by name, from the arguments of `Runtime.outputs`.
-    Raise as `Runtime.outputs`."""
+    Raise the same errors as `Runtime.outputs`."""
     if "encoder" not in info.specs:
         raise ValueError(f"{info.architecture} has no encoder: use generate")
     spec = info.specs["encoder"]
@@ -88,7 +88,8 @@ def generation_request(
     options: dict[str, Any],
     is_scored: bool = False,
 ) -> GenerationRequest:
-    """Return the batch of a call of `Runtime.generate`. Raise as `Runtime.generate`."""
+    """Return the batch of a call of `Runtime.generate`. Raise the same errors as
+    `Runtime.generate`."""
     options = option_fields.check(options)
     check_generates(info)
     ids, mask = prompts(info, input_ids, attention_mask, options)
@@ -166,8 +167,17 @@ def start_tokens(
     decoder_input_ids: np.ndarray | None,
     options: dict[str, Any],
 ) -> np.ndarray:
-    """Return the first tokens of `rows` targets (rows, P), with the start token before them, unless
-    a row begins with it already, as in transformers."""
+    """Return the decoder prompts (rows, P): the start token, then `decoder_input_ids` if there are
+    any.
+
+    If any row of `decoder_input_ids` begins with the start token, all rows stay as they are, as in
+    transformers. The start token is `decoder_start_token_id` of `options`, else of
+    generation_config.json or config.json.
+
+    Raises:
+        UsageError: if the start token is outside the vocabulary.
+        ValueError: if there is no start token, or `decoder_input_ids` are invalid.
+    """
     start = special_token("decoder_start_token_id", options, info.defaults, info.config)
     if start is None:
         raise ValueError(

@@ -47,7 +47,7 @@ class Runtime:
         UsageError: for an invalid number of threads, a device that the target does not support, a
             dtype that the export does not have, an `engine_cache` without TensorRT or inside the
             export, and for `workers` other than 1 to `threads` or without continuous batching.
-        OSError: if CUDA or TensorRT is requested but not available, with the fix.
+        OSError: if CUDA or TensorRT is requested but not available. The error has a remedy.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Runtime:
         head.
 
         Raises:
-            ValueError: as in `outputs`; for a seq2seq model whose encoder only returns keys and
+            ValueError: see `outputs`; also for a seq2seq model whose encoder only returns keys and
                 values for its decoder.
         """
         spec = self.specs.get("encoder")
@@ -181,9 +181,9 @@ class Runtime:
         Raises:
             ValueError: for an input that is missing or unknown to the graph; for an empty
                 batch, shapes that do not fit each other, ids outside the vocabulary, token types
-                the model does not have, a mask with holes for a decoder, a sequence longer than a
-                learned position table, a row without the end token that a seq2seq classifier reads,
-                or a model without an encoder.
+                the model does not have, zeros between ones in a decoder's mask, a sequence longer
+                than a learned position table, a row without the end token that a seq2seq classifier
+                reads, or a model without an encoder.
         """
         arguments = {
             "input_ids": input_ids,
@@ -226,7 +226,8 @@ class Runtime:
                 depend on the other inputs.
             max_new_tokens: maximum number of new tokens (20)
             max_length: maximum length including the prompt; ignored if max_new_tokens is set (None)
-            num_beams: number of beams; 1 is greedy search, or sampling with do_sample (1)
+            num_beams: number of beams of beam search; 1 is greedy search, or sampling if do_sample
+                is true (1)
             length_penalty: beam search: scores are divided by length^length_penalty (1.0)
             early_stopping: beam search: stop at num_beams finished sequences, or 'never' while
                 better ones are possible (False)
@@ -238,7 +239,7 @@ class Runtime:
             top_p: nucleus sampling: keep the smallest set of tokens whose probabilities sum to at
                 least top_p (1.0)
             min_p: sampling: minimum probability of a token, relative to the most likely one (0.0)
-            seed: seed of sampling; without a seed, each call draws other tokens (None)
+            seed: seed of sampling, for reproducible results; default: a random seed (None)
             repetition_penalty: penalty for tokens that occurred before; above 1 makes them less
                 likely (1.0)
             no_repeat_ngram_size: n-grams of this size may not repeat; 0 turns it off (0)
@@ -260,12 +261,12 @@ class Runtime:
                 model's (None)
 
         Raises:
-            UsageError: for an unknown option, a value an option cannot have, options that do not go
-                together, and for more than this machine has memory for at the first step.
-            ValueError: as `outputs`; for a row without tokens, a decoder's prompt with a hole in
-                its mask, more tokens than a learned position table has rows, a field of
-                generation_config.json that this runtime does not apply, or what onnxruntime cannot
-                compute, as for prompts that take more memory than there is.
+            UsageError: for an unknown option, an invalid value, options that cannot be combined,
+                and a request that needs more memory than this machine has.
+            ValueError: see `outputs`; for a row without tokens, zeros between ones in the mask
+                of a decoder's prompt, more tokens than a learned position table has rows, or a
+                field of generation_config.json that this runtime does not apply. Also if
+                onnxruntime fails, for example because the prompts need too much memory.
         """
         request = self.request(input_ids, attention_mask, decoder_input_ids, options)
         return self._generated(request.with_seeds(seeds))[0]
@@ -278,7 +279,7 @@ class Runtime:
         seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return what `generate` does, and the score of each row (B * N,).
+        """Return the tokens that `generate` returns, and the score of each row (B * N,).
 
         The score is sum(log p) / length^length_penalty of the new tokens, including the end token.
         In beam search it equals `sequences_scores` of transformers. Without beams, p is the softmax
@@ -296,8 +297,8 @@ class Runtime:
         token. The arguments are those of `generate`.
 
         Raises:
-            ValueError: as in `generate`, before the first step; for beam search, whose tokens are
-                only known at the end.
+            ValueError: see `generate`; raised before the first step.
+            UsageError: for beam search, whose tokens are only known at the end.
         """
         request = self.request(input_ids, attention_mask, None, options)
         if request.options.num_beams > 1:
@@ -308,8 +309,8 @@ class Runtime:
         return self.model.tokens(request, search)
 
     def check_options(self, options: dict[str, Any]) -> Options:
-        """Return `options` over those of the export. Raise as `generate` for options that are wrong
-        with any inputs."""
+        """Return `options` over those of the export. Raise the same errors as `generate` for
+        options that are wrong with any inputs."""
         return requests.check_options(self.info, options)
 
     def rows_together(
@@ -334,7 +335,7 @@ class Runtime:
         options: dict[str, Any],
         is_scored: bool = False,
     ) -> GenerationRequest:
-        """Return the request of a call of `generate`. Raise as `generate` does."""
+        """Return the request of a call of `generate`. Raise the same errors as `generate`."""
         request = requests.generation_request(
             self.info, input_ids, attention_mask, decoder_input_ids, options, is_scored
         )
@@ -342,7 +343,8 @@ class Runtime:
         return request
 
     def _generated(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return what `generate_with_scores` returns; no scores unless they are computed."""
+        """Return prompts with new tokens, and the scores of the rows. The scores are `None` if they
+        were not computed."""
         scores: np.ndarray | None
         if offline.fits_workers(self.info, self.workers, request):
             new = offline.generate(self._worker_model, request, self.workers)

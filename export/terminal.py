@@ -84,7 +84,7 @@ def say(result: object, end: str = "\n") -> None:
 
 
 def flush_output() -> None:
-    """Flush standard output, if there is one. Raises as `say`."""
+    """Flush standard output, if there is one. Raise the same errors as `say`."""
     if sys.stdout is not None:
         with output_errors():
             sys.stdout.flush()
@@ -92,7 +92,12 @@ def flush_output() -> None:
 
 @contextlib.contextmanager
 def output_errors() -> Iterator[None]:
-    """Turn an OSError of standard output into ours, and drop the rest of the buffer."""
+    """Replace an OSError of writing to standard output, and discard the rest of its buffer.
+
+    Raises:
+        OutputClosed: if the reader of standard output has gone (BrokenPipeError).
+        OSError: for any other OSError, with a message that names standard output.
+    """
     try:
         yield
     except OSError as error:

@@ -42,11 +42,12 @@ TOGETHER = 64  # texts that the tokenizer cuts at once
 
 
 class TextRuntime:
-    """An export directory with its tokenizer.json, loaded; `options` as `Runtime`.
+    """An export directory with its tokenizer.json, loaded; `options` are arguments of
+    `Runtime`.
 
     Raises:
-        FileNotFoundError: if the export has no tokenizer, and as `Runtime`.
-        ValueError: if tokenizer.json is damaged or was added later, and as `Runtime`.
+        FileNotFoundError: if the export has no tokenizer; see also `Runtime`.
+        ValueError: if tokenizer.json is damaged or was added later; see also `Runtime`.
     """
 
     def __init__(self, directory: str | os.PathLike, threads: int | None = None, **options: Any):
@@ -110,7 +111,7 @@ class TextRuntime:
         **options: Any,
     ) -> list[str]:
         """Return one text for each of `texts`, or `num_return_sequences`: the translation, or the
-        continuation of a decoder. `options` as `Runtime.generate`.
+        continuation of a decoder. `options` are those of `Runtime.generate`.
 
         `target_prefix`, for encoder-decoder models only, has the start of each translation: one
         text (or an empty one) per text of `texts`. The translation includes it.
@@ -128,7 +129,7 @@ class TextRuntime:
                 needs, and for another number of `seeds`.
             ValueError: for no texts, anything but a list of strings, an empty text, a text that the
                 tokenizer fails on or that begins with an unknown language, a `target_prefix` of
-                another length, and as `Runtime.generate`.
+                another length; see also `Runtime.generate`.
         """
         options = option_fields.check(options)
         rows = self.rows(texts, src_lang)
@@ -220,12 +221,14 @@ class TextRuntime:
     def stream(
         self, text: str, /, src_lang: str | None = None, tgt_lang: str | None = None, **options: Any
     ) -> Iterator[str]:
-        """Return an iterator over parts of the text that `generate` returns for `text`. A piece
-        comes as soon as its tokens exist. `options` as `Runtime.stream`.
+        """Return an iterator over pieces of the text that `generate` returns for `text`.
+
+        Each piece is yielded as soon as its tokens are generated. `options` are those of
+        `Runtime.stream`.
 
         Raises:
-            UsageError: for more than one sequence, and as `Runtime.stream`.
-            ValueError: as `generate`.
+            UsageError: if `num_return_sequences` is not 1; see also `Runtime.stream`.
+            ValueError: see `generate`.
         """
         options = option_fields.check(options)
         if options.get("num_return_sequences") not in (None, 1):
@@ -361,7 +364,8 @@ def open_runtime(directory: str | os.PathLike, threads: int | None = None, **opt
 
 
 def task_function(task: Task) -> Callable[..., Any]:
-    """Return the function of a task. It takes the runtime, the inputs, and the options by name."""
+    """Return the function that runs `task`. The function takes the runtime, the inputs, and options
+    as keyword arguments."""
     return resolve_name(f"{__package__}.{task.function}")
 
 

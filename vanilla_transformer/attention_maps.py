@@ -84,9 +84,9 @@ def save_attention_maps(
 
     Raises:
         FileExistsError: if `out` exists without `force`.
-        UsageError: as `attention_maps` and `plot`, for the name of a file that is of no image
-            format, and for a kind or a target with an image.
-        FileNotFoundError, ValueError: as `attention_maps`, `image_attention_maps`,
+        UsageError: if the ending of `out` is not an image format, or for a kind or a target with
+            an image; see also `attention_maps` and `plot`.
+        FileNotFoundError, ValueError: see `attention_maps`, `image_attention_maps`,
             `checkpoint.load_checkpoint`, `checkpoint.load_tokenizer` and
             `checkpoint.load_image_processor`.
     """
@@ -231,7 +231,11 @@ def decoder_input_ids(
     ids: torch.Tensor,
     target: str | None,
 ) -> torch.Tensor:
-    """Return the target's tokens shifted right; its last token is only predicted."""
+    """Return the inputs of the decoder (1, T): the start token and all target tokens but the last,
+    which is only predicted.
+
+    The target is the text `target`. If it is `None`, the model generates the target for the source
+    tokens `ids`. Raise UsageError if the model cannot generate."""
     if target is not None:
         return shift_tokens_right(
             tokenizer(text_target=target, return_tensors="pt")["input_ids"], model.config

@@ -62,7 +62,7 @@ Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype of te
 
 
 def load_checkpoint(source: str | os.PathLike, variant: str | None = None) -> PreTrainedModel:
-    """Return the model of one of our checkpoints, in float32 and evaluation mode.
+    """Return the model of a Vanilla Transformer checkpoint, in float32 and evaluation mode.
 
     Its class is the one that the config names.
 
@@ -80,8 +80,8 @@ def load_checkpoint(source: str | os.PathLike, variant: str | None = None) -> Pr
 
 
 def load_directory(source: str | os.PathLike, directory: Path) -> PreTrainedModel:
-    """Return the model in `directory`, which users know as `source`. Raises: as
-    `load_checkpoint`."""
+    """Return the model in `directory`, which users know as `source`. Raise the same
+    errors as `load_checkpoint`."""
     config, model_class = config_and_class(directory)
     check_generation(directory / GENERATION_CONFIG, getattr(config, "vocab_size", 0))
     stored = {
@@ -272,7 +272,9 @@ def limit_generation(generation: GenerationConfig, config: PreTrainedConfig) -> 
 def config_and_class(
     source: str | os.PathLike,
 ) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
-    """Return the config and the class of one of our checkpoints, a directory or Hub id.
+    """Return the config and the model class of a Vanilla Transformer checkpoint.
+
+    `source` is a directory or Hub id.
 
     Raises: the errors of `load_checkpoint`, except those about weights.
     """

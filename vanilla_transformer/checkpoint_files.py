@@ -100,10 +100,11 @@ def parent_hint(file: Path) -> str:
 
 
 def check_cached(name: str, directory: Path) -> None:
-    """Raise FileNotFoundError if the cache has no tokenizer and cannot tell if the Hub has one.
+    """Raise FileNotFoundError if it is unknown whether the repository `name` has a tokenizer.
 
-    `from_pretrained` caches only the files that it reads, without a list of all files. Without the
-    Hub, a repository without a tokenizer then looks like one whose tokenizer was never downloaded.
+    `directory` is its snapshot in the cache of the Hub. Without a tokenizer there, the cached list
+    of the repository's files decides. `from_pretrained` caches no such list, only the files that it
+    reads: the tokenizer may then be missing because it was never downloaded.
     """
     if has_tokenizer(directory):
         return
@@ -227,7 +228,8 @@ def shards(index: Path, suffix: str) -> list[Path]:
         or not all(isinstance(file, str) for file in weight_map.values())
     ):
         raise ValueError(
-            f"{index} has the weight_map {shorten(weight_map)}, expected the file of each tensor"
+            f"{index} has the weight_map {shorten(weight_map)}, expected an object with the file "
+            "name of each tensor"
         )
     if not isinstance(content.get("metadata", {}), dict):
         raise ValueError(

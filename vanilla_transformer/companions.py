@@ -93,7 +93,7 @@ def companions(source: str | os.PathLike) -> Companions:
     """Return the companion files and modules of the checkpoint `source`, a directory or Hub id.
 
     Raises:
-        FileNotFoundError: as `checkpoint_directory`, and for a file that a module lacks.
+        FileNotFoundError: if a module lacks a file; see also `checkpoint_directory`.
         ValueError: for a modules.json that is damaged or names a module that is not known.
     """
     directory = checkpoint_directory(source)

@@ -489,7 +489,7 @@ class VanillaSeq2SeqConfig(VanillaTextConfig):
             got = ", ".join(f"{name}={value!r}" for name, value in explicit.items())
             raise ValueError(
                 f"{' and '.join(both)} set the depth of both stacks, expected no other depth, "
-                f"got {got}"
+                f"got {got}: leave out {' and '.join(both)} to set a depth for each stack"
             )
         for stack in DEPTHS:
             setattr(self, stack, explicit.get(stack, depth))

@@ -27,7 +27,7 @@ def converted(
     leave_out: Iterable[str] = (),
     variant: str | None = None,
 ) -> Iterator[Path]:
-    """Yield the directory of `source` as one of our checkpoints, converting it if needed.
+    """Yield the directory of `source` as a Vanilla Transformer checkpoint, converting it if needed.
 
     A checkpoint of one of `FAMILIES` is converted into the directory `keep`, or into a temporary
     one that is removed afterwards. `config`, `leave_out` and `variant` are as in `convert`.
@@ -35,7 +35,7 @@ def converted(
     Raises:
         UsageError: for `keep`, `config` or `leave_out` where nothing is converted.
         ImportError: for a checkpoint of another family where torch is not installed.
-        FileExistsError, FileNotFoundError, OSError, ValueError: as `convert`.
+        FileExistsError, FileNotFoundError, OSError, ValueError: see `convert`.
     """
     if is_ours(source):
         for name, value in {
@@ -81,7 +81,7 @@ def is_marian(source: Path) -> bool:
 
 
 def family_hint(source: str | os.PathLike) -> str:
-    """Return what an error says of the family of a checkpoint that is not ours."""
+    """Return the part of an error that names the family of a checkpoint of another project."""
     if os.path.isdir(source) and is_marian(Path(source)):
         return "files of Marian"
     content, architecture = read_raw_config(checkpoint_directory(source, (CONFIG,)))

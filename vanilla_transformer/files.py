@@ -140,7 +140,7 @@ def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ())
 
     Raises:
         IsADirectoryError: if `path` is a directory.
-        FileNotFoundError, FileExistsError, ValueError: as `new_directory`.
+        FileNotFoundError, FileExistsError, ValueError: see `new_directory`.
     """
     out = output_path(path, inputs)
     with claim_output(out) as claim:
@@ -422,7 +422,7 @@ def lock(handle: int, out: Path) -> None:
 
 
 def is_same_file(handle: int, path: Path) -> bool:
-    """Return whether `path` still leads to what `handle` is of."""
+    """Return True if `path` is still the file or directory that `handle` has open."""
     try:
         return os.path.samestat(os.fstat(handle), os.stat(path))
     except FileNotFoundError:

@@ -44,8 +44,8 @@ OF_CONFIGS = (*OPTIONAL_TOKENS, "decoder_start_token_id", "use_cache")  # also f
 def read_generation_settings(
     directory: Path, config: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what generation_config.json in `directory` sets, and a note for each setting that has
-    no effect, without torch.
+    """Return the settings of generation_config.json in `directory`, and a note for each setting
+    that has no effect. Read them without torch.
 
     Without the file, these are the settings in the `config`.
 

@@ -272,8 +272,8 @@ class VanillaPatchEmbeddings(nn.Module):
         batch, channels, *size = pixel_values.shape
         if channels != self.config.num_channels:
             raise ValueError(
-                f"pixel_values have {channels} channels, expected num_channels, "
-                f"{self.config.num_channels}"
+                f"pixel_values have {channels} channels, expected {self.config.num_channels}, the "
+                "num_channels of config.json"
             )
         if not interpolates and tuple(size) != pair(self.config.image_size):
             expected = f"{pair(self.config.image_size)}, or interpolate_pos_encoding=True"

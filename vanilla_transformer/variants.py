@@ -18,7 +18,8 @@ SHARD = re.compile(r".*-\d+-of-\d+")
 
 
 def index_name(name: str) -> str:
-    """Return the name of the index of the shards of the weights `name`."""
+    """Return the file name of the index of sharded weights: model.safetensors.index.json for the
+    `name` model.safetensors."""
     return f"{name}.index.json"
 
 
@@ -55,8 +56,8 @@ def has_weights(directory: Path, variant: str | None) -> bool:
 
 
 def variant_hint(directory: Path, names: Collection[str]) -> str:
-    """Return the end of an error about missing weights: the variants that are there, with their
-    flags."""
+    """Return the end of an error about missing weights: the variants in `directory`, each with the
+    flag that reads it."""
     variants = {
         variant: min(files.values()) for variant, files in find_variants(directory, names).items()
     }

@@ -5,6 +5,7 @@ import json
 import sys
 
 from ..arguments import (
+    DTYPE_HELP,
     Parser,
     add_output,
     get_output,
@@ -116,7 +117,7 @@ def evaluate_arguments(parser: Parser) -> None:
         "checkpoint directory or Hub id (run by torch), or export directory (run by onnxruntime)"
     )
     parser.add_argument("model", type=source, metavar="MODEL", help=model_help)
-    parser.add_argument("--dtype", help="dtype of the export's weights; default: its first")
+    parser.add_argument("--dtype", help=DTYPE_HELP)
     add_variant(parser)
     add_workers(parser)
     add_language_arguments(parser)

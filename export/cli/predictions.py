@@ -68,10 +68,14 @@ def add_files(parser: Parser) -> None:
     )
     group.add_argument("--field", type=unicode, metavar="NAME", help=field_help)
     output_field_help = (
-        "field of the results in .jsonl and .parquet; default: translation, prediction or embedding"
+        "field for the results in .jsonl and .parquet; default: translation for encoder-decoder "
+        "models that generate, embedding for embeddings, otherwise prediction"
     )
     group.add_argument("--output-field", type=unicode, metavar="NAME", help=output_field_help)
-    ray_help = "address of the Ray cluster to run on: auto, local or HOST:PORT; needs --output-dir"
+    ray_help = (
+        "Ray cluster to run on: HOST:PORT, auto (the running cluster of this machine) or local (a "
+        "new cluster on this machine); needs --output-dir"
+    )
     group.add_argument("--ray", type=unicode, metavar="ADDRESS", help=ray_help)
 
 
@@ -100,13 +104,16 @@ def generate_arguments(parser: Parser) -> None:
     text_help = "texts; default: the lines of standard input"
     parser.add_argument("text", type=unicode, nargs="*", metavar="TEXT", help=text_help)
     add_runtime(parser)
-    stream_help = "print each text while it is generated; not with beam search"
+    stream_help = (
+        "print each text while it is generated; cannot be combined with --input or beam search "
+        "(--num-beams above 1)"
+    )
     parser.add_argument("--stream", action="store_true", help=stream_help)
     add_files(parser)
     add_generation(parser)
     add_set(
         parser,
-        "generation option as NAME=JSON: top_p=0.9, eos_token_id=null ...",
+        "generation option by its Python name: top_p=0.9, eos_token_id=null ...",
     )
 
 
@@ -127,7 +134,7 @@ def predict_arguments(parser: Parser) -> None:
     )
     add_set(
         parser,
-        "option of the task as NAME=JSON: top_k=3, split=false, aggregation_strategy=simple ...",
+        "keyword argument of the task: top_k=3, split=false, aggregation_strategy=simple ...",
     )
     add_runtime(parser)
     add_files(parser)
@@ -156,7 +163,7 @@ def predict(args: argparse.Namespace) -> None:
 
 
 def check_sources(args: argparse.Namespace) -> None:
-    """Raise UsageError for flags that do not go together. Texts, standard input and files exclude
+    """Raise UsageError for flags that cannot be combined. Texts, standard input and files exclude
     each other."""
     flags = {name for name, value in vars(args).items() if value}
     has_output = bool(flags & {"output", "output_dir"})

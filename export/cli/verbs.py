@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from ..arguments import (
+    DTYPE_HELP,
     LEAVE_OUT_HELP,
     VARIANT_HELP,
     Parser,
@@ -19,6 +20,7 @@ from ..arguments import (
 
 CHECKPOINT = "checkpoint directory or Hub id"
 DEVICES = ("cpu", "cuda", "tensorrt")
+LANGUAGE_NAMES = "as its tokenizer names it: de (M2M100), de_DE (mBART), deu_Latn (NLLB)"
 
 
 class Verb(NamedTuple):
@@ -64,7 +66,7 @@ def add_runtime(parser: Parser) -> None:
     )
     device_help = f"device to run on: {', '.join(DEVICES)}; default: the target's"
     parser.add_argument("--device", type=choice_type("device", DEVICES), help=device_help)
-    parser.add_argument("--dtype", help="dtype of the export's weights; default: its first")
+    parser.add_argument("--dtype", help=DTYPE_HELP)
     cache_help = "directory where TensorRT keeps compiled engines; default: none"
     parser.add_argument("--engine-cache", type=path, metavar="DIR", help=cache_help)
 
@@ -79,10 +81,14 @@ def add_workers(parser: Parser) -> None:
 
 def add_language_arguments(parser: Parser) -> None:
     source_help = (
-        "source language of a multilingual model, such as eng_Latn; default: the tokenizer's"
+        f"source language of a multilingual model, {LANGUAGE_NAMES}; default: the source language "
+        "of its tokenizer"
     )
     parser.add_argument("--src-lang", type=unicode, metavar="LANG", help=source_help)
-    target_help = "target language of a multilingual model; default: that of generation_config.json"
+    target_help = (
+        f"target language of a multilingual model, {LANGUAGE_NAMES}; default: the language that "
+        "generation_config.json selects"
+    )
     parser.add_argument("--tgt-lang", type=unicode, metavar="LANG", help=target_help)
 
 

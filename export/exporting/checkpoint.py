@@ -65,7 +65,7 @@ class Checkpoint:
         """Open the files in `directory`, which the user knows as `name`.
 
         Raises:
-            FileNotFoundError, ImportError, OSError, UsageError, ValueError: as `export`.
+            FileNotFoundError, ImportError, OSError, UsageError, ValueError: see `export`.
         """
         tokenizer = tokenizer_to_write(directory)
         content, architecture = read_config(directory)

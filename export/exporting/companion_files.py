@@ -62,8 +62,8 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def write_for_clients(checkpoint: Checkpoint, graphs: Graphs, directory: Path) -> dict[str, Any]:
-    """Write config.json, and what other programs need beside it. Return what the manifest says of
-    that."""
+    """Write config.json and other files that client programs need. Return the fields of the
+    manifest about them."""
     config = checkpoint.config_json
     external = sorted(path.name.removesuffix("_data") for path in directory.glob("onnx/*_data"))
     loaded = graphs.dtypes if graphs.target.is_standard else ()

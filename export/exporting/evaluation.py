@@ -91,7 +91,7 @@ def evaluate(
             "13a" by default, "none" for tokenized text. BLEU is cased.
 
     Raises:
-        UsageError: for files and options that the metric does not use, and as `Runtime.generate`.
+        UsageError: for files and options that the metric does not use; see also `Runtime.generate`.
         ValueError: for files that do not match, for a model without a metric, and for a label that
             the model does not have.
     """

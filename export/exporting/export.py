@@ -56,12 +56,12 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
         generate: write one graph with the whole generation loop, from token ids to sequences:
             greedy, sample or beam (None)
         keep: directory for the converted CHECKPOINT of another family; default: temporary (None)
-        config: field of config.json, for a CHECKPOINT of another family: architectures=BertModel
-            ... (None)
+        config: field of config.json in JSON or text, for a CHECKPOINT of another family:
+            architectures=BertModel ...; may be repeated (None)
         leave_out: names of tensors to leave out, with shell wildcards: 'cls.chain.*'; may be
             repeated (())
-        variant: variant of the weights, as in from_pretrained: fp16 reads model.fp16.safetensors
-            (None)
+        variant: variant of the weights, as in from_pretrained: fp16 reads model.fp16.safetensors;
+            default: model.safetensors (None)
         triton: directory for a Triton model, a folder of a model repository; for models that do not
             generate, or with --generate (None)
         force: replace OUTPUT if vanilla-transformer wrote it (False)
@@ -75,7 +75,7 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
             the target takes one, for `keep`, `config` or `leave_out` if nothing is converted, for
             an image size of a text model, for `calibrate` without integer matmuls, and if `out` or
             `triton` is inside the other.
-        FileNotFoundError, OSError, ValueError: as `load_checkpoint` and `calibration.calibrate`;
+        FileNotFoundError, OSError, ValueError: see `load_checkpoint` and `calibration.calibrate`;
             ValueError for a target or dtype that does not support the model, and if the graphs
             differ from torch. Half precision is only compared on a GPU.
     """
@@ -184,7 +184,11 @@ def describe(checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int
 def compare_with_torch(
     checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int, device: str | None
 ) -> dict[str, dict | None]:
-    """Return how the graphs differ from torch, by dtype."""
+    """Return the results of comparing the graphs with torch, by dtype.
+
+    Raises:
+        ValueError: if the graphs differ from torch by more than the tolerance.
+    """
     from .parity import verify
 
     assert checkpoint.model is not None
@@ -209,7 +213,7 @@ def without_parity(
 
 
 def manifest_facts(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
-    """Return what the manifest says of the checkpoint and of all graphs."""
+    """Return the fields of the manifest about the checkpoint and all graphs."""
     config, architecture = checkpoint.config_json, checkpoint.architecture
     facts = {
         "model_type": config["model_type"],

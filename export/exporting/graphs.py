@@ -118,7 +118,10 @@ def check_standard(model: ir.Model) -> None:
 
 
 def graph_kind(role: str, config: Config) -> str:
-    """Return the key of `TargetGraphs.write`."""
+    """Return the key in `TargetGraphs.write` of the function that writes the graph of `role`.
+
+    It is `"sequence"` for a model that does not generate, `"seq2seq ROLE"` for an encoder-decoder
+    model, and the role for a decoder-only model."""
     if not HEADS[config.architecture].generates:
         return "sequence"
     return f"seq2seq {role}" if config.is_seq2seq else role

@@ -17,7 +17,7 @@ def load_checkpoint(checkpoint: str | os.PathLike, variant: str | None = None) -
     `variant` is as in `export`.
 
     Raises:
-        FileNotFoundError, OSError, ValueError: as `conversion.convert` and
+        FileNotFoundError, OSError, ValueError: see `conversion.convert` and
             `vanilla_transformer.checkpoint.load_checkpoint`; ValueError for a model that no graph
             here can hold.
     """

@@ -21,7 +21,7 @@ OMITTED_FACTS = ("step", "genai")  # facts of the manifest
 
 
 def check_model(checkpoint: Checkpoint, mode: str) -> None:
-    """Raise ValueError for a model that does not generate, and as `Rules.of`."""
+    """Raise ValueError for a model that does not generate; see also `Rules.of`."""
     if not checkpoint.generates:
         problem = f"{checkpoint.name} is a {checkpoint.architecture}"
         raise ValueError(f"{problem}, expected a {' or a '.join(GENERATORS)} for --generate")

@@ -189,7 +189,7 @@ class ExportOptions:
     """The options of an export. `None` is the default of every field.
 
     Raises:
-        UsageError: for a value that a field cannot have, and for values that do not go together.
+        UsageError: for an invalid value, and for values that cannot be combined.
         ImportError: for `calibrate` without torch.
     """
 
@@ -233,7 +233,8 @@ class ExportOptions:
     )
     config: Mapping[str, Any] | None = option(
         None,
-        "field of config.json, for a CHECKPOINT of another family: architectures=BertModel ...",
+        "field of config.json in JSON or text, for a CHECKPOINT of another family: "
+        "architectures=BertModel ...; may be repeated",
         key_value,
         is_repeated=True,
         flag="--set",
@@ -263,7 +264,8 @@ class ExportOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "ExportOptions":
-        """Return the options by name. Raises UsageError for an unknown name, and as the class."""
+        """Return the options by name. Raise UsageError for an unknown name or an
+        invalid value."""
         for name in options.keys() - FIELDS.keys():
             raise UsageError(
                 f"export has no option {name!r}, expected one of "
@@ -279,7 +281,8 @@ class ExportOptions:
 
     @property
     def texts(self) -> list[str | os.PathLike]:
-        """The files that are read beside the checkpoint."""
+        """Paths of the text files `shortlist` and `calibrate`, which export reads besides the
+        checkpoint."""
         texts = (self.shortlist, self.calibrate)
         return [text for text in texts if isinstance(text, str | os.PathLike)]
 

@@ -247,8 +247,10 @@ class Case:
 
 
 def references(model: PreTrainedModel, dtype: str) -> list[PreTrainedModel]:
-    """Return the models to compare an export of `dtype` with. In half precision these are `model`
-    in float64 and in that precision, otherwise `model`."""
+    """Return the models that an export with weights of `dtype` is compared with.
+
+    For fp16 and bf16 these are two copies of `model`, first in float64, then in `dtype`. For other
+    dtypes it is `model` alone."""
     if dtype not in HALF:
         return [model]
     dtypes = (torch.float64, HALF[dtype])
@@ -312,7 +314,9 @@ def sample(
 
 
 def compare_images(case: Case) -> None:
-    """Compare all outputs of a graph that reads images, for random images."""
+    """Compare all outputs of the graph of an image model with torch, for random images.
+
+    Differences beyond the tolerance are added to `case.report`."""
     spec = case.runtime.specs["encoder"]
     patch = case.config.patch_shape
     height, width = (int(case.rng.integers(side, 8 * side)) for side in patch)

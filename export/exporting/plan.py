@@ -48,7 +48,7 @@ class Graphs:
         return cls(source, target, dtypes, activations, options.opset or target.opsets[0], specs)
 
     def write(self, directory: Path) -> None:
-        """Write the graphs and their weights to `directory`."""
+        """Write the ONNX files of all graphs with their weights to the export `directory`."""
         for dtype, specs in self.specs.items():
             form = GraphFormat(self.target, dtype, self.activations, self.opset)
             write_graphs(self.source, form, specs, directory)
@@ -65,7 +65,11 @@ class Graphs:
         return {role: spec.file for role, spec in self.specs[self.dtypes[0]].items()}
 
     def facts(self, parity: dict[str, dict | None]) -> dict[str, Any]:
-        """Return what the manifest says of the graphs, by the dtype of their weights."""
+        """Return the fields `default_dtype` and `variants` of the manifest.
+
+        `variants` has an entry for each dtype of weights, with the files of its graphs. `parity`
+        has the results of the comparison with torch, by dtype. A dtype that is missing there gets
+        no field `parity` in its entry."""
         variants = {
             dtype: {
                 "graphs": {role: spec.file for role, spec in self.specs[dtype].items()},

@@ -121,12 +121,14 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def write_genai_config(directory: Path, config: dict, generation: dict, file: str) -> dict:
-    """Write genai_config.json for the portable graph `file` of a decoder. `config` and `generation`
-    are its configs. Return the entry for the manifest.
+    """Write genai_config.json for onnxruntime-genai, and return the entry for the manifest.
 
-    If genai would read the tokenizer wrongly, the config names a tokenizer folder that does not
-    exist: otherwise genai would return wrong ids without an error. There is no genai_config.json
-    if values are not as wide as keys.
+    `file` is the portable graph of a decoder-only model. `config` and `generation` are its
+    config.json and generation_config.json. The entry says whether genai supports the model and the
+    tokenizer, and why not. If `head_dim` and `value_head_dim` differ, no file is written.
+
+    If genai would tokenize differently, `tokenizer_dir` in the file is a folder that does not
+    exist. Loading the tokenizer then fails, instead of returning wrong ids.
     """
     width = config["head_dim"]
     if width != config["value_head_dim"]:
@@ -214,8 +216,8 @@ def unread_by_genai(tokenizer: dict | None) -> str | None:
 
 
 def base_name(checkpoint: str | os.PathLike) -> str | None:
-    """Return the Hub id of a checkpoint, or the name of its directory if a repository can have that
-    name."""
+    """Return the base model for a model card: `checkpoint` if it is a Hub id, else the name of that
+    directory. Return `None` if a repository cannot have the name."""
     name = Path(checkpoint).resolve().name if Path(checkpoint).is_dir() else os.fspath(checkpoint)
     try:
         validate_repo_id(name)

@@ -50,7 +50,7 @@ def without_compression(name: str) -> str:
 
 
 def open_lines(path: Path) -> BinaryIO:
-    """Open a file of lines, plain or compressed. Raises as `check_lines`."""
+    """Open a file of lines, plain or compressed. Raise the same errors as `check_lines`."""
     check_lines(path)
     module = compression_module(path.name)
     return open(path, "rb") if module is None else module.open(path, "rb")
@@ -90,7 +90,9 @@ def check_lines(path: Path) -> None:
 
 @contextlib.contextmanager
 def decompression_errors(name: str) -> Iterator[None]:
-    """Raise ValueError with the `name` of a file that is not whole."""
+    """Replace decompression errors by a ValueError that names the file `name`.
+
+    These are errors of truncated and damaged files. Other errors are raised unchanged."""
     try:
         yield
     except Exception as error:

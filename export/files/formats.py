@@ -21,8 +21,8 @@ SUFFIXES = {".jsonl": JSON, ".ndjson": JSON, ".parquet": PARQUET}  # all others 
 
 
 class FileFormat(Protocol):
-    """A kind of files: how they are read, and how results are written. The content of a shard is
-    what `shards` yields."""
+    """A file format: it reads lines or rows in shards, and writes results. `shards` yields the
+    content of each shard, which the other methods take."""
 
     def count(self, path: Path) -> int:
         """Return the number of lines, or rows."""
@@ -34,7 +34,7 @@ class FileFormat(Protocol):
         """Return the SHA-256 of the content of a shard."""
 
     def rows(self, content: Any) -> list[Row]:
-        """Return what the task reads of each line."""
+        """Return a `Row` for each line, with the example that the task reads."""
 
     def write(self, path: Path, shard: Shard, rows: list[Row], results: list[Any]) -> None:
         """Write a file with the results of one shard."""
@@ -66,7 +66,7 @@ def output_kind(path: Path, predictions: Predictions) -> str:
 def select_format(
     path: Path, predictions: Predictions, field: str | None = None, output_field: str | None = None
 ) -> FileFormat:
-    """Return how the file `path` is read, and how the results are written. In JSON objects and
+    """Return the format that reads the file `path` and writes its results. In JSON objects and
     tables the texts are in `field`, and the results go to `output_field`.
 
     Raises:
@@ -104,13 +104,16 @@ def select_format(
     for option, value in {"field": field, "output_field": output_field}.items():
         if value is not None:
             raise UsageError(
-                f"{option} is {value!r}, expected None for {path}: lines of text have no fields"
+                f"{option} is {value!r}, expected None for {path}, whose lines have no fields: "
+                f"leave out {option}, or use a .jsonl or .parquet file"
             )
     return text_format(predictions, fields.parse_text)
 
 
 def line_format(predictions: Predictions) -> "Lines":
-    """Return how arguments and standard input are read, and how their results are written."""
+    """Return the format of arguments of the command line and of standard input, one example each.
+
+    An argument or line is a text. If the task does not generate, it may also be a JSON object."""
     fields = RecordFields(predictions.kind.forms)
     return text_format(
         predictions, fields.parse_text if predictions.generates else fields.parse_line

@@ -66,7 +66,7 @@ class Predictions:
 
     @property
     def is_scored(self) -> bool:
-        """True if the results have scores."""
+        """True if each text comes with its score, because `scores` or `n_best` is set."""
         return self.scores or self.n_best is not None
 
     @property
@@ -125,8 +125,11 @@ class Predictions:
         return [[example[key] for example in examples] for key in forms[0]]
 
     def generate(self, examples: list[dict[str, Any]], numbers: list[int]) -> list[Any]:
-        """Return a text for each example; with `scores` a text and its score, or a list of these
-        with `n_best`."""
+        """Return the result of each example. `numbers` are their line numbers, from which
+        the seeds of sampling are derived.
+
+        A result is a text; with `scores` a dict of `text` and `score`; with `n_best` a list of
+        `n_best` such dicts, best first, whether `scores` is set or not."""
         options = dict(self.options)
         seed = options.pop("seed", None)
         if seed is not None:
@@ -157,7 +160,7 @@ class Predictions:
         )
 
     def facts(self) -> dict:
-        """Return what the results depend on, beside the lines."""
+        """Return the settings and versions that the results depend on, apart from the lines."""
         import onnxruntime
 
         runtime = self.runtime.runtime

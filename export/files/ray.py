@@ -196,8 +196,8 @@ def read(
 
 
 def settings() -> Any:
-    """Return Ray Data's settings: each shard is a block, blocks stay in order, and progress is
-    ours."""
+    """Return a copy of Ray Data's settings: each shard is a block, blocks stay in order, and Ray
+    shows no progress bars."""
     context = ray.data.DataContext.get_current().copy()
     context.target_max_block_size = 1
     context.execution_options.preserve_order = True

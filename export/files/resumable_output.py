@@ -208,7 +208,10 @@ class Parts:
 
     @contextlib.contextmanager
     def new(self, number: int, facts: dict) -> Iterator[Path]:
-        """Yield the path to write the results of a shard to."""
+        """Yield the path of a new file for the results of shard `number`.
+
+        On exit, the file replaces earlier results, and `facts` is written next to it with the hash
+        of the file as `facts["output"]`. After an exception the shard counts as missing."""
         self.folder.mkdir(exist_ok=True)
         self.facts_path(number).unlink(missing_ok=True)
         with atomic_write(self.part_path(number)) as part_file:

@@ -117,8 +117,8 @@ def find_value(record: Mapping[str, Any], name: str) -> Any:
 
 
 def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. Raise ValueError for a name that it has twice: only one of the values
-    would be kept."""
+    """Return the JSON object with the names and values `pairs`. Raise ValueError if a name occurs
+    twice, because one of its values would be lost."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]

@@ -129,7 +129,7 @@ class Runner:
         Raises:
             FileNotFoundError, IsADirectoryError: for an input that is no file.
             UsageError: for target prefixes and several inputs.
-            ValueError: as `select_format`, and for another number of prefixes than of lines.
+            ValueError: if the numbers of prefixes and lines differ; see also `select_format`.
         """
         for path in paths:
             if path.is_dir():
@@ -199,7 +199,7 @@ class Runner:
         Raises:
             FileExistsError: if `output` exists without `force`.
             UsageError: if the name of `output` is not that of its format, and if it is an input.
-            Exception: as `to_directory`.
+            Exception: see `to_directory`.
         """
         out = check_output(output, [path, self.target_prefix], self.export, force)
         check_suffix(output, path, self.predictions)
@@ -218,7 +218,7 @@ class Runner:
         return self.predictions.runtime.info.directory
 
     def facts(self, paths: Sequence[Path]) -> dict:
-        """Return what the results depend on, beside the lines."""
+        """Return the settings and versions that the results depend on, apart from the lines."""
         return self.predictions.facts() | {
             "field": self.field,
             "output_field": self.output_field,

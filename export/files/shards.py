@@ -36,7 +36,7 @@ class Shard:
         return f"{self.first} {self.format.digest(self.content)}{prefixes}"
 
     def rows(self) -> list[Row]:
-        """Return what the task reads of each line."""
+        """Return a `Row` for each line, with the example that the task reads and its prefix."""
         rows = self.format.rows(self.content)
         if self.prefixes is None:
             return rows
@@ -53,7 +53,9 @@ class Input:
     target_prefix: Path | None = None
 
     def check_prefixes(self) -> None:
-        """Raise ValueError if there are more prefixes than lines, or fewer."""
+        """Raise ValueError if the file `target_prefix` does not have one line for each input line.
+
+        Without `target_prefix`, do nothing."""
         if self.target_prefix is None:
             return
         with open_lines(self.target_prefix) as file:

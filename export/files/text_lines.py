@@ -51,13 +51,14 @@ def decode_line(line: bytes, name: str) -> str:
 
 
 def decode_lines(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[str]:
-    """Yield the text of each line. Raise as `raw_lines` and `decode_line` do."""
+    """Yield the text of each line. Raise the same errors as `raw_lines` and `decode_line` do."""
     for number, line in enumerate(raw_lines(file, name), 1):
         yield decode_line(line, f"line {number} of {name}")
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yield the text of each line of a file, plain or compressed. Raise as `decode_lines` does."""
+    """Yield the text of each line of a file, plain or compressed. Raise the same errors as
+    `decode_lines`."""
     with open_lines(path) as file:
         yield from decode_lines(file, str(path))
 

@@ -69,7 +69,8 @@ def prelu(g: GraphContext, x: Value, name: str) -> Value:
 
 
 def xielu(g: GraphContext, x: Value, name: str) -> Value:
-    """Write the integral of ELU with two learned slopes (Huang 2024)."""
+    """Write xIELU, the integral of ELU with learned slopes for positive and negative inputs (Huang
+    2024). `name` is the prefix of its weights in the checkpoint."""
     op = g.op
     names = [f"{name}.{part}" for part in ("alpha_p", "alpha_n", "beta", "eps")]
     positive, negative, beta, epsilon = g.transform_weights(names, xielu_slopes)

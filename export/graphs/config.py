@@ -37,12 +37,14 @@ class Config:
 
     @property
     def encoder_prefix(self) -> str:
-        """Prefix of the names of the encoder's weights."""
+        """Prefix of the names of the encoder's weights in the checkpoint, such as
+        "model.encoder."."""
         return f"{self.prefix}encoder." if self.is_seq2seq else self.prefix
 
     @property
     def decoder_prefix(self) -> str:
-        """Prefix of the names of the decoder's weights."""
+        """Prefix of the names of the decoder's weights in the checkpoint, such as
+        "model.decoder."."""
         return f"{self.prefix}decoder." if self.is_seq2seq else self.prefix
 
     @property

@@ -100,8 +100,8 @@ class TargetGraphs:
     """The graphs of a target in one dtype.
 
     Args:
-        write: by role of a graph, for decoders of seq2seq models `"seq2seq ROLE"`: the inputs by
-            name -> the outputs in order. `"sequence"` are models that read whole sequences.
+        write: functions that write a graph, with the keys of `exporting.graphs.graph_kind`. They
+            get the inputs by name and return the outputs in order.
     """
 
     dialect: Dialect

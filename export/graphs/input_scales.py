@@ -66,7 +66,10 @@ class InputStatistics:
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """One scale for all rows. The integers are x / (smoothing * scale) + zero, from 0 to 255."""
+    """The int8 quantization of the inputs of matrices, with one scale for all rows.
+
+    An input x becomes the integer x / (smoothing * scale) + zero, from 0 to 255. `smoothing` (K,)
+    has a factor for each feature."""
 
     smoothing: np.ndarray | None
     scale: np.float32
@@ -76,8 +79,8 @@ class Steps:
     def cover(
         cls, lowest: np.ndarray, highest: np.ndarray, smoothing: np.ndarray | None
     ) -> "Steps":
-        """Return the steps with which the integers hold 0 and all values of features (K,) from
-        `lowest` to `highest`."""
+        """Return the `Steps` whose integers represent 0 and all values from `lowest` to `highest`,
+        the limits (K,) of each feature."""
         divisor = 1 if smoothing is None else smoothing
         smallest, largest = min(0, (lowest / divisor).min()), max(0, (highest / divisor).max())
         scale = np.float32(max((largest - smallest) / 255, TINY))
@@ -93,7 +96,9 @@ class Steps:
         return integers @ (weights * (scales * self.scale))
 
     def quantize(self, matrix: np.ndarray) -> Quantized:
-        """Return `int8_columns` of the matrix that the integers are multiplied with."""
+        """Return the int8 columns and scales of `matrix`, first multiplied by `smoothing`.
+
+        The int8 graph multiplies the integers of its inputs by these columns."""
         return int8_columns(matrix if self.smoothing is None else matrix * self.smoothing[:, None])
 
 
@@ -191,8 +196,9 @@ def choose(inputs: InputStatistics, matrices: Sequence[np.ndarray]) -> Choice:
 
 
 def best_steps(inputs: InputStatistics, matrices: Sequence[np.ndarray]) -> tuple[MakeSteps, float]:
-    """Return how to make one scale for all rows, and the error. Smooth the features if that halves
-    the error."""
+    """Return the function that makes one scale for all rows, and its error.
+
+    It is `smooth_steps` if that at least halves the error, else `plain_steps`."""
     plain_error, smooth_error = (
         held_out_error(make, inputs, matrices) for make in (plain_steps, smooth_steps)
     )
@@ -208,8 +214,10 @@ def plain_steps(lowest: np.ndarray, highest: np.ndarray, matrices: Sequence[np.n
 
 
 def smooth_steps(lowest: np.ndarray, highest: np.ndarray, matrices: Sequence[np.ndarray]) -> Steps:
-    """Return steps that move a part of large features to the weights (SmoothQuant, Xiao et al.
-    2023, equation 4)."""
+    """Return `Steps` with the smoothing of SmoothQuant (Xiao et al. 2023, equation 4, alpha 0.5).
+
+    `lowest` and `highest` (K,) are the limits of each input feature, and `matrices` (K, N) the
+    weights. Smoothing divides large features by a factor and multiplies their weights by it."""
     largest = np.maximum(-lowest, highest).clip(min=1e-5)
     heaviest = np.max(
         [np.maximum(-matrix.min(axis=1), matrix.max(axis=1)) for matrix in matrices], axis=0

@@ -223,8 +223,8 @@ def write_cache(
 
 
 def cache_bias(g: GraphContext, positions: Value, total: Value) -> Value | None:
-    """Return what relative positions of a decoder add to the scores of queries at `positions`
-    (rows, T), for `total` keys."""
+    """Return the bias that relative positions of a decoder add to the attention scores, or `None`
+    if the model has none. Queries are at `positions` (rows, T), and there are `total` keys."""
     if not g.config.has_relative_positions:
         return None
     keys = g.op.range(g.op.cast(total, "int64"))

@@ -140,8 +140,8 @@ def biases_by_distance(
 
 
 def mask_scores(g: GraphContext, is_visible: Value) -> Value:
-    """Return what hides the keys that are not visible: 0, or a very low number, to be added to
-    scores."""
+    """Return the bias that hides keys when it is added to scores: 0 where `is_visible`, else a very
+    low number."""
     return g.op("Where", is_visible, 0.0, g.target.dialect.mask_value)
 
 
@@ -151,13 +151,13 @@ def key_flags(g: GraphContext, mask: Value) -> Value:
 
 
 def source_bias(g: GraphContext, mask: Value) -> Value:
-    """Return what is added to the scores of cross-attention, (B, 1, 1, S). It hides padding of the
-    source."""
+    """Return the bias (B, 1, 1, S) that is added to the scores of cross-attention. It hides padding
+    of the source."""
     return mask_scores(g, key_flags(g, mask))
 
 
 def bidirectional_bias(g: GraphContext, ids: Value, mask: Value) -> Value:
-    """Return what is added to the scores of an encoder, (B, 1 or H, 1 or T, S).
+    """Return the bias (B, 1 or H, 1 or T, S) that is added to the attention scores of an encoder.
 
     It hides padding and keys that are more than `sliding_window` tokens away (Beltagy et al. 2020,
     section 3.1).
@@ -174,10 +174,11 @@ def bidirectional_bias(g: GraphContext, ids: Value, mask: Value) -> Value:
 
 
 def causal_bias(g: GraphContext, distances: Value, mask: Value | None) -> Value:
-    """Return what is added to the scores of a decoder, (B or 1, 1 or H, T, S), for key positions
-    minus query positions.
+    """Return the bias (B or 1, 1 or H, T, S) that is added to the attention scores of a decoder.
 
-    It hides later keys (section 3.2.3), padding, and all but the last `sliding_window` keys.
+    It hides later keys (section 3.2.3 of the paper), padding, and all but the last
+    `config.sliding_window` keys. Models with relative positions add a bias for each head.
+    `distances` are key positions minus query positions.
     """
     op, window = g.op, g.config.sliding_window
     is_visible = op("LessOrEqual", distances, 0)

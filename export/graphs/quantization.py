@@ -36,8 +36,10 @@ def int8_columns(matrix: np.ndarray) -> Quantized:
 
 
 def int4_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
-    """(K, N) -> pairs of 4-bit integers (N, blocks, bytes) with zero point 8, and the scales (N,
-    blocks), of the same type."""
+    """(K, N) -> 4-bit integers (N, blocks, bytes) with zero point 8, and the scales (N, blocks) in
+    the dtype of `matrix`.
+
+    A block is `block` weights of a column. A byte holds two weights, the first in its low half."""
     blocks = column_blocks(matrix, block)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2, keepdims=True), axis=2)
     # the largest weight becomes -8, which has no positive counterpart
@@ -47,8 +49,8 @@ def int4_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
 
 
 def int8_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
-    """(K, N) -> 8-bit integers (N, blocks, bytes) with zero point 128, and the scales (N, blocks),
-    of the same type."""
+    """(K, N) -> 8-bit integers (N, blocks, `block`) with zero point 128, and the scales (N, blocks)
+    in the dtype of `matrix`."""
     blocks = column_blocks(matrix, block)
     scales = nonzero(np.abs(blocks).max(axis=2, keepdims=True) / 127, matrix.dtype)
     return np.clip(np.rint(blocks / scales) + 128, 1, 255).astype(np.uint8), scales[..., 0]

@@ -57,7 +57,7 @@ def initializer_header(name: str, tensor: ir.TensorProtocol) -> bytes:
 
 
 def field_header(number: int, size: int) -> bytes:
-    """Return what protobuf writes before the `size` bytes of a message or of bytes."""
+    """Return protobuf's header of the field `number`, a message or byte string of `size` bytes."""
     return bytes([number << 3 | 2, *varint(size)])
 
 

@@ -110,8 +110,11 @@ class DecoderFactory(Protocol):
         """
 
     def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """Run the whole search in a graph and return what `Search.result` does. Return `None` if
-        the caller must use `start` instead."""
+        """Run the whole search in a graph. Return the new tokens (B * N, T) and their scores
+        (B * N,), as `Search.result` returns them.
+
+        Return `None` if the target cannot run this request in a graph. The caller then uses
+        `start`."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,8 @@ def memory() -> float:
 
 
 def position_bytes(spec: GraphSpec) -> int:
-    """Return the bytes per token and row in the caches of a decoder graph."""
+    """Return the bytes that one token of one row takes in the self-attention caches of a decoder
+    graph, in all layers together."""
     caches = [
         tensor
         for tensor in spec.inputs

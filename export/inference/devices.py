@@ -115,7 +115,9 @@ def facts() -> dict:
 
 
 def onnxruntime_problem() -> str | None:
-    """Return why the installed onnxruntime cannot be used, with the fix, or `None`."""
+    """Return an error if the installed onnxruntime is too old, with the command that upgrades it.
+
+    Return `None` if it is new enough or not installed."""
     try:
         from onnxruntime import __version__ as installed_version
     except ImportError:
@@ -131,7 +133,8 @@ def onnxruntime_problem() -> str | None:
 
 
 def cuda_problem(report: dict) -> str | None:
-    """Return why CUDA cannot be used according to the facts `report`, with the fix, or `None`."""
+    """Return an error with a remedy if CUDA cannot be used according to the facts `report`, else
+    `None`."""
     packages = report["packages"]
     missing = [name for name in LIBRARIES if name not in report["libraries"]]
     if "onnxruntime" in packages and "onnxruntime-gpu" in packages:
@@ -156,7 +159,9 @@ def cuda_problem(report: dict) -> str | None:
 
 
 def tensorrt_problem(report: dict) -> str | None:
-    """Return why TensorRT cannot be used, with the fix, or `None`. TensorRT needs CUDA."""
+    """Return an error with a remedy if TensorRT cannot be used according to `report`, else `None`.
+
+    TensorRT needs CUDA."""
     problem = cuda_problem(report)
     if problem or TENSORRT in report["providers"]:
         return problem

@@ -92,8 +92,8 @@ class ExportInfo:
         """Return the content of the file `name`, or `None` if the export does not have it.
 
         Raises:
-            FileNotFoundError, ValueError: as in `read_export_info`, if the file is missing,
-                changed or not in the manifest.
+            FileNotFoundError, ValueError: if the file is missing, changed or not in the manifest;
+                see also `read_export_info`.
         """
         path = self.directory / name
         if name in self.manifest["files"]:
@@ -132,8 +132,8 @@ class ExportInfo:
         """Check that graphs and data that were opened by name are those of the manifest.
 
         Raises:
-            FileNotFoundError, ValueError: as in `read_export_info`, and if the export was replaced
-                or changed.
+            FileNotFoundError, ValueError: if the export was replaced or changed; see also
+                `read_export_info`.
         """
         wait(self.hashing.values())
         for name, stamp in self.stamps.items():
@@ -256,7 +256,7 @@ def open_export_info(directory: str | os.PathLike) -> ExportInfo:
     finally:
         pool.shutdown(wait=False)  # submitted checks continue
     config, generation_config = configs.values()
-    # config.json has a model type for clients, the manifest ours.
+    # config.json has a model type that clients know, the manifest the one of this package.
     config |= {"model_type": manifest["model_type"]}
     return ExportInfo(directory, manifest, config, generation_config, stamps, hashing)
 

@@ -94,8 +94,9 @@ def check_input(tensor: TensorSpec, values: np.ndarray, sizes: dict[str, int]) -
 
 
 def check_contiguous(mask: np.ndarray, name: str) -> None:
-    """Raise ValueError for a row of `mask` (B, T) with a hole. A decoder counts positions by the
-    ones of the mask."""
+    """Raise ValueError if a row of `mask` (B, T) has a zero between ones.
+
+    A decoder counts positions by the ones of the mask. `name` is that of the mask in the error."""
     begins = mask[:, 1:] > mask[:, :-1]
     if (begins.sum(axis=1) + mask[:, 0]).max() > 1:
         row, position = next(
@@ -168,7 +169,9 @@ def pad_sequences(rows: list[list[int]], pad_token_id: int | None) -> tuple[np.n
 def move_padding(
     ids: np.ndarray, mask: np.ndarray, side: str, pad_token_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Move the padding of each row to `side` and return the new ids and mask. Holes are kept."""
+    """Move the padding of each row to `side`, "left" or "right", and return the new ids and mask.
+
+    Masked tokens between other tokens stay where they are."""
     if mask.all():
         return ids, mask
     first = mask.argmax(axis=1) if side == "right" else -mask[:, ::-1].argmax(axis=1)

@@ -212,7 +212,7 @@ def top(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return what `top` does, by a search of all values."""
+    """Return the same as `top`. Search all values instead of blocks."""
     rows, width = scores.shape
     if count == width:
         indices = np.broadcast_to(np.arange(width), scores.shape)

@@ -118,7 +118,9 @@ class Options:
         COUNT, None, "maximum length including the prompt; ignored if max_new_tokens is set"
     )
     num_beams: int = option(
-        COUNT, 1, "number of beams; 1 is greedy search, or sampling with do_sample"
+        COUNT,
+        1,
+        "number of beams of beam search; 1 is greedy search, or sampling if do_sample is true",
     )
     length_penalty: float = option(
         NUMBER, 1.0, "beam search: scores are divided by length^length_penalty"
@@ -149,7 +151,7 @@ class Options:
         "sampling: minimum probability of a token, relative to the most likely one",
     )
     seed: int | None = option(
-        SEED, None, "seed of sampling; without a seed, each call draws other tokens"
+        SEED, None, "seed of sampling, for reproducible results; default: a random seed"
     )
     repetition_penalty: float = option(
         POSITIVE,
@@ -413,8 +415,8 @@ def resolve(
         prompt_length: tokens of the prompt with padding; for seq2seq of the decoder prompt.
 
     Raises:
-        UsageError: as in `Options`, if the prompt reaches `max_length`, and for tokens outside the
-            vocabulary.
+        UsageError: if the prompt reaches `max_length`, or for tokens outside the vocabulary;
+            see also `Options`.
         ValueError: for a field of `generation_config` that this runtime does not support.
     """
     merged = {

@@ -70,7 +70,8 @@ def shared_initializer(ops: Ops, tensor: ir.TensorProtocol) -> Value:
 
 
 def split(nodes: list[ir.Node], changing: Collection[Value]) -> tuple[list[ir.Node], list[ir.Node]]:
-    """Return the `nodes` that need none of the values `changing`, and the nodes that need one."""
+    """Return the `nodes` that do not depend on the values `changing`, and the nodes that depend on
+    one, directly or through other nodes. Both keep their order."""
     changing = set(changing)
     fixed, others = [], []
     for node in nodes:

@@ -104,7 +104,7 @@ class Admission:
             prefix: tokens that the target of a seq2seq model begins with.
 
         Raises:
-            UsageError, ValueError: as in `Runtime.generate`; UsageError for log probabilities of
+            UsageError, ValueError: see `Runtime.generate`; UsageError for log probabilities of
                 beams.
             TooLong: if there are more tokens or rows than the slots hold.
         """
@@ -124,7 +124,8 @@ class Admission:
     def check_options(
         self, input_ids: Sequence[int], options: dict[str, Any], prefix: Sequence[int]
     ) -> tuple[Options, list[int]]:
-        """Return the resolved options and the decoder prompt. Raise as `Runtime.generate` does.
+        """Return the resolved options and the decoder prompt. Raise the same errors as
+        `Runtime.generate`.
 
         Results are cached, because a check takes as long as a short request."""
         if prefix:

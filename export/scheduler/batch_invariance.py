@@ -60,7 +60,10 @@ def has_same_bits(rows: list[list[np.ndarray]], together: list[np.ndarray]) -> b
 
 
 def random_feeds(graph: RowGraph, length: int, rows: int) -> dict[str, np.ndarray | None]:
-    """Return `rows` rows of `length` random tokens, or random images."""
+    """Return random values for all inputs of `graph`, by name.
+
+    There are `rows` rows. Each has `length` token ids and a mask of ones, or one image if the graph
+    reads images."""
     rng = np.random.default_rng(0)
     sizes = {
         "batch_size": rows,

@@ -167,7 +167,8 @@ class Outbox:
 def make_update(
     request: ClientRequest[SequenceGroup], events: list[Event], is_finished: bool
 ) -> tuple:
-    """Return what the parent receives: number, events, and the results or the error if finished."""
+    """Return the message to the parent: the number of the request, its events, and its results or
+    its error if it is finished, otherwise `None`."""
     error = None if request.error is None else portable(request.error)
     results = read_results(request) if is_finished and error is None else None
     return request.number, events, results, error
@@ -176,7 +177,8 @@ def make_update(
 def open_scheduler(
     directory: str, threads: int, dtype: str | None, sizes: dict[str, Any], events: SchedulerEvents
 ) -> Scheduler:
-    """Return a started scheduler whose `Admission` gets `sizes`. Raise what `Runtime` raises."""
+    """Return a started scheduler whose `Admission` gets `sizes`. Raise the same
+    errors as `Runtime`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the parent opens the same export and warns
         info = open_export(directory, dtype)

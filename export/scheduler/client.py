@@ -131,7 +131,7 @@ async def streamed(
     generation.
 
     Raises:
-        RequestError: as in `generated`.
+        RequestError: see `generated`.
         UsageError: for beam search.
     """
     if (num_beams := generation_input.options.num_beams) > 1:

@@ -37,8 +37,8 @@ def fits_options(
 
 
 def fits_workers(info: ExportInfo, workers: int, request: GenerationRequest) -> bool:
-    """Like `fits_options`, but False if a source mask has holes, which the step graph cannot
-    express."""
+    """Return True if `fits_options`, and no source mask has a one after a zero, which the step
+    graph cannot express."""
     rows = len(request.input_ids)
     if not fits_options(info, workers, rows, request.options, request.is_scored):
         return False

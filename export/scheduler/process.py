@@ -81,7 +81,7 @@ class SchedulerProcess(asyncio.Protocol):
         must be unique. `arguments` are those of `child.open_scheduler`.
 
         Raises:
-            Exception: what `child.open_scheduler` raises.
+            Exception: any error that `child.open_scheduler` raises.
             ChildProcessError: if the child has exited.
         """
         self._opened = asyncio.get_running_loop().create_future()

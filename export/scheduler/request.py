@@ -40,7 +40,8 @@ class GenerationInput:
 
     @property
     def num_independent_results(self) -> int:
-        """Results that finish one by one: the samples, or 1 without sampling."""
+        """Number of results that finish independently: `num_return_sequences` with sampling,
+        otherwise 1, because beams finish together."""
         return self.options.num_return_sequences if self.options.do_sample else 1
 
 

@@ -55,8 +55,9 @@ class SequenceGroup:
 
     @cached_property
     def search(self) -> Search | None:
-        """The search that selects tokens, or `None` for plain greedy search. The worker creates it
-        on first use."""
+        """The search that selects tokens, or `None` for plain greedy search.
+
+        Only the worker thread reads it: the first access creates the search."""
         search = start_row_search(self.input, self.index)
         is_plain = (
             isinstance(search, TokenSearch)

@@ -104,7 +104,8 @@ def describe_errors(protocol: Protocol) -> None:
 
 
 async def respond(request: Request, error: Exception) -> JSONResponse:
-    """Return the error response for `error`. Raise `error` again if the server is at fault."""
+    """Return the error response for `error`. If its status would be 500, a fault of the server,
+    raise `error` again."""
     answer = await respond_to_mistake(request, error)
     if answer.status_code == 500:
         raise error  # `Frame` logs it and responds with 500
@@ -232,8 +233,8 @@ def convert_error(error: BaseException, validation: int) -> RequestError:
 
 
 def is_rendering_error(error: ValueError) -> bool:
-    """Return True if `error` was raised while a response was written, for NaN or a surrogate. The
-    request is not at fault then."""
+    """Return True if `error` was raised by serializing a response, because a value is NaN or
+    infinite, or a text has a surrogate. The server is then at fault, not the request."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

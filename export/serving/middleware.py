@@ -285,7 +285,8 @@ class Frame:
             exchange.cancel(ENDED)
 
     def _note(self, exchange: Exchange, seconds: float) -> None:
-        """Count the request and write its log line."""
+        """Count the finished request in the metrics and write its log line. `seconds` is its
+        duration."""
         status = exchange.status or CLIENT_GONE
         self.metrics.answered(self.errors.template(exchange.scope), status, seconds)
         level = (

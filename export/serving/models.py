@@ -32,8 +32,10 @@ class ServedModel:
     async def read(
         self, rows: int, function: Callable[..., Any], /, *args: Any, **options: Any
     ) -> Any:
-        """Run `function` in a worker thread and return its result. Its model calls count as one
-        request of about `rows` rows, see `EncoderScheduler.call`."""
+        """Run `function` in a thread and return its result.
+
+        For the limit of waiting rows, the model calls of `function` count as one request of about
+        `rows` rows, see `EncoderScheduler.call`."""
         if self.encoder is None:
             return await asyncio.to_thread(function, *args, **options)
         return await self.encoder.call(rows, function, *args, **options)

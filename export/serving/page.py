@@ -143,7 +143,10 @@ async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[s
 async def sentences(
     model: ServedModel, plan: Plan, inputs: list[GenerationInput]
 ) -> AsyncGenerator[str, None]:
-    """Yield the parts of each sentence in turn, with the white space between sentences."""
+    """Yield the translation of the text of `plan` in pieces, as soon as they are generated.
+
+    `inputs` are the generation inputs of its sentences, translated one after another. White space
+    and untranslated parts of the text are yielded with the pieces."""
     waiting = iter(inputs)
     before: list[tuple[str, bool]] = []
     num_sent = 0  # characters

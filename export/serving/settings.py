@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
-from ..arguments import MAX_SHOWN, Parser, choice_type, integer, path, positive, unicode
+from ..arguments import DTYPE_HELP, MAX_SHOWN, Parser, choice_type, integer, path, positive, unicode
 from ..errors import UsageError
 
 PREFIX = "VANILLA_TRANSFORMER_"  # prefix of environment variables
@@ -77,35 +77,32 @@ class Settings:
     languages: tuple[tuple[str | None, str, str], ...] = setting(
         pair,
         (),
-        "language pair that a model translates, such as en-de, or NAME:en-de for one of several "
-        "models; may be repeated",
+        "source and target language of a model, such as en-de; NAME:en-de if several models "
+        "translate; may be repeated; default: the languages of the tokenizer or the model card",
     )
-    dtype: str | None = setting(
-        unicode, None, "precision to run, if the exports have several; by default the first"
-    )
+    dtype: str | None = setting(unicode, None, DTYPE_HELP)
     workers: int | None = setting(
         positive,
         None,
-        "worker threads, each with its own batch; by default chosen by the model's size",
+        "worker threads, each with its own batch; default: by the size of the model",
     )
     threads: int | None = setting(
-        positive, None, "CPU threads per worker; by default chosen by the model's size"
+        positive, None, "CPU threads per worker; default: by the size of the model"
     )
     slots: int | None = setting(
         positive,
         None,
-        "rows (sequences or beams) that all workers run at once; by default chosen by the model's "
-        "size",
+        "rows (sequences or beams) that all workers run at once; default: by the size of the model",
     )
     max_source: int | None = setting(
         positive,
         None,
-        "maximum number of source tokens; by default the model's limit, but at most 512",
+        "maximum number of source tokens; default: the model's limit, but at most 512",
     )
     max_length: int | None = setting(
         positive,
         None,
-        "maximum number of tokens of prompt and continuation; by default the model's limit, but "
+        "maximum number of tokens of prompt and continuation; default: the model's limit, but "
         "at most 512",
     )
     queue: int = setting(
@@ -137,8 +134,8 @@ class Settings:
     token_file: Path | None = setting(
         path,
         None,
-        f"file with the token that clients must send; or set {TOKEN}; by default no token is "
-        f"required",
+        "file with the token that clients must send as `Authorization: Bearer TOKEN`; or set the "
+        f"variable {TOKEN} to the token, but not both; default: no token is required",
     )
     cors_origin: tuple[str, ...] = setting(
         origin, (), "origin of web pages that may send requests, or *; may be repeated"
@@ -162,7 +159,7 @@ def flag(field: dataclasses.Field) -> str:
 def metavar(field: dataclasses.Field) -> str:
     kinds = set(get_args(field.type) or [field.type]) - {NoneType}
     names = {
-        "languages": "PAIR",
+        "languages": "SOURCE-TARGET",
         "cors_origin": "ORIGIN",
         "log_level": "LEVEL",
         "host": "HOST",

@@ -84,7 +84,7 @@ def find_translator(sources: Mapping[str, Source], name: str | None, pair: str) 
     if len(fitting) != 1:
         names = ", ".join(source.name for source in fitting) or "none"
         raise UsageError(
-            f"--languages {pair}: the models that translate are {names}, expected one model, or "
-            f"NAME:{pair}"
+            f"--languages {pair}: the models that translate are {names}, expected one model; write "
+            f"NAME:{pair} to select one of several"
         )
     return fitting[0]

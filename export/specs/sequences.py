@@ -48,7 +48,7 @@ def axis_size(axis: int | str, config: dict) -> int | str:
 
 
 def head_outputs(config: dict, head: Head) -> tuple[TensorSpec, ...]:
-    """Return what a graph with this head returns."""
+    """Return the specs of the outputs of a full-sequence graph with `head`."""
     return tuple(
         TensorSpec(
             output.name,

@@ -73,13 +73,13 @@ class Target(Protocol):
         """Return the fields of `config` with unsupported values, and the values expected."""
 
     def activations(self, model: PreTrainedModel | None, dtype: str | None) -> str:
-        """Return the dtype of activations for weights of `dtype`, or of the default dtype for
-        `None`.
+        """Return the dtype in which graphs with weights of `dtype` compute activations.
 
-        `model` is `None` without torch.
+        For a `dtype` of `None` it is the target's default, which is then the dtype of the weights
+        too. `model` is checked for overflow; it is `None` if torch is not installed.
 
         Raises:
-            ValueError: if the model overflows in this dtype.
+            ValueError: if activations of `model` overflow in the dtype that `dtype` needs.
         """
 
     def graph_specs(
@@ -113,7 +113,7 @@ class Target(Protocol):
 
 
 def check_activations(activations: str, known: Collection[str]) -> None:
-    """Raise ValueError if the target does not support this dtype of activations."""
+    """Raise ValueError if the dtype `activations` is not in `known`, the supported dtypes."""
     if activations not in known:
         raise ValueError(
             f"the activations are {activations!r:.100}, expected one of {', '.join(known)}"

@@ -303,7 +303,8 @@ def resize(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndarr
 
 
 def center_crop(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """(C, H, W) -> (C, height, width). A smaller image is padded with zeros."""
+    """(C, H, W) -> (C, height, width). Cut out the center; pad height or width with zeros on both
+    sides if the image is smaller."""
     missing = [max(0, target - size) for target, size in zip((height, width), pixels.shape[1:])]
     pixels = np.pad(pixels, [(0, 0), *((math.ceil(margin / 2), margin // 2) for margin in missing)])
     top, left = (pixels.shape[1] - height) // 2, (pixels.shape[2] - width) // 2

@@ -184,7 +184,8 @@ def key(code: str) -> str:
 
 
 def language_name(code: str) -> str:
-    """Return the English name of the language `code`, or `code` itself if the table lacks it."""
+    """Return the English name of a language, such as "German" for de. Return `code` itself if its
+    name is unknown."""
     stem, *rest = code.split("-", 1)
     return " ".join([NAMES[stem], *(f"({part})" for part in rest)]) if stem in NAMES else code
 
@@ -202,6 +203,8 @@ def front_matter(info: ExportInfo) -> str:
 
 
 def read_list(front_matter: str, name: str) -> list[str]:
-    """Return the strings of the field `name` in YAML: one value, `[one, two]`, or one per line."""
+    """Return the strings of the field `name` in YAML metadata; an empty list without the field.
+
+    The field may be one value, a list `[one, two]`, or lines that begin with `- `."""
     match = re.search(rf"^{name}:(.*\n(?:[ \t]*- .*\n)*)", front_matter, re.MULTILINE)
     return re.findall(r"[^\s\[\],\"'-][^\s\[\],\"']*", match[1]) if match else []

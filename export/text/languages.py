@@ -30,8 +30,11 @@ class Languages:
     words: list[str] = field(default_factory=list)
 
     def rows(self, rows: list[list[int]], src_lang: Choice) -> list[list[int]]:
-        """Return `rows` of tokens with the special tokens of each row's language around them.
-        Raises UsageError for a language that the model lacks."""
+        """Return the token ids `rows`, each with the special tokens of its source language before
+        and after it.
+
+        `src_lang` is the language of all rows, or a list with one for each row. Raise UsageError
+        for a language that the model lacks."""
         ids = self.ids("src_lang", src_lang, len(rows))
         return [
             [language if id is None else id for id in self.before]
@@ -85,7 +88,7 @@ class Languages:
         Without `tgt_lang`, generation_config.json selects the language: `default` is its token id.
 
         Raises:
-            UsageError: if there is no target language, if `options` select one too, or as `ids`.
+            UsageError: if there is no target language, if `options` select one too; see also `ids`.
         """
         if tgt_lang is None:
             if self.tokens and self.target not in options and default not in self.tokens.values():

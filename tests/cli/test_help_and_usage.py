@@ -17,7 +17,7 @@ from messages import check_message
 
 from vanilla_transformer import conversion
 from vanilla_transformer_export import Options
-from vanilla_transformer_export.arguments import key_value, output_of
+from vanilla_transformer_export.arguments import get_output, key_value
 from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.cli.main import VERBS, main
 from vanilla_transformer_export.cli.verbs import generation_options
@@ -281,7 +281,7 @@ def test_flags_give_the_options_that_they_name(verb, words, expected):
 @pytest.mark.parametrize("verb, first", [("export", "checkpoint"), ("convert", "source")])
 def test_an_output_is_the_last_argument_or_a_flag(verb, first, words):
     args = cli.parse([verb, *words])
-    assert (getattr(args, first), output_of(args)) == ("a", Path("b"))
+    assert (getattr(args, first), get_output(args)) == ("a", Path("b"))
 
 
 def test_export_writes_where_the_flag_tells_it(exported, tmp_path, capsys):

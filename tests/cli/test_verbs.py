@@ -190,5 +190,8 @@ def test_options_of_evaluate_that_no_model_takes_are_wrong_usage(trained, corpus
             ]
         )
     assert caught.value.code == 2
-    expected = {"99999999": "is 99999999", "nope": "no bleu_tokenize 'nope'; did you mean 'none'?"}
+    expected = {
+        "99999999": "is 99999999",
+        "nope": "unknown bleu_tokenize 'nope'; did you mean 'none'?",
+    }
     assert expected[options[1]] in capsys.readouterr().err

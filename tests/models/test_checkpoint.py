@@ -191,7 +191,7 @@ def test_a_type_of_tensors_that_has_no_place_here_is_refused(checkpoint, capsys)
         ("[]", [INDEX, "holds [], expected a JSON object"]),
         ("{", [INDEX, "is not JSON"]),
         ("[" * 100_000, [INDEX, "is not JSON: RecursionError"]),
-        ({}, ["the weight_map None, expected the file of each tensor"]),
+        ({}, ["the weight_map None, expected an object"]),
         ({"weight_map": []}, ["the weight_map [], expected"]),
         ({"weight_map": {"a": 5}}, ["the weight_map {'a': 5}, expected"]),
         ({"weight_map": {"a": f"../copy/{SHARD}"}}, ["expected .safetensors files beside it"]),

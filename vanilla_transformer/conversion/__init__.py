@@ -106,7 +106,7 @@ def convert_torch(
     Raises:
         UsageError: without `num_attention_heads` or `embeddings`, and for a field that no config
             has.
-        FileExistsError, FileNotFoundError, ValueError: as `convert`; ValueError as `from_torch`.
+        FileExistsError, FileNotFoundError, ValueError: see `convert` and `from_torch`.
     """
     if Path(source).is_file():
         check_state_dict(Path(source))

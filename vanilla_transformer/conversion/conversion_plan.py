@@ -210,9 +210,10 @@ class ConversionPlan:
 
 
 def name_image_processor(path: Path, name: str | None) -> None:
-    """Add the class `name` to preprocessor_config.json if it names none.
+    """Add `image_processor_type` with the class `name` to the preprocessor_config.json at `path`.
 
-    In older files the model type determines the class.
+    Do nothing if the file is missing, if it has a class, or if `name` is `None`. Older files have
+    no class, because the model type determined it.
     """
     if name is None or not path.is_file():
         return

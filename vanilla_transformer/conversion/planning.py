@@ -225,8 +225,8 @@ def find_family(directory: Path, content: dict, overrides: Overrides) -> str:
     if len(families) != 1:
         problem = f"{directory / CONFIG} has the model_type None, expected a name"
         raise ValueError(
-            f"{problem}: its tensors fit {' and '.join(families) or 'no family'}, --set "
-            f"model_type=NAME"
+            f"{problem}: its tensors fit {' and '.join(families) or 'no family'}; name the family "
+            "with --set model_type=NAME"
         )
     return families[0]
 

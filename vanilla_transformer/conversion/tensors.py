@@ -170,7 +170,7 @@ class TensorFiles:
 
     Raises:
         FileNotFoundError: if there are no weights, or a shard is missing.
-        ValueError: for a file that is not whole, or a pickle that holds more than tensors.
+        ValueError: for a truncated or damaged file, or a pickle that holds more than tensors.
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
@@ -257,7 +257,7 @@ class TensorFiles:
 
 
 def unpickling_fault(error: Exception) -> str:
-    """Return what torch found wrong, without its advice to load with code."""
+    """Return the reason of torch's unpickling `error`, without its advice to load with code."""
     lines = [
         line.strip()
         for line in str(error).partition("\n\nCheck the documentation")[0].splitlines()
@@ -273,9 +273,12 @@ def unpickling_fault(error: Exception) -> str:
 def write_safetensors(
     path: Path, shapes: Shapes, tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> None:
-    """Write (name, tensor) pairs in the order of `shapes`, one at a time.
+    """Write a safetensors file of the pairs (name, tensor) in `tensors`, one at a time.
 
-    The header comes first and needs only their shapes and types.
+    The header is written first, from `shapes`. Only one tensor must be in memory.
+
+    Raises:
+        RuntimeError: if names, shapes or dtypes of the pairs differ from `shapes` or its order.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0

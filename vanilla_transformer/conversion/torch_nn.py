@@ -201,8 +201,9 @@ def attention_weights(match: re.Match[str], tensor: torch.Tensor) -> Tensors:
         return {f"{attention}.o_proj.{part}": tensor}
     if tensor.dim() == 0 or len(tensor) % 3 or not len(tensor):
         raise ValueError(
-            f"{match[0]} has the shape {list(tensor.shape)}, expected queries, keys and values "
-            "in one matrix"
+            f"{match[0]} has the shape {list(tensor.shape)}, expected one matrix for queries, keys "
+            "and values, with a multiple of 3 rows: convert an unchanged state dict of "
+            "torch.nn.Transformer"
         )
     return {f"{attention}.{p}_proj.{part}": t for p, t in zip("qkv", tensor.chunk(3), strict=True)}
 

@@ -41,8 +41,8 @@ def average(
 
     Raises:
         FileExistsError: if `out` cannot be written, see `files.new_directory`.
-        FileNotFoundError, ValueError: as `average_weights` and `companions`; ValueError for another
-            tokenizer.json, and for other modules.
+        FileNotFoundError, ValueError: see `average_weights` and `companions`; ValueError also if
+            tokenizer.json or the modules differ.
     """
     with new_directory(out, force, checkpoints) as directory:
         model = average_weights(checkpoints, variant)
@@ -64,7 +64,7 @@ def average_weights(
     The weights are those of `variant`, as in `checkpoint.load_checkpoint`.
 
     Raises:
-        FileNotFoundError, ValueError: as `checkpoint.load_checkpoint`; ValueError if their
+        FileNotFoundError, ValueError: see `checkpoint.load_checkpoint`; ValueError if their
             architectures, the shapes of their weights or their configs differ.
     """
     model = load(checkpoints[0], variant)

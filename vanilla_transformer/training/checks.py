@@ -118,7 +118,8 @@ def check_tokenizer(recipe: "Recipe", task: "Task") -> None:
         and tokenizer.get("kind", "bpe") not in ("bpe", "word")
     ):
         raise UsageError(
-            f"tokenizer.lowercase is true, expected false with tokenizer.kind={tokenizer['kind']!r}"
+            f"tokenizer.lowercase is true, expected false with tokenizer.kind="
+            f"{tokenizer['kind']!r}: only bpe and word have it"
         )
     sizes = [table["vocab_size"] for table in (tokenizer, recipe.model) if table.get("vocab_size")]
     if is_new and len({*sizes}) > 1:

@@ -83,7 +83,7 @@ def read_text(path: str | Path, encoding: str = "UTF-8") -> str:
     """Return the whole text of a file, with LF line ends; lines may have any length.
 
     Raises:
-        FileNotFoundError, ValueError: as `parts`; ValueError if it is not text of that `encoding`.
+        FileNotFoundError, ValueError: see `parts`; ValueError if it is not text of that `encoding`.
     """
     text = "".join(parts(path, encoding, "read")).removeprefix("\ufeff").replace("\r\n", "\n")
     if byte := NO_TEXT.search(text):
@@ -117,7 +117,7 @@ def lines(
     An empty file is one empty line.
 
     Raises:
-        FileNotFoundError, ValueError: as `parts`.
+        FileNotFoundError, ValueError: see `parts`.
     """
     mark, is_open = "\ufeff", False
     for part in parts(path, encoding, "readline"):
@@ -183,8 +183,9 @@ class BadRows:
 def read_lines(path: str | Path, encoding: str = "UTF-8") -> list[str]:
     """Return the lines of a file.
 
-    Raises FileNotFoundError and ValueError as `lines`; ValueError also for a `Fault` and an empty
-    line or file.
+    Raises:
+        FileNotFoundError, ValueError: see `lines`; ValueError also for a `Fault` and an empty line
+            or file.
     """
     return read_all_lines([path], encoding)
 
@@ -203,7 +204,7 @@ def read_parallel(source: str | Path, target: str | Path) -> list[tuple[str, str
     """Return the pairs of lines of `source` and `target`, which are translations of each other.
 
     Raises:
-        ValueError: if the files have different numbers of lines, and as `read_lines` does.
+        ValueError: if the files have different numbers of lines; see also `read_lines`.
     """
     return list(zip(*read_files([source, target]), strict=True))
 
@@ -256,7 +257,7 @@ def read_columns(
     `datasets.IterableDataset`, read as it is needed.
 
     Raises:
-        FileNotFoundError, ValueError: as `read_parallel`; ValueError for files that are to be
+        FileNotFoundError, ValueError: see `read_parallel`; ValueError for files that are to be
             streamed, and for bad rows that are to be skipped in a stream, where they cannot be
             counted beforehand.
     """
@@ -307,8 +308,7 @@ def valid_positions(
 
 
 def lacking(row: dict) -> str | None:
-    """Return what a row lacks, as "no NAME", if a value is missing or a text is empty; else
-    `None`."""
+    """Return "no NAME" for the first value that is missing or empty text in `row`, else `None`."""
     names = [
         name
         for name, value in row.items()

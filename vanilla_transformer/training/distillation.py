@@ -20,8 +20,8 @@ class Teachers:
         device: the device of the training.
 
     Raises:
-        FileNotFoundError, ValueError: as `load_checkpoint` and `load_tokenizer`; ValueError for one
-            with other labels.
+        FileNotFoundError, ValueError: see `load_checkpoint` and `load_tokenizer`; also if a teacher
+            has other labels.
     """
 
     def __init__(self, paths: list[str], model: PreTrainedModel, device: torch.device):

@@ -19,7 +19,7 @@ def bleu(
         tokenize: sacreBLEU's name of a tokenization; "none" for text that is in tokens already.
 
     Raises:
-        UsageError: as `bleu_metric`.
+        UsageError: see `bleu_metric`.
         ValueError: for another number of references than of outputs.
     """
     metric = bleu_metric(tokenize)

@@ -20,10 +20,9 @@ def flat(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_name(what: str, name: Any, known: Iterable[str], elsewhere: Iterable[str] = ()) -> None:
-    """Raise UsageError if `name` is not `known`, with the nearest known name.
+    """Raise UsageError if `name` is not in `known`. The error ends as `nearest` describes.
 
-    If none is near, the error has the same name `elsewhere`, or all known names.
-    """
+    `what` says what `name` is. `elsewhere` has full names of the same key in other tables."""
     if not isinstance(name, str) or name not in known:
         raise UsageError(
             f"unknown {what} {reprlib.repr(name)}{nearest(str(name), known, elsewhere)}"
@@ -31,11 +30,15 @@ def check_name(what: str, name: Any, known: Iterable[str], elsewhere: Iterable[s
 
 
 def did_you_mean(name: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
-    """Return a hint at the nearest known name, or an empty string if none is near."""
+    """Return a hint at the nearest name in `known`, or if none is near, at the first in
+    `elsewhere`. Return an empty string without both."""
     near = [*difflib.get_close_matches(name, known, n=1), *elsewhere]
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def nearest(name: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
-    """Return the end of an error about `name`: the nearest known name, or all known names."""
+    """Return the end of an error about an unknown `name`.
+
+    It suggests the nearest name in `known`, or if none is near, the first name in `elsewhere`.
+    Without both, it lists all `known` names."""
     return did_you_mean(name, known, elsewhere) or f", expected one of {', '.join(sorted(known))}"

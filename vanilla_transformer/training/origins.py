@@ -20,10 +20,10 @@ logger = logging.get_logger(__name__)
 
 
 def naming(key: str, load: Callable[[str], Any], path: str) -> Any:
-    """Return what `load` returns for the checkpoint of a recipe's `key`; errors name the key.
+    """Return the result of `load(path)`, where `path` is the checkpoint of a recipe's `key`.
 
     Raises:
-        FileNotFoundError, ValueError: as `load`, one of `checkpoint`.
+        OSError, ValueError: the errors of `load`, with the key in front of the message.
     """
     try:
         return load(path)
@@ -38,8 +38,8 @@ def check_teachers(recipe: Recipe) -> None:
     text.
 
     Raises:
-        ValueError: for one that is no model of the recipe's task, and as `check_held_out` does.
-        FileNotFoundError: for one that is not there.
+        ValueError: if a teacher is not a model of the recipe's task; see also `check_held_out`.
+        FileNotFoundError: if the checkpoint of a teacher is missing.
     """
     name = TASKS[recipe.task].MODEL.__name__
     for path in recipe.training.get("teachers", ()):

@@ -120,7 +120,7 @@ def prepare(
     processor instead.
 
     Raises:
-        UsageError, FileNotFoundError, ValueError: as `check_complete`; ValueError for text in
+        UsageError, FileNotFoundError, ValueError: see `check_complete`; ValueError for text in
             another form than the task expects.
     """
     check_complete(recipe)
@@ -145,8 +145,10 @@ def prepare(
 
 
 def new_tokenizer(recipe: Recipe, task: Task, text: dict[str, Rows]) -> PreTrainedTokenizerFast:
-    """Train a tokenizer for the recipe's model: for its variant, with token types if it has
-    several."""
+    """Train a tokenizer on `text["train"]` with the settings of the recipe's `tokenizer` table.
+
+    It fits the task's variant: encoder, decoder or seq2seq. It returns token_type_ids if the
+    model's `type_vocab_size` is above 1."""
     settings = {name: value for name, value in recipe.tokenizer.items() if name != "bpe_dropout"}
     types = {**task.config_fields(text, recipe.data), **recipe.model}.get("type_vocab_size", 0)
     variant = task.CONFIG.model_type.removeprefix("vanilla-")

@@ -82,7 +82,7 @@ def read_recipe(name: str, changes: dict[str, Any] | None = None) -> Recipe:
     Raises:
         FileNotFoundError: for a name that is neither, with the nearest recipe.
         ValueError: for a file that is not TOML.
-        UsageError: as `Recipe` does.
+        UsageError: see `Recipe`.
     """
     path = recipe_path(name)
     tables = read_tables(path)

@@ -14,7 +14,8 @@ PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datas
 
 
 def run_record(recipe: Recipe, trainer: Seq2SeqTrainer, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return the record of a run that ended with these `metrics`."""
+    """Return the record of a finished run: its recipe, final `metrics`, size, time, hardware,
+    versions and history."""
     history = trainer.state.log_history  # the history of all calls that continued this run
     return {
         "recipe": asdict(recipe),

@@ -52,7 +52,7 @@ def train(
     may the number of updates, if the schedule does not depend on it.
 
     Args:
-        force: replace `output` if it is a checkpoint of ours.
+        force: replace `output` if vanilla-transformer wrote it.
         restart: move the state of an earlier run aside and start again.
 
     Raises:

@@ -72,7 +72,7 @@ def train_tokenizer(
     if vocab_size is None and kind != "character":
         raise ValueError(f"a tokenizer of kind {kind!r} needs a vocab_size, got None")
     if lowercase and kind not in ("bpe", "word"):
-        raise ValueError(f"lowercase goes with kinds 'bpe' and 'word', got {kind!r}")
+        raise ValueError(f"kind is {kind!r}, expected 'bpe' or 'word' with lowercase=True")
     special = SPECIAL_TOKENS | (ENCODER_TOKENS if variant == "encoder" else {})
     tokenizer = new_tokenizer(kind, lowercase)
     trainer = tokenizer.model.get_trainer()

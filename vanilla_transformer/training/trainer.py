@@ -90,8 +90,7 @@ def make_trainer(
     """Return the trainer for the results of `prepare.prepare`.
 
     Raises:
-        ValueError: for rows that do not fit the batches, for teachers as `Teachers`, and as
-            `check_processes`.
+        ValueError: for rows that do not fit the batches; see also `Teachers` and `check_processes`.
     """
     task = TASKS[recipe.task]
     watch = Watch(model, tokenizer)

@@ -168,8 +168,11 @@ def response_fields(
 async def translate_plain(
     model: ServedModel, direction: Direction, texts: list[str], count: int, splitting: Splitting
 ) -> list[list[str]]:
-    """Return `count` translations of each text, best first. A blank text is returned unchanged. The
-    search has `count` beams, or the model's number of beams if that is larger."""
+    """Return `count` translations of each plain text, best first. The only result of a blank text
+    is that text.
+
+    For `count` above 1, beam search has `count` beams, or the model's number of beams if that is
+    larger. `splitting` says how texts are split into sentences."""
     translations = [[text] for text in texts]
     indices = [index for index, text in enumerate(texts) if text.strip()]
     options: dict[str, Any] = {}

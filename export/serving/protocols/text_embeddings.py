@@ -473,8 +473,8 @@ def encode(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> 
         size = len(text) if isinstance(text, str) else sum(map(len, text))
         if size > limit * MAX_TOKEN_LENGTH:
             raise TooLong(
-                f"a text has {size} characters, expected at most {limit * MAX_TOKEN_LENGTH}, or "
-                f"truncate=true"
+                f"a text has {size} characters, expected at most {limit * MAX_TOKEN_LENGTH}: "
+                f"shorten it or set truncate=true"
             )
     rows = encode_texts(model.runtime, texts)
     check_lengths([len(row.ids) for row in rows], limit)
@@ -484,7 +484,8 @@ def encode(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> 
 def check_lengths(lengths: Sequence[int], limit: int) -> None:
     if max(lengths) > limit:
         raise TooLong(
-            f"a text has {max(lengths)} tokens, expected at most {limit}, or truncate=true"
+            f"a text has {max(lengths)} tokens, expected at most {limit}: shorten it or set "
+            f"truncate=true"
         )
 
 

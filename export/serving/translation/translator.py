@@ -29,7 +29,7 @@ async def translate(
     `options` are those of `Runtime.generate`.
 
     Raises:
-        UsageError, ValueError: as `TextRuntime.translate`.
+        UsageError, ValueError: see `TextRuntime.translate`.
         TooLong: if there are more than `MAX_SENTENCES`, or a sentence is too long for a slot.
         RequestError: if the scheduler rejects the request.
     """

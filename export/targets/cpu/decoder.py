@@ -89,8 +89,9 @@ class CpuDecoders:
 
 
 def pad_keys(array: np.ndarray, axis: int) -> np.ndarray:
-    """Return `array` padded with zeros to a multiple of `KEY_GROUP` along `axis`, the axis of
-    source tokens."""
+    """Return `array`, padded with zeros at the end of `axis` to a multiple of `KEY_GROUP`.
+
+    `axis` is the axis of source tokens."""
     shape = list(array.shape)
     shape[axis] = -shape[axis] % KEY_GROUP
     return np.concatenate([array, np.zeros(shape, array.dtype)], axis) if shape[axis] else array

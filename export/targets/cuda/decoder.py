@@ -103,9 +103,12 @@ class CudaDecoders:
             ) from None
 
     def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """Run greedy or beam search on the device and return what `Search.result` does.
+        """Run greedy or beam search on the device. Return the new tokens (B * N, T), and the scores
+        (B * N,) of beam search, else `None`.
 
-        Return `None` for sampling, logits processors and sliding windows."""
+        Return `None` if the search must run in numpy: for sampling, logits processors, scores of
+        greedy search, models with a sliding window, and more candidates than the vocabulary has.
+        """
         options = request.options
         is_beam_search = options.num_beams > 1
         if (

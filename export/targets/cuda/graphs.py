@@ -143,8 +143,8 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
 
 
 def slot_bias(g: GraphContext, visible: Value) -> Value:
-    """Return what is added to the scores, (B, 1 or H, T, slots). The slots of a token's history are
-    in its order."""
+    """Return the bias (B, 1 or H, T, slots) that is added to attention scores. It hides slots that
+    are not `visible`. The slots of a token's history are in its order."""
     op = g.op
     is_visible = op("Unsqueeze", visible, [1])
     if not g.config.has_relative_positions:

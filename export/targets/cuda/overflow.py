@@ -15,10 +15,11 @@ FLOAT16_MAX = torch.finfo(torch.float16).max
 
 @torch.no_grad()
 def overflow(model: PreTrainedModel) -> str | None:
-    """Return where `model` computes values that float16 cannot hold, or `None`.
+    """Return the first module whose values exceed half of the largest float16, with the largest of
+    them, or `None`.
 
-    The model runs in float32 on random tokens or images. The outputs of all modules and the
-    attention scores before the softmax are checked."""
+    `model` must be in float32. It runs on random tokens or images. The outputs of all modules and
+    the attention scores before the softmax are checked."""
     problems = []
 
     def check(name, states):

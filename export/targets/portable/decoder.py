@@ -81,7 +81,8 @@ class PortableDecoder:
         return np.concatenate([self.run(ids[:, part], mask[:, part]) for part in parts], axis=1)
 
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """Feed tokens and return the logits after each."""
+        """Reorder the caches by `beam_idx` if it is set, feed `tokens` (rows, t), and return the
+        logits (rows, t, V)."""
         if beam_idx is not None:
             self.reorder_cache(beam_idx)
         return self.run(tokens, np.ones_like(tokens), tokens.shape[1] - 1)

@@ -36,7 +36,9 @@ def source_encoder(g: GraphContext, inputs: Values) -> list[Value]:
 
 
 def decoder(g: GraphContext, inputs: Values) -> list[Value]:
-    """Write a decoder whose caches and mask grow."""
+    """Write a step of a decoder-only model and return the logits and the new caches.
+
+    Caches and attention mask grow with each step, unlike buffers of a fixed size."""
     ids, positions, caches = inputs["input_ids"], inputs["position_ids"], Caches(inputs)
     before = g.op.size(caches.past[0][0], 2)
     bias = causal_bias(g, offsets(g, ids, before), inputs["attention_mask"])

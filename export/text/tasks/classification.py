@@ -149,7 +149,7 @@ def zero_shot(
 
     Raises:
         UsageError: if there are no labels, or the template lacks `{}`.
-        ValueError: as `classify`, or if no label of the model begins with "entail".
+        ValueError: if no label of the model begins with "entail"; see also `classify`.
     """
     require(runtime, ZERO_SHOT)
     texts = check_texts(texts)

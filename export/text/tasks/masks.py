@@ -78,7 +78,7 @@ def mask_token(runtime: "TextRuntime") -> int:
     mask = runtime.tokenizer_settings.special_tokens["mask_token"]
     if mask is None:
         raise ValueError(
-            f"{runtime.path.parent} has a tokenizer without mask_token, expected one in "
+            f"the tokenizer of {runtime.path.parent} has no mask token, expected mask_token in "
             f"{TOKENIZER_CONFIG}"
         )
     return mask

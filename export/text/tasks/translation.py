@@ -171,7 +171,7 @@ def check_arguments(
     """Return the options of the target language of each text.
 
     Raises:
-        UsageError, ValueError: as `translate`, even if every sentence is copied.
+        UsageError, ValueError: see `translate`; raised even if every sentence is copied.
     """
     check_options(runtime.info, options)
     runtime.languages.check_words(texts)

@@ -17,7 +17,7 @@ def make_backend(theirs: PreTrainedTokenizerBase, directory: Path) -> tuple[Toke
     The source language of `theirs` is that of the text.
 
     Raises:
-        FileNotFoundError, ImportError, ValueError: as `read_sentencepiece` and `read_vocabulary`.
+        FileNotFoundError, ImportError, ValueError: see `read_sentencepiece` and `read_vocabulary`.
     """
     special = [token for token in theirs.all_special_tokens if token not in theirs.lang_token_to_id]
     vocabulary = read_vocabulary(directory / "vocab.json", special)

@@ -23,7 +23,7 @@ def make_tokenizer(directory: Path) -> tuple[PreTrainedTokenizerFast, list[str]]
     It decodes as `MarianTokenizer` does, and encodes targets by `text_target`.
 
     Raises:
-        FileNotFoundError, ImportError, ValueError: as `read_sentencepiece` and `read_vocabulary`;
+        FileNotFoundError, ImportError, ValueError: see `read_sentencepiece` and `read_vocabulary`;
             ValueError for separate vocabularies, and models that are not unigram.
     """
     path = directory / "tokenizer_config.json"
