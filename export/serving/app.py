@@ -1,12 +1,14 @@
 """The application with all endpoints, and the responses to errors in each protocol's format."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import json
 import re
 import reprlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -20,8 +22,10 @@ from . import health
 from .lifecycle import Lifecycle
 from .metrics import Metrics
 from .models import ServedModels
-from .protocols.protocol import Protocol
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from .protocols.protocol import Protocol
 
 OF_A_MODEL = "/models/{model}"
 IN_PATH = re.compile(r"^/models/[^/]+(?=/|$)")

@@ -27,7 +27,7 @@ from ..scheduler.process import SchedulerProcess
 from ..scheduler.worker import SWITCH_INTERVAL, SchedulerEvents
 from ..text.language_pairs import languages_of_model
 from ..text_runtime import TextRuntime, open_runtime
-from . import page
+from . import page, protocols
 from .app import create_app
 from .encoder_runtime import batched
 from .lifecycle import Lifecycle
@@ -35,15 +35,11 @@ from .logs import Log, described
 from .metrics import Metrics
 from .middleware import Frame
 from .models import ServedModel, ServedModels
-from .protocols import libretranslate, open_inference, openai_api, pipelines, text_embeddings
 from .protocols.protocol import Protocol
 from .settings import Settings
 from .sources import Source
 
-PROTOCOLS: tuple[Protocol, ...] = tuple(
-    each.PROTOCOL
-    for each in (libretranslate, openai_api, text_embeddings, pipelines, open_inference, page)
-)
+PROTOCOLS: tuple[Protocol, ...] = (*protocols.PROTOCOLS, page.PROTOCOL)
 CONFIG = "config.json"
 Say = Callable[[str], None]
 # seconds between two looks at all requests, and how many there are to one at all connections
