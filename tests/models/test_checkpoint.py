@@ -12,6 +12,7 @@ import torch
 from checkpoints import CHECKPOINTS, SIZES, build, copy_folder, edit_json, perturbed, toy_corpus
 from huggingface_hub.errors import LocalEntryNotFoundError
 from messages import check_message, raises
+from models import AUTO_CLASSES
 from safetensors.torch import load_file, save_file
 
 from vanilla_transformer import VanillaDecoderForCausalLM
@@ -508,10 +509,10 @@ def test_an_average_has_our_code_and_not_that_of_a_file(checkpoint, foreign_code
 MODELING = "modeling_vanilla_transformer"
 VANILLA_SEQ2SEQ_MAP = {
     "AutoConfig": "configuration_vanilla_transformer.VanillaSeq2SeqConfig",
-    "AutoModel": f"{MODELING}.VanillaSeq2SeqModel",
-    "AutoModelForSeq2SeqLM": f"{MODELING}.VanillaSeq2SeqForConditionalGeneration",
-    "AutoModelForSequenceClassification": f"{MODELING}.VanillaSeq2SeqForSequenceClassification",
-    "AutoModelForQuestionAnswering": f"{MODELING}.VanillaSeq2SeqForQuestionAnswering",
+    **{
+        name: f"{MODELING}.{model_class.__name__}"
+        for name, model_class in AUTO_CLASSES["seq2seq"].items()
+    },
 }
 
 

@@ -20,20 +20,26 @@ def raises(error, *, seen=(), expected=()):
 def check_message(message, *, seen=(), expected=()):
     """Check that `message` states the values `seen` and the values `expected`.
 
-    Each is a value or name, or a tuple of them. The words "expected" and "got" tell the roles:
-    "size 5, expected 3", "expected 3, got size 5", "size must be 3, got 5". Without these words
-    both kinds may stand anywhere.
+    Each is a value or name, or a tuple of them. Values that are expected stand after the word
+    "expected", up to "got", or before "got": "size 5, expected 3", "size must be 3, got 5". Names
+    that were seen may stand anywhere, and so may all values without these words.
     """
     first, *rest = re.split(r"\b(expected|got)\b", message, flags=re.IGNORECASE)
     parts = {"expected": "", "got": ""}
     for word, part in zip(rest[::2], rest[1::2], strict=True):
         parts[word.lower()] += part
-    check_values(seen, first + parts["got"], message, "seen")
+    for value in as_tuple(seen):
+        part = message if isinstance(value, str) else first + parts["got"]
+        check_values(value, part, message, "seen")
     check_values(expected, parts["expected"] or first, message, "expected")
 
 
 def check_values(values, part, message, role):
     """Check that each of `values` stands in `part` of `message`, not within a longer word."""
-    for value in values if isinstance(values, tuple) else (values,):
+    for value in as_tuple(values):
         pattern = rf"(?<!\w){re.escape(str(value))}(?!\w)"
         assert re.search(pattern, part), f"no {role} {value!r} in: {message}"
+
+
+def as_tuple(values):
+    return values if isinstance(values, tuple) else (values,)

@@ -10,7 +10,7 @@ from written import operators, run, write
 import vanilla_transformer
 from vanilla_transformer_export import export
 from vanilla_transformer_export.graphs.sequences import last_state
-from vanilla_transformer_export.targets.cuda.graphs import packed_linear_each
+from vanilla_transformer_export.targets.cuda.graphs import packed_linears
 
 exported = exports_for("cuda")
 FLOATS = {
@@ -151,7 +151,7 @@ def test_no_more_products_become_one_than_a_split_can_replay():
     )
     weights = {f"w{i}.weight": matrix.T.copy() for i, matrix in enumerate(matrices)}
     model = write(
-        lambda g, value: packed_linear_each(g, value, *(f"w{i}" for i in range(34))),
+        lambda g, value: packed_linears(g, value, *(f"w{i}" for i in range(34))),
         weights,
         {"x": x},
         "cuda",

@@ -9,7 +9,7 @@ from training_runs import SMALL, STEPS, are_equal, history, make_recipe, weights
 from transformers.trainer_pt_utils import LabelSmoother
 
 from vanilla_transformer import VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
-from vanilla_transformer.training.averaging import average, averaged
+from vanilla_transformer.training.averaging import average, average_weights
 from vanilla_transformer.training.loss import loss_function
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.run import train
@@ -89,7 +89,7 @@ def test_with_r_drop_a_model_sees_each_row_twice(short, corpus, tmp_path):
 
 
 def is_mean_of(directory, checkpoints):
-    expected = dict(averaged(checkpoints).named_parameters())
+    expected = dict(average_weights(checkpoints).named_parameters())
     return all(torch.equal(weight, expected[name]) for name, weight in weights(directory).items())
 
 
@@ -97,7 +97,7 @@ def test_the_average_is_the_mean_of_every_weight(short, corpus, tmp_path):
     state = short[0].with_name("model-run")
     paths = sorted(state.glob("checkpoint-*"))
     assert len(paths) == 2
-    actual, ours = [weights(path) for path in paths], dict(averaged(paths).named_parameters())
+    actual, ours = [weights(path) for path in paths], dict(average_weights(paths).named_parameters())
     for name in actual[0]:
         expected = sum(tensors[name].numpy().astype(np.float64) for tensors in actual) / 2
         np.testing.assert_allclose(ours[name].detach().numpy(), expected, rtol=1e-6, atol=1e-9)
@@ -112,7 +112,7 @@ def test_the_average_is_the_mean_of_every_weight(short, corpus, tmp_path):
 
 
 def test_the_average_of_one_checkpoint_is_that_checkpoint(short):
-    actual, expected = dict(averaged(short[:1]).named_parameters()), weights(short[0])
+    actual, expected = dict(average_weights(short[:1]).named_parameters()), weights(short[0])
     assert are_equal({name: actual[name].detach() for name in expected}, expected)
 
 
@@ -138,7 +138,7 @@ def test_models_of_other_shapes_have_no_average(short, tmp_path):
     other = VanillaSeq2SeqConfig(vocab_size=60, **{**SMALL, "intermediate_size": 48})
     VanillaSeq2SeqForConditionalGeneration(other).save_pretrained(tmp_path / "other")
     with raises(ValueError, seen="other"):
-        averaged([short[0], tmp_path / "other"])
+        average_weights([short[0], tmp_path / "other"])
 
 
 def test_averaging_the_last_checkpoints_is_what_a_run_ends_with(short, corpus, tmp_path):

@@ -10,7 +10,7 @@ from generation_pairs import CPU_MODELS, EOS, each_model, prompts
 
 from vanilla_transformer_export import Options, Runtime
 from vanilla_transformer_export.inference.logits import Prompt
-from vanilla_transformer_export.inference.search import Processors
+from vanilla_transformer_export.inference.search import LogitsProcessors
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Unfeasible length", "ignore:Using the model-agnostic default"
@@ -77,8 +77,8 @@ def test_a_search_without_such_settings_has_no_logits_processors():
         Options(min_new_tokens=3),
         Options(eos_token_id=(EOS,), num_beams=4),
     ):
-        assert not Processors(options, prompt)
-    assert Processors(Options(eos_token_id=(EOS,), min_new_tokens=3), prompt)
+        assert not LogitsProcessors(options, prompt)
+    assert LogitsProcessors(Options(eos_token_id=(EOS,), min_new_tokens=3), prompt)
 
 
 @pytest.mark.parametrize("name", CPU_MODELS)

@@ -54,7 +54,7 @@ def test_labels_and_scores_are_those_of_the_pipeline(classifier, tmp_path):
 def test_scores_are_activated_as_the_pipeline_does(problem, labels):
     from transformers.pipelines.image_classification import ImageClassificationPipeline
 
-    from vanilla_transformer_export.image_runtime import activated
+    from vanilla_transformer_export.image_runtime import apply_activation
 
     config = VanillaVisionConfig(**SIZES, num_labels=labels, problem_type=problem)
     pipeline = ImageClassificationPipeline(
@@ -63,7 +63,7 @@ def test_scores_are_activated_as_the_pipeline_does(problem, labels):
     )
     logits = torch.randn(1, labels)
     expected = {each["label"]: each["score"] for each in pipeline.postprocess({"logits": logits})}
-    assert activated(logits.numpy(), problem)[0].tolist() == pytest.approx(
+    assert apply_activation(logits.numpy(), problem)[0].tolist() == pytest.approx(
         list(map(expected.get, config.id2label.values()))
     )
 
