@@ -66,7 +66,7 @@ def test_scores_are_computed_again_from_the_weights_and_compared_with_what_was_s
     report = json.loads((tmp_path / "model/training.json").read_text())
     report["metrics"]["test_chrf"] += 1
     (tmp_path / "model/training.json").write_text(json.dumps(report))
-    with raises(SystemExit, seen=(1, "said")):
+    with raises(SystemExit, seen=1):
         scores.main()
 
 

@@ -344,7 +344,7 @@ def test_bytes_are_merged_to_the_size_asked_for(of_bytes):
     )
 
 
-@pytest.mark.parametrize("vocab_size, remedy", [(259, "more"), (5000, "fewer")])
+@pytest.mark.parametrize("vocab_size, remedy", [(259, "larger"), (5000, "smaller")])
 def test_a_size_that_bytes_cannot_give_is_refused_with_both_sizes(vocab_size, remedy):
     with raises(ValueError, expected=(vocab_size, remedy)):
         train_tokenizer(LINES, vocab_size, kind="byte-bpe")
@@ -390,7 +390,7 @@ def test_the_number_of_characters_may_be_given():
     assert len(train_tokenizer(LINES, len(CHARACTERS) + 4, kind="character")) == len(CHARACTERS) + 4
 
 
-@pytest.mark.parametrize("difference, remedy", [(-1, "more"), (1, "fewer")])
+@pytest.mark.parametrize("difference, remedy", [(-1, "larger"), (1, "smaller")])
 def test_another_number_of_characters_is_refused_with_both(difference, remedy):
     wrong = len(CHARACTERS) + 4 + difference
     with raises(ValueError, seen=len(CHARACTERS) + 4, expected=(wrong, remedy)):

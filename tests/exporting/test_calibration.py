@@ -443,7 +443,7 @@ def test_text_that_says_nothing_is_refused_before_anything_is_written(tmp_path, 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path, text):
     saved(tmp_path / "model", vocab_size=12)
-    with raises(ValueError, expected=(0, 11)):
+    with raises(ValueError, expected=12):
         export(tmp_path / "model", tmp_path / "out", target="cpu", dtype="int8", calibrate=text)
 
 

@@ -359,7 +359,7 @@ def test_the_checkpoint_of_another_model_is_refused_by_name(exported, export, ch
 def test_a_checkpoint_of_another_size_is_refused_with_both_sizes(exported, field, value):
     model = exported("encoder").model
     config = type(model.config)(**{**model.config.to_dict(), field: value})
-    with raises(ValueError, seen=(getattr(model.config, field), value)):
+    with raises(ValueError, seen=getattr(model.config, field), expected=value):
         verify(exported("encoder").directory, type(model)(config).eval(), 3)
 
 

@@ -25,8 +25,8 @@ SETTINGS = [
     (dict(num_beam_groups=2, diversity_penalty=0.5), "beams"),
     (dict(output_scores=True), "return_dict_in_generate"),
     (dict(use_cache=False, cache_implementation="static"), "use_cache"),
-    (dict(pad_token_id=-1), "no token"),
-    (dict(eos_token_id=-1), "no token"),
+    (dict(pad_token_id=-1), "not a token"),
+    (dict(eos_token_id=-1), "not a token"),
     (dict(length_penalty=2.0, early_stopping=True, num_beams=3), None),
     (dict(temperature=0.7, top_k=7, do_sample=True), None),
 ]

@@ -474,7 +474,7 @@ def test_options_that_cannot_be_are_refused_at_once(runtime, exported, tmp_path)
     source = write(tmp_path / "in", ["w5"])
     with raises(UsageError, expected="decoder"):
         runner(decoder, {}, prefix=source)
-    with raises(UsageError, expected="translate"):
+    with raises(UsageError, seen="translate", expected="generate"):
         Runner(Predictions(runtime, "translate"), target_prefix=source)
     other = write(tmp_path / "other", ["w5"])
     with raises(UsageError, seen=2):

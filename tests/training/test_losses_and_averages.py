@@ -97,7 +97,10 @@ def test_the_average_is_the_mean_of_every_weight(short, corpus, tmp_path):
     state = short[0].with_name("model-run")
     paths = sorted(state.glob("checkpoint-*"))
     assert len(paths) == 2
-    actual, ours = [weights(path) for path in paths], dict(average_weights(paths).named_parameters())
+    actual, ours = (
+        [weights(path) for path in paths],
+        dict(average_weights(paths).named_parameters()),
+    )
     for name in actual[0]:
         expected = sum(tensors[name].numpy().astype(np.float64) for tensors in actual) / 2
         np.testing.assert_allclose(ours[name].detach().numpy(), expected, rtol=1e-6, atol=1e-9)

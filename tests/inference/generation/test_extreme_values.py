@@ -134,7 +134,7 @@ def test_what_positions_or_a_fixed_cache_cannot_hold_is_refused_with_the_limit(
     pairs, on_each_target
 ):
     ids, mask = prompts("causal-learned")
-    with raises(ValueError, seen=(1000000006, 40)):
+    with raises(ValueError, seen=1000000006, expected=40):
         pairs("causal-learned").runtime.generate(ids, mask, max_new_tokens=10**9)
     on_cuda = on_each_target("seq2seq")[2]
     for options, rows in ((dict(), 1), (dict(num_beams=3), 3)):

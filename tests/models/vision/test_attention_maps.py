@@ -27,7 +27,7 @@ def test_maps_are_the_first_token_s_weights_over_the_picture_that_the_model_sees
             maps.weights[layer], weights[0, :, 0, 2:].reshape(3, 4, 4).detach(), atol=1e-7
         )
     np.testing.assert_array_equal(
-        maps.picture, np.array(PICTURES[0].resize((18, 18), Image.Resampling.BILINEAR))
+        maps.image, np.array(PICTURES[0].resize((18, 18), Image.Resampling.BILINEAR))
     )
     axes = plot(maps, layer=1, head=2).axes[0]
     below, above = axes.images
