@@ -82,6 +82,18 @@ def test_a_truncated_shard_is_made_again(bulk, tmp_path):
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+def test_shards_of_lines_that_were_repaired_are_made_again(bulk, tmp_path):
+    lines, source = some_lines(30), tmp_path / "a"
+    begun(bulk(), [write(source, lines)], tmp_path / "out", 3)
+    write(source, ["w9 w8 w7", *lines[1:]])
+    with pytest.MonkeyPatch.context() as patch:
+        done = stop_after(patch, 100)
+        bulk().to_directory([source], tmp_path / "out")
+    assert len(done) == 2  # the first and the last
+    bulk().to_directory([source], tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("kind", ["gz", "parquet"])
 def test_a_truncated_input_is_an_error_that_goes_on_when_it_is_repaired(bulk, tmp_path, kind):
     lines, source = some_lines(400), tmp_path / f"a.{kind}"
