@@ -82,6 +82,14 @@ def test_a_truncated_shard_is_made_again(bulk, tmp_path):
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+def test_bad_lines_of_earlier_shards_stop_a_call_that_stops_at_bad_lines(bulk, tmp_path):
+    source = tmp_path / "a"
+    source.write_bytes(b"w5\n\xff\n" + b"w6\n" * 28)
+    begun(bulk(), [source], tmp_path / "out", 2)
+    with raises(ValueError, seen=("line 2", "a")):
+        bulk(skips_bad_lines=False).to_directory([source], tmp_path / "out")
+
+
 def test_shards_of_lines_that_were_repaired_are_made_again(bulk, tmp_path):
     lines, source = some_lines(30), tmp_path / "a"
     begun(bulk(), [write(source, lines)], tmp_path / "out", 3)
