@@ -157,6 +157,12 @@ def check_generate(options: "ExportOptions") -> None:
         )
 
 
+def check_cases(options: "ExportOptions") -> None:
+    """Raise UsageError for no comparison: an export that was not compared is not done."""
+    if not isinstance(options.cases, int) or options.cases < 1:
+        raise UsageError(f"cases is {options.cases!r}, expected a whole number of at least 1")
+
+
 # --------------------------------------------------------------------------------------- options
 
 
@@ -252,7 +258,9 @@ class ExportOptions:
         metavar="DIR",
     )
     force: bool = option(False, "replace OUTPUT if vanilla-transformer wrote it")
-    cases: int = option(12, "number of random inputs on which the graphs are compared with torch")
+    cases: int = option(
+        12, "number of random inputs on which the graphs are compared with torch", check=check_cases
+    )
 
     def __post_init__(self) -> None:
         for name, field in FIELDS.items():
@@ -276,8 +284,8 @@ class ExportOptions:
     @property
     def dtypes(self) -> list[str | None]:
         """Dtypes of the weights, in order; `None` is the default of the target."""
-        is_one = self.dtype is None or isinstance(self.dtype, str)
-        return [self.dtype] if is_one else list(self.dtype)  # type: ignore[list-item, arg-type]
+        is_list = isinstance(self.dtype, Sequence) and not isinstance(self.dtype, str)
+        return list(self.dtype) if is_list else [self.dtype]  # type: ignore[list-item, arg-type]
 
     @property
     def texts(self) -> list[str | os.PathLike]:

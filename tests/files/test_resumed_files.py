@@ -77,8 +77,29 @@ def test_a_truncated_shard_is_made_again(bulk, tmp_path):
     part.write_bytes(part.read_bytes()[:-3])
     (tmp_path / "out" / "a.parts" / "000002.facts").write_text('{"input": ')
     (tmp_path / "out" / "a.parts" / ".000003.new").write_text("half")
+    (tmp_path / "out" / "a.parts" / ".000009.new").write_text("of a longer input")
     with pytest.warns(UserWarning, match="000001"):
         bulk().to_directory([source], tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_bad_lines_of_earlier_shards_stop_a_call_that_stops_at_bad_lines(bulk, tmp_path):
+    source = tmp_path / "a"
+    source.write_bytes(b"w5\n\xff\n" + b"w6\n" * 28)
+    begun(bulk(), [source], tmp_path / "out", 2)
+    with raises(ValueError, seen=("line 2", "a")):
+        bulk(skips_bad_lines=False).to_directory([source], tmp_path / "out")
+
+
+def test_shards_of_lines_that_were_repaired_are_made_again(bulk, tmp_path):
+    lines, source = some_lines(30), tmp_path / "a"
+    begun(bulk(), [write(source, lines)], tmp_path / "out", 3)
+    write(source, ["w9 w8 w7", *lines[1:]])
+    with pytest.MonkeyPatch.context() as patch:
+        done = stop_after(patch, 100)
+        bulk().to_directory([source], tmp_path / "out")
+    assert len(done) == 2  # the first and the last
+    bulk().to_directory([source], tmp_path / "whole")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 

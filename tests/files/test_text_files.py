@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import tracemalloc
@@ -58,6 +59,17 @@ def test_a_file_with_only_a_byte_order_mark_is_empty(write):
     with raises(ValueError, seen=1):
         read_lines(write(b"\xef\xbb\xbf"))
     assert read_text(write(b"\xef\xbb\xbf")) == ""
+
+
+def test_only_the_byte_order_mark_of_the_first_line_goes():
+    file = io.BytesIO("\ufeffone\n\ufefftwo".encode())
+    assert [*export_lines.lines_of(file, "a")] == ["one", "\ufefftwo"]
+
+
+def test_the_rest_of_a_line_that_is_too_long_is_not_another_line():
+    content = b"x" * (3 * export_lines.LONGEST) + b"\ntwo\n"
+    first, second = export_lines.raw_lines(io.BytesIO(content), "a")
+    assert len(first) > export_lines.LONGEST and second == b"two"
 
 
 def test_other_encodings_are_read_as_they_are(write):

@@ -308,9 +308,9 @@ def test_a_scheduler_that_is_closed_answers_what_it_has(stub):
 def test_a_row_that_is_too_long_is_refused_with_both_numbers(made):
     runtime = TextRuntime(made("classify", MEAN, target="cpu"), threads=1)
     with contextlib.closing(batched(runtime, max_source=20)):
-        with raises(TooLong, seen=102, expected=20):
-            runtime.classify(["a " * 100])
-        runtime.classify(["a man"])
+        with raises(TooLong, seen=21, expected=20):
+            runtime.classify(["a " * 19])
+        runtime.classify(["a " * 18])
 
 
 # ------------------------------------------------------------------------------ all that tasks read

@@ -419,6 +419,40 @@ def test_requests_whose_clients_have_gone_take_no_room_in_the_queue_and_a_full_b
     assert queue.num_rows == 3
 
 
+@pytest.mark.parametrize("steps", [0, 1, 2])
+@pytest.mark.parametrize(
+    "options", [dict(), dict(num_beams=4), dict(do_sample=True, num_return_sequences=4)]
+)
+def test_running_rows_whose_client_has_gone_are_free_after_the_step(exported_for, options, steps):
+    engine = engine_of(exported_for(DECODER, "cpu")[1], slots=4)
+    [worker] = engine.scheduler.workers
+    job = engine.admission.admit([5], dict(max_new_tokens=9, **options))
+    request = start_request([job], lambda *update: None)
+    engine.put(request)
+    worker.join(worker.queue.take(worker.batch))
+    for _ in range(steps):
+        worker.step()
+    assert worker.batch.num_free_rows == 4 - job.num_rows
+    engine.cancel(request)
+    worker.remove_finished()
+    assert worker.batch.num_free_rows == 4 and not worker.batch.running
+
+
+def test_a_static_batch_closes_its_decoder_with_its_last_row(exported_for, monkeypatch):
+    engine = engine_of(exported_for(DECODER, "portable")[1], slots=2)
+    batch = batch_of(engine)
+    job = engine.admission.admit([5], dict(max_new_tokens=3))
+    engine.put(start_request([job] * 2, lambda *update: None))
+    batch.join(engine.scheduler.queue.take(batch))
+    closed = []
+    monkeypatch.setattr(batch.decoder, "close", lambda: closed.append(True))
+    first, last = batch.running
+    batch.remove(first)
+    assert not closed
+    batch.remove(last)
+    assert closed == [True] and batch.decoder is None
+
+
 def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=12)
     job = engine.admission.admit([5], dict(max_new_tokens=3))

@@ -14,6 +14,7 @@ import time
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,9 +35,11 @@ from serving_load import (
 from serving_servers import OURS, Plan, Server, outcome
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.errors import RequestError, UsageError
 from vanilla_transformer_export.scheduler.child import portable
-from vanilla_transformer_export.scheduler.process import scheduler_process
+from vanilla_transformer_export.scheduler.client_request import ClientRequest
+from vanilla_transformer_export.scheduler.process import SchedulerClient, scheduler_process
+from vanilla_transformer_export.scheduler.worker import NoEvents
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 
@@ -365,6 +368,27 @@ def test_errors_come_as_they_are(error):
 def test_errors_that_cannot_come_as_they_are_come_with_their_message(error):
     result = pickle.loads(pickle.dumps(portable(error)))
     assert (type(result), str(result)) == (RuntimeError, str(error))
+
+
+def test_a_client_that_is_closed_fails_what_it_has_and_takes_no_more():
+    sent = []
+    process = SimpleNamespace(error=None, send=sent.append)
+    admission = SimpleNamespace(check_queue=lambda *counts: None)
+    client = SchedulerClient(process, "a", admission, NoEvents())
+    ends = []
+    first, second = (
+        ClientRequest(
+            [SimpleNamespace(input=None, num_rows=1, results=[])],
+            lambda events, is_finished: ends.append(is_finished),
+        )
+        for _ in range(2)
+    )
+    client.put(first)
+    assert client.waiting == 1 and not client.close()
+    assert ends == [True] and first.error.status == 503
+    with pytest.raises(RequestError) as refused:
+        client.put(second)
+    assert refused.value.status == 503 and len(sent) == 1
 
 
 def test_there_is_no_child_where_nothing_generates():
