@@ -10,7 +10,7 @@ import vanilla_transformer  # noqa: F401 - registers pipelines that transformers
 from .base import ORTModel
 from .generation import ORTModelForCausalLM, ORTModelForSeq2SeqLM
 from .optimum_stand_in import stand_in_for_optimum
-from .pipelines import pipeline, register_classes
+from .pipelines import pipeline
 from .task_models import (
     ORTModelForFeatureExtraction,
     ORTModelForImageClassification,
@@ -39,8 +39,6 @@ __all__ = [
     "pipeline",
     "stand_in_for_optimum",
 ]
-
-register_classes()
 
 
 def __getattr__(name: str) -> object:

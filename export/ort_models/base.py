@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from transformers import AutoConfig, PreTrainedConfig
-from transformers.utils import ModelOutput, PushToHubMixin, logging
+import transformers
+from transformers import AutoConfig, AutoModel, PreTrainedConfig
+from transformers.utils import PushToHubMixin, logging
 
 from ..exporting.repository_files import MARIAN_NAMES
 from ..heads import HEADS, READS_IMAGES, Task, has_task
@@ -19,27 +20,40 @@ from . import opening
 
 logger = logging.get_logger(__name__)
 
+MODEL_CLASSES: "dict[str, type[ORTModel]]" = {}  # by name
+# outputs of graphs that have another name in transformers
+OUTPUT_NAMES = {"prediction_logits": "logits"}
+
 
 class ORTModel(PushToHubMixin):
-    """An export behind the interface of a transformers model, with the arguments of optimum-onnx.
-
-    Subclasses set the task that the export must have, and the class of AutoModel they stand for.
+    """An export with the interface of a transformers model and the arguments of optimum-onnx.
 
     Args:
         directory: directory of an export.
         config: config of the model, by default that of the export.
-        arguments: arguments of `Runtime`: `threads`, `device` and `dtype`.
+        arguments: `threads`, `device` and `dtype` of `Runtime`.
 
     Raises:
-        ValueError: for an export of another task.
+        ValueError: if the export is for another class.
         FileNotFoundError, ValueError, OSError: as `Runtime`.
     """
 
-    tasks: ClassVar[tuple[Task, ...]] = ()
+    tasks: ClassVar[tuple[Task, ...]] = ()  # of which the export must have one
     auto_class: ClassVar[Any] = None
+    output_class: ClassVar[Any] = None
     dtype = torch.float32
     training = False
     _temporary: TemporaryDirectory | None = None
+
+    def __init_subclass__(cls) -> None:
+        """Register a class of models with the Auto class of the same name, so that pipelines accept
+        it. It has a config of its own, which no checkpoint has."""
+        if cls.tasks:
+            name = cls.__name__
+            cls.auto_class = getattr(transformers, name.replace("ORT", "Auto"), AutoModel)
+            config_class = type(f"{name}Config", (PreTrainedConfig,), {"model_type": name.lower()})
+            cls.auto_class.register(config_class, cls, exist_ok=True)
+            MODEL_CLASSES[name] = cls
 
     def __init__(
         self,
@@ -58,11 +72,11 @@ class ORTModel(PushToHubMixin):
 
     def _check_task(self) -> None:
         architecture = self.runtime.architecture
-        if not any(has_task(architecture, task) for task in self.tasks):
-            known = [name for name in HEADS if any(has_task(name, task) for task in self.tasks)]
+        expected = [name for name in HEADS if any(has_task(name, task) for task in self.tasks)]
+        if architecture not in expected:
             raise ValueError(
                 f"{self.directory} is a {architecture}, expected for {type(self).__name__} one of "
-                f"{', '.join(known)}"
+                f"{', '.join(expected)}"
             )
 
     @classmethod
@@ -74,73 +88,56 @@ class ORTModel(PushToHubMixin):
         target: str | None = None,
         file_name: str | None = None,
         subfolder: str = "",
-        trust_remote_code: bool | None = None,
-        provider: str | None = None,
-        providers: Any = None,
-        provider_options: Any = None,
-        session_options: Any = None,
-        use_cache: bool = True,
-        use_merged: bool | None = None,
-        use_io_binding: bool | None = None,
-        dtype: Any = None,
-        **hub: Any,
+        **options: Any,
     ) -> Self:
         """Return the model of an export, or of a checkpoint that is exported first.
-
-        `use_merged`, `use_io_binding` and `dtype` are accepted for optimum's callers and have no
-        effect: an export has one form and chooses its bindings itself.
 
         Args:
             model_id: directory or Hub repository.
             config: config of the model, by default that of the export.
-            export: whether to export a checkpoint, also if there are graphs. Without any graph it
-                is exported anyway, with a warning.
+            export: whether to export a checkpoint that has graphs already. One without graphs is
+                exported anyway, with a warning.
             target: target of the export, by default portable.
             file_name: graph whose dtype is loaded, such as `model_int8.onnx`.
             subfolder: folder of the export or of its graphs.
-            trust_remote_code: passed to transformers if a checkpoint is exported.
-            provider: onnxruntime provider, by default that of the target. The Azure provider is
-                the CPU.
-            providers: onnxruntime providers, of which the first counts. They replace `provider`.
-            provider_options: not supported; a warning if set.
-            session_options: options of which only `intra_op_num_threads` is supported.
-            use_cache: only a warning if False, because exports always have caches.
-            hub: `revision`, `token`, `cache_dir`, `local_files_only` and `force_download`.
+            options: `provider` or `providers`, of which the first counts; `session_options`, of
+                which `intra_op_num_threads` counts; `revision`, `token`, `cache_dir`,
+                `local_files_only`, `force_download` and `trust_remote_code` of transformers.
+                `use_cache`, `use_merged`, `use_io_binding`, `provider_options` and `dtype` of
+                optimum have no effect.
 
         Raises:
-            TypeError: for an unknown argument.
+            TypeError: for an unknown option.
             UsageError: for a provider that no export runs on.
             FileNotFoundError: for a `file_name` that the export does not have.
             OSError: by transformers, for a `model_id` that does not exist.
         """
-        if unknown := sorted(hub.keys() - {*opening.HUB_OPTIONS}):
-            raise TypeError(f"from_pretrained got {unknown}, expected {opening.HUB_OPTIONS}")
-        for name in [] if use_cache else ["use_cache"]:
-            logger.warning(f"{name}=False has no effect: exports always have caches")
-        if provider_options:
-            logger.warning(f"provider_options={provider_options} has no effect")
-        arguments = {
-            "threads": opening.find_threads(session_options),
-            "device": opening.find_device(provider, providers),
-        }
-        root = opening.local_directory(model_id, hub)
-        if not opening.must_export(model_id, root, export):
+        if unknown := sorted(options.keys() - opening.OPTIONS):
+            raise TypeError(f"unknown {unknown}, expected some of {sorted(opening.OPTIONS)}")
+        arguments = opening.runtime_arguments(options)
+        root = opening.local_directory(model_id, options)
+        if not opening.must_export(root, export):
             directory = opening.find_export(root, subfolder)
             arguments["dtype"] = opening.find_dtype(directory, file_name)
             return cls(directory, config, **arguments)
-        options = {**hub, "subfolder": subfolder, "trust_remote_code": trust_remote_code}
-        temporary = opening.export_checkpoint(cls.auto_class, model_id, options, config, target)
-        model = cls(Path(temporary.name) / "export", config, **arguments)
+        temporary = TemporaryDirectory(prefix="vanilla-transformer-")
+        out = Path(temporary.name) / "export"
+        source = {"pretrained_model_name_or_path": model_id, "subfolder": subfolder}
+        source |= opening.checkpoint_options(options)
+        opening.export_checkpoint(cls.auto_class, root, out, target, config=config, **source)
+        model = cls(out, config, **arguments)
         model._temporary = temporary
         return model
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
-        """Copy the export to `save_directory`, where it replaces another export. Arguments of
-        transformers have no effect."""
-        info = self.runtime.info
-        opening.copy_export(info.directory, list(info.manifest["files"]), Path(save_directory))
+        """Copy the export to `save_directory`. Arguments of transformers have no effect."""
+        info, target = self.runtime.info, Path(save_directory)
+        if target.resolve() != info.directory:
+            opening.remove_graphs(target)
+            names = (*info.manifest["files"], opening.MANIFEST)
+            opening.copy_files(info.directory, (info.directory / name for name in names), target)
 
-    _save_pretrained = save_pretrained  # sentence-transformers replaces it
+    _save_pretrained = save_pretrained  # sentence-transformers wraps it
 
     def __getstate__(self) -> dict[str, Any]:
         return {"directory": self.directory, "config": self.config, **self.arguments}
@@ -148,26 +145,55 @@ class ORTModel(PushToHubMixin):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    # ------------------------------------------------------------------ interface of torch modules
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        pixel_values: Any = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Return the outputs of a full-sequence graph, as arrays for arrays, and otherwise as
+        tensors on the device of the input. Raise ValueError as `Runtime.outputs`.
+
+        Args:
+            input_ids, attention_mask, token_type_ids: (B, S), for multiple choice (B, C, S).
+            pixel_values: (B, C, H, W), in place of tokens.
+            return_dict: whether the outputs have names; True if not set.
+            kwargs: inputs of other models, ignored with a warning.
+        """
+        warn_of_ignored(self, kwargs)
+        inputs = to_numpy(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            pixel_values=pixel_values,
+        )
+        convert = converter(pixel_values if input_ids is None else input_ids)
+        outputs = {
+            OUTPUT_NAMES.get(name, name): convert(array)
+            for name, array in self.runtime.outputs(**inputs).items()
+        }
+        known = self.output_class.__dataclass_fields__
+        output = self.output_class(**{name: outputs[name] for name in outputs if name in known})
+        return output.to_tuple() if return_dict is False else output
 
     @property
     def device(self) -> torch.device:
         return torch.device("cpu" if self.runtime.device == "cpu" else "cuda")
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Return the model, which stays on its device and keeps its dtype. Log one warning for
-        another device."""
-        wanted = kwargs.get("device", args[0] if args else None)
-        if isinstance(wanted, str | int | torch.device):
-            kind = torch.device(wanted).type
+        """Return the model, which keeps its device and its dtype. Log one warning for another
+        device."""
+        device = kwargs.get("device", args[0] if args else None)
+        if isinstance(device, str | int | torch.device):
+            kind = torch.device(device).type
             if kind != self.device.type:
-                logger.warning_once(f"the model stays on {self.device}, and cannot move to {kind}")
+                logger.warning_once(f"the model stays on {self.device} and cannot move to {kind}")
         return self
 
     def eval(self) -> Self:
@@ -177,23 +203,18 @@ class ORTModel(PushToHubMixin):
         return False
 
     def get_input_embeddings(self) -> SimpleNamespace:
-        """Return an object with the size of the vocabulary, which pipelines compare with the
-        tokenizer's."""
+        """Return the size of the vocabulary as `num_embeddings`."""
         return SimpleNamespace(num_embeddings=self.runtime.config.get("vocab_size"))
 
 
 def load_config(fields: Mapping[str, Any]) -> PreTrainedConfig:
-    """Return the config of an export, without the names that Transformers.js reads."""
-    return AutoConfig.for_model(
-        **{name: value for name, value in fields.items() if name not in MARIAN_NAMES}
-    )
+    """Return the config of an export, without the names that only Transformers.js reads."""
+    ours = {name: value for name, value in fields.items() if name not in MARIAN_NAMES}
+    return AutoConfig.for_model(**ours)
 
 
-# ----------------------------------------------------------------------------------------- tensors
-
-
-def to_numpy(inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the tensors that are set as arrays."""
+def to_numpy(**inputs: Any) -> dict[str, np.ndarray]:
+    """Return the inputs that are not `None` as arrays."""
     return {
         name: value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
         for name, value in inputs.items()
@@ -202,29 +223,14 @@ def to_numpy(inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def converter(like: Any) -> Callable[[np.ndarray], Any]:
-    """Return a function that converts arrays to the type and device of the input `like`."""
+    """Return a function that converts arrays to the type and device of `like`."""
     if isinstance(like, torch.Tensor):
         return lambda array: torch.from_numpy(array).to(like.device)
     return lambda array: array
 
 
-def build_output(
-    output_class: type[ModelOutput], arrays: Mapping[str, np.ndarray], like: Any, as_dict: Any
-) -> Any:
-    """Return the outputs that `output_class` has, as tensors like the input `like`, or as a tuple
-    if `as_dict` is False."""
-    convert = converter(like)
-    fields = output_class.__dataclass_fields__  # type: ignore[attr-defined]
-    output = output_class(
-        **{name: convert(array) for name, array in arrays.items() if name in fields}
-    )
-    return output.to_tuple() if as_dict is False else output
-
-
-def warn_of_ignored(model: Any, inputs: Mapping[str, Any]) -> None:
-    """Log one warning for each input that is set and that no graph takes."""
+def warn_of_ignored(model: ORTModel, inputs: Mapping[str, Any]) -> None:
+    """Log one warning for each of `inputs` that is set."""
     for name, value in inputs.items():
         if value is not None and value is not False:
-            logger.warning_once(
-                f"{type(model).__name__} ignores {name}: its graph has no such input"
-            )
+            logger.warning_once(f"{type(model).__name__} ignores {name}, which no graph takes")
