@@ -43,14 +43,12 @@ def save_generator(name, folder):
 
 @pytest.fixture(scope="session")
 def made(shared_root):
-    """A name of `HEADS`, "images", or "seq2seq" and "causal" with a target -> the checkpoint and its
-    export. Tests change copies of the files only."""
+    """A name of `HEADS`, "images", or "seq2seq" and "causal" with a target -> the checkpoint and
+    its export. Tests change copies of the files only."""
 
     @functools.cache
     def make(name: str, target: str = "portable") -> Exported:
         folder = shared_root / f"ort-{name}"
-        if name == "images":
-            folder = shared_root / "ort-images"
         result = Exported(folder / "model", folder / ("export" if name == "images" else target))
         with FileLock(f"{folder}.lock"):
             if not result.checkpoint.exists():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from heads import close
 from PIL import Image
+from plain import plain
 
 OURS = "from vanilla_transformer_export.ort_models import {name}"
 TORCH = "from transformers import {auto} as {name}"
@@ -53,7 +54,7 @@ result = [outputs.start_logits, outputs.end_logits]
 """
 CHOOSE = """
 num_choices = 4
-first_sentence = ["Members of the procession walk down the street holding small horns."] * num_choices
+first_sentence = ["Members of the procession walk down the street."] * num_choices
 second_sentence = [
     "A drum line passes by walking down the street playing their instruments.",
     "A drum line has heard approaching them.",
@@ -91,7 +92,8 @@ IMAGE_PIPELINE = """
 pipe = pipeline("image-classification", model=model, feature_extractor=preprocessor)
 result = pipe(url)
 """
-GENERATED = 'text, max_new_tokens=12, do_sample=False'.replace("text", '"My name is Arthur"')
+GENERATED = '"My name is Arthur", max_new_tokens=12, do_sample=False'
+EUSTACHE = '"My name is Eustache.", max_new_tokens=12'
 EXAMPLES = [
     ("FeatureExtraction", "states", forward(PHILIPP, "last_hidden_state")),
     ("FeatureExtraction", "states", piped("feature-extraction", PHILIPP)),
@@ -110,17 +112,12 @@ EXAMPLES = [
     ("CausalLM", "causal", SAMPLE),
     ("CausalLM", "causal", piped("text-generation", GENERATED)),
     ("Seq2SeqLM", "seq2seq", TRANSLATE),
-    ("Seq2SeqLM", "seq2seq", piped("translation_en_to_de", '"My name is Eustache."')),
+    (
+        "Seq2SeqLM",
+        "seq2seq",
+        piped("translation_en_to_de", '"My name is Eustache.", max_new_tokens=12'),
+    ),
 ]
-
-
-def plain(result):
-    """Arrays and tensors as lists, everywhere in a structure."""
-    if isinstance(result, dict):
-        return {name: plain(value) for name, value in result.items()}
-    if isinstance(result, list | tuple):
-        return [plain(value) for value in result]
-    return result.tolist() if hasattr(result, "tolist") else result
 
 
 @pytest.mark.parametrize("suffix, name, example", EXAMPLES)
