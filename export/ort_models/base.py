@@ -143,7 +143,7 @@ class ORTModel(PushToHubMixin):
         return {"directory": self.directory, "config": self.config, **self.arguments}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+        self.__init__(**state)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)

@@ -29,7 +29,7 @@ class DecoderCache(Cache):
 
     # transformers derives them from layers
     is_compileable = False
-    is_linear = (False,)
+    is_linear = [False]
     is_croppable = False
 
     def __init__(

@@ -29,8 +29,14 @@ class PrivateNames(GenerationMixin):
 
     base_model_prefix = ""
     _is_stateful = False
-    is_remote_code = staticmethod(lambda: False)
-    get_experts_implementation = staticmethod(dict)
+    runtime: Any
+
+    @classmethod
+    def is_remote_code(cls) -> bool:
+        return False
+
+    def get_experts_implementation(self) -> dict[str, str]:
+        return {}
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict, generation_mode: Any, *args: Any
@@ -42,7 +48,7 @@ class PrivateNames(GenerationMixin):
             return
         is_assisted = generation_mode == GenerationMode.ASSISTED_GENERATION
         model_kwargs[CACHE] = DecoderCache(
-            self.runtime,  # type: ignore[attr-defined]
+            self.runtime,
             max(generation_config.num_beams, generation_config.num_return_sequences),
             generation_config.max_length,
             is_croppable=is_assisted or bool(generation_config.is_assistant),
@@ -53,7 +59,7 @@ class PrivateNames(GenerationMixin):
     ) -> dict:
         """Put the source into `model_kwargs` without its states. The decoder encodes it."""
         arrays = to_numpy(ids=inputs_tensor, mask=model_kwargs.get("attention_mask"))
-        source = check_source(self.runtime, **arrays)  # type: ignore[attr-defined]
+        source = check_source(self.runtime, **arrays)
         states = torch.zeros((*source[0].shape, 1), device=inputs_tensor.device)
         model_kwargs["encoder_outputs"] = with_source(states, source)
         return model_kwargs
@@ -147,7 +153,7 @@ def runs_in_runtime(config: GenerationConfig) -> bool:
 def with_source(states: Any, source: Source) -> outputs.BaseModelOutput:
     """Return encoder outputs that remember their source, from which decoders start."""
     output = outputs.BaseModelOutput(last_hidden_state=states)
-    output.source = source  # type: ignore[attr-defined]
+    output.source = source
     return output
 
 

@@ -41,7 +41,7 @@ def local_directory(model_id: str | os.PathLike, options: Mapping[str, Any]) -> 
         return Path(model_id)
     hub = {name: options[name] for name in HUB_OPTIONS if name in options}
     cached_file(str(model_id), CONFIG_NAME, **hub)
-    return Path(snapshot_download(str(model_id), allow_patterns=HUB_FILES, **hub))
+    return Path(snapshot_download(str(model_id), allow_patterns=[*HUB_FILES], **hub))
 
 
 def checkpoint_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ HUB_ARGUMENTS = ("revision", "token", "trust_remote_code")
 
 
 def pipeline(
-    task: str | None = None,
-    model: str | os.PathLike | ORTModel | None = None,
+    task: Any = None,
+    model: Any = None,
     model_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:
