@@ -17,6 +17,7 @@ from ..exporting.repository_files import MARIAN_NAMES
 from ..heads import HEADS, READS_IMAGES, Task, has_task
 from ..runtime import Runtime
 from . import opening
+from .foreign import ForeignGraph, find_graph
 
 logger = logging.get_logger(__name__)
 
@@ -31,6 +32,7 @@ class ORTModel(PushToHubMixin):
     Args:
         directory: directory of an export.
         config: config of the model, by default that of the export.
+        graph: graph of another exporter, if the directory is no export.
         arguments: `threads`, `device` and `dtype` of `Runtime`.
 
     Raises:
@@ -59,25 +61,39 @@ class ORTModel(PushToHubMixin):
         self,
         directory: str | os.PathLike,
         config: PreTrainedConfig | None = None,
+        graph: Path | None = None,
         **arguments: Any,
     ):
         self.directory = Path(directory)
-        self.arguments = arguments
-        self.runtime = Runtime(directory, **arguments)
-        self._check_task()
-        self.config = config or load_config(self.runtime.config)
-        reads_images = HEADS[self.runtime.architecture].reads == READS_IMAGES
+        self.arguments = {"graph": graph, **arguments}
+        self.runtime: Any = self._open(graph, **arguments)
+        if graph is None:
+            self.config = config or load_config(self.runtime.config)
+            reads_images = HEADS[self.runtime.architecture].reads == READS_IMAGES
+        else:
+            self.config = config or AutoConfig.from_pretrained(directory)
+            reads_images = self.runtime.reads_images
         self.main_input_name = "pixel_values" if reads_images else "input_ids"
         self.input_modalities = ("image",) if reads_images else ("text",)
 
-    def _check_task(self) -> None:
-        architecture = self.runtime.architecture
-        expected = [name for name in HEADS if any(has_task(name, task) for task in self.tasks)]
-        if architecture not in expected:
+    def _open(self, graph: Path | None, **arguments: Any) -> Runtime | ForeignGraph:
+        """Open the export, or `graph`. Raise ValueError if it is not for this class."""
+        name = type(self).__name__
+        if graph is None:
+            runtime = Runtime(self.directory, **arguments)
+            known = [name for name in HEADS if any(has_task(name, task) for task in self.tasks)]
+            if runtime.architecture not in known:
+                raise ValueError(
+                    f"{self.directory} is a {runtime.architecture}, expected for {name} one of "
+                    f"{', '.join(known)}"
+                )
+            return runtime
+        if self.output_class is None:
             raise ValueError(
-                f"{self.directory} is a {architecture}, expected for {type(self).__name__} one of "
-                f"{', '.join(expected)}"
+                f"{graph} is of another exporter, expected for {name} an export with "
+                f"{opening.MANIFEST}: use export=True"
             )
+        return ForeignGraph(self.directory, graph, self.output_class, **arguments)
 
     @classmethod
     def from_pretrained(
@@ -90,7 +106,8 @@ class ORTModel(PushToHubMixin):
         subfolder: str = "",
         **options: Any,
     ) -> Self:
-        """Return the model of an export, or of a checkpoint that is exported first.
+        """Return the model of an export, of a graph of another exporter for whole sequences, or of
+        a checkpoint that is exported first.
 
         Args:
             model_id: directory or Hub repository.
@@ -98,7 +115,8 @@ class ORTModel(PushToHubMixin):
             export: whether to export a checkpoint that has graphs already. One without graphs is
                 exported anyway, with a warning.
             target: target of the export, by default portable.
-            file_name: graph whose dtype is loaded, such as `model_int8.onnx`.
+            file_name: graph whose dtype is loaded, such as `model_int8.onnx`; or a graph of another
+                exporter, by default model.onnx.
             subfolder: folder of the export or of its graphs.
             options: `provider` or `providers`, of which the first counts; `session_options`, of
                 which `intra_op_num_threads` counts; `revision`, `token`, `cache_dir`,
@@ -109,7 +127,7 @@ class ORTModel(PushToHubMixin):
         Raises:
             TypeError: for an unknown option.
             UsageError: for a provider that no export runs on.
-            FileNotFoundError: for a `file_name` that the export does not have.
+            FileNotFoundError: for a `file_name` that is not there.
             OSError: by transformers, for a `model_id` that does not exist.
         """
         if unknown := sorted(options.keys() - opening.OPTIONS):
@@ -117,7 +135,9 @@ class ORTModel(PushToHubMixin):
         arguments = opening.runtime_arguments(options)
         root = opening.local_directory(model_id, options)
         if not opening.must_export(root, export):
-            directory = opening.find_export(root, subfolder)
+            if (directory := opening.find_export(root, subfolder)) is None:
+                graph = find_graph(root, subfolder, file_name)
+                return cls(root, config, graph=graph, **arguments)
             arguments["dtype"] = opening.find_dtype(directory, file_name)
             return cls(directory, config, **arguments)
         temporary = TemporaryDirectory(prefix="vanilla-transformer-")
@@ -131,11 +151,10 @@ class ORTModel(PushToHubMixin):
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
         """Copy the export to `save_directory`. Arguments of transformers have no effect."""
-        info, target = self.runtime.info, Path(save_directory)
-        if target.resolve() != info.directory:
+        source, target = self.directory.resolve(), Path(save_directory)
+        if target.resolve() != source:
             opening.remove_graphs(target)
-            names = (*info.manifest["files"], opening.MANIFEST)
-            opening.copy_files(info.directory, (info.directory / name for name in names), target)
+            opening.copy_files(source, opening.list_files(source, self.runtime), target)
 
     _save_pretrained = save_pretrained  # sentence-transformers wraps it
 

@@ -19,6 +19,7 @@ from ..errors import UsageError
 from ..exporting.export import export
 from ..inference.devices import CUDA, TENSORRT
 from ..inference.export_info import MANIFEST
+from .foreign import ForeignGraph
 
 logger = logging.get_logger(__name__)
 
@@ -60,13 +61,11 @@ def must_export(root: Path, export: bool) -> bool:
     return export or not has_graphs
 
 
-def find_export(root: Path, subfolder: str) -> Path:
-    """Return the export in `subfolder` of `root`, or `root` if only its graphs are there."""
-    for directory in (root / subfolder, root):
-        if (directory / MANIFEST).is_file():
-            return directory
-    names = ", ".join(sorted(path.name for path in root.rglob("*.onnx")))
-    raise ValueError(f"{root} has {names} and no {MANIFEST}, expected ours: use export=True")
+def find_export(root: Path, subfolder: str) -> Path | None:
+    """Return the export in `subfolder` of `root`, or `root` if only its graphs are there. Return
+    `None` for graphs of another exporter."""
+    directories = [root / subfolder, root]
+    return next((path for path in directories if (path / MANIFEST).is_file()), None)
 
 
 def export_checkpoint(
@@ -145,3 +144,11 @@ def remove_graphs(directory: Path) -> None:
         for name in files:
             if ".onnx" in name:
                 (directory / name).unlink(missing_ok=True)
+        (directory / MANIFEST).unlink()
+
+
+def list_files(directory: Path, runtime: Any) -> list[Path]:
+    """Return the files of an export, or of a graph of another exporter."""
+    if isinstance(runtime, ForeignGraph):
+        return runtime.files
+    return [directory / name for name in (*runtime.info.manifest["files"], MANIFEST)]

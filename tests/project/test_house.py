@@ -39,7 +39,15 @@ LIGHT = ("__init__", "config", "quantization", "input_scales")  # of graphs
 IN_TARGETS = ("graphs", "generation")  # modules of a target
 ORT_MODELS = {  # the models of transformers over exports
     f"ort_models/{name}.py"
-    for name in ("base", "decoder_cache", "generation", "opening", "pipelines", "task_models")
+    for name in (
+        "base",
+        "decoder_cache",
+        "foreign",
+        "generation",
+        "opening",
+        "pipelines",
+        "task_models",
+    )
 }
 MAY_BE_HEAVY = {
     *ORT_MODELS,
