@@ -144,7 +144,8 @@ class ORTModel(PushToHubMixin):
         out = Path(temporary.name) / "export"
         source = {"pretrained_model_name_or_path": model_id, "subfolder": subfolder}
         source |= opening.checkpoint_options(options)
-        opening.export_checkpoint(cls.auto_class, root, out, target, config=config, **source)
+        files = root / subfolder
+        opening.export_checkpoint(cls.auto_class, files, out, target, config=config, **source)
         model = cls(out, config, **arguments)
         model._temporary = temporary
         return model

@@ -1,7 +1,6 @@
 """From the arguments of optimum's `from_pretrained` to an export directory and the arguments of
 `Runtime`."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -12,7 +11,6 @@ from typing import Any
 
 import onnxruntime
 from huggingface_hub import snapshot_download
-from transformers import AutoImageProcessor, AutoTokenizer
 from transformers.utils import CONFIG_NAME, cached_file, logging
 
 from ..errors import UsageError
@@ -26,9 +24,8 @@ logger = logging.get_logger(__name__)
 HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 OPTIONS = {"trust_remote_code", "provider", "providers", "provider_options", "session_options"}
 OPTIONS |= {*HUB_OPTIONS, "use_cache", "use_merged", "use_io_binding", "dtype"}
-# files of graphs and of sentence-transformers, without the weights of a checkpoint
-HUB_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.onnx*", "[0-9]_*/*")
-SENTENCE_FILES = ("modules.json", "*sentence*.json", "[0-9]_*/*")
+# configs, tokenizers and modules of sentence-transformers, beside weights or graphs
+COMPANION_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.spm", "*.bpe", "[0-9]_*/*")
 CPUS = dict.fromkeys(("CPUExecutionProvider", "AzureExecutionProvider"), "cpu")
 DEVICES = {**CPUS, CUDA: "cuda", TENSORRT: "tensorrt"}
 THREADS = "intra_op_num_threads"
@@ -42,7 +39,9 @@ def local_directory(model_id: str | os.PathLike, options: Mapping[str, Any]) -> 
         return Path(model_id)
     hub = {name: options[name] for name in HUB_OPTIONS if name in options}
     cached_file(str(model_id), CONFIG_NAME, **hub)
-    return Path(snapshot_download(str(model_id), allow_patterns=[*HUB_FILES], **hub))
+    return Path(
+        snapshot_download(str(model_id), allow_patterns=[*COMPANION_FILES, "*.onnx*"], **hub)
+    )
 
 
 def checkpoint_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,14 +70,13 @@ def find_export(root: Path, subfolder: str) -> Path | None:
 def export_checkpoint(
     auto_class: Any, root: Path, out: Path, target: str | None, config: Any, **source: Any
 ) -> None:
-    """Export what `auto_class.from_pretrained` loads from `source`, with tokenizer or image
-    processor, and the modules of sentence-transformers in `root`."""
+    """Export what `auto_class.from_pretrained` loads from `source`, with the tokenizer or image
+    processor and the modules of sentence-transformers in `root`."""
     with TemporaryDirectory(prefix="vanilla-transformer-") as checkpoint:
-        copy_files(root, (path for name in SENTENCE_FILES for path in root.glob(name)), checkpoint)
+        files = {path for name in COMPANION_FILES for path in root.glob(name)}
+        weights = {*root.glob("*.index.json"), root / MANIFEST}
+        copy_files(root, files - weights, checkpoint)
         auto_class.from_pretrained(**source, config=config).save_pretrained(checkpoint)
-        for processor_class in (AutoTokenizer, AutoImageProcessor):
-            with contextlib.suppress(OSError, ValueError):
-                processor_class.from_pretrained(**source).save_pretrained(checkpoint)
         export(checkpoint, out, **({} if target is None else {"target": target}))
 
 
