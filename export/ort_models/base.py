@@ -64,7 +64,7 @@ class ORTModel(PushToHubMixin):
         graph: Path | None = None,
         **arguments: Any,
     ):
-        self.directory = Path(directory)
+        self.directory = Path(directory).resolve()
         self.arguments = {"graph": graph, **arguments}
         self.runtime: Any = self._open(graph, **arguments)
         if graph is None:
@@ -152,7 +152,7 @@ class ORTModel(PushToHubMixin):
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
         """Copy the export to `save_directory`. Arguments of transformers have no effect."""
-        source, target = self.directory.resolve(), Path(save_directory)
+        source, target = self.directory, Path(save_directory)
         if target.resolve() != source:
             opening.remove_graphs(target)
             opening.copy_files(source, opening.list_files(source, self.runtime), target)

@@ -36,7 +36,7 @@ def local_directory(model_id: str | os.PathLike, options: Mapping[str, Any]) -> 
 
     transformers raises OSError if there is neither."""
     if Path(model_id).is_dir():
-        return Path(model_id)
+        return Path(model_id).resolve()
     hub = {name: options[name] for name in HUB_OPTIONS if name in options}
     cached_file(str(model_id), CONFIG_NAME, **hub)
     return Path(
