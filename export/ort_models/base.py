@@ -1,4 +1,4 @@
-"""What the model classes share: opening, saving, devices, and runs of full-sequence graphs."""
+"""The base class of all models: opening, saving, devices, and runs of full-sequence graphs."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -66,7 +66,7 @@ class ORTModel(PushToHubMixin):
     ):
         self.directory = Path(directory).resolve()
         self.arguments = {"graph": graph, **arguments}
-        self.runtime: Any = self._open(graph, **arguments)
+        self.runtime = self._open(graph, **arguments)
         if graph is None:
             self.config = config or load_config(self.runtime.config)
             reads_images = HEADS[self.runtime.architecture].reads == READS_IMAGES
@@ -76,8 +76,8 @@ class ORTModel(PushToHubMixin):
         self.main_input_name = "pixel_values" if reads_images else "input_ids"
         self.input_modalities = ("image",) if reads_images else ("text",)
 
-    def _open(self, graph: Path | None, **arguments: Any) -> Runtime | ForeignGraph:
-        """Open the export, or `graph`. Raise ValueError if it is not for this class."""
+    def _open(self, graph: Path | None, **arguments: Any) -> Any:
+        """Return a `Runtime`, or a `ForeignGraph`. Raise ValueError if it is not for this class."""
         name = type(self).__name__
         if graph is None:
             runtime = Runtime(self.directory, **arguments)

@@ -21,7 +21,7 @@ TOKEN_AXES = {2: ("batch_size", "length"), 3: ("batch_size", "num_choices", "len
 
 
 class ForeignGraph:
-    """What stands for a `Runtime` of one graph without a manifest.
+    """One graph without a manifest, with the methods of a `Runtime` that models call.
 
     Args:
         directory: directory with config.json.
@@ -82,7 +82,7 @@ class ForeignGraph:
         config.json."""
         return [*self.path.parent.glob(f"{self.path.name}*"), self.directory / CONFIG_NAME]
 
-    def outputs(self, **arrays: np.ndarray) -> dict[str, np.ndarray]:
+    def outputs(self, **arrays: Any) -> dict[str, np.ndarray]:
         """Return all outputs of the graph by name. Raise ValueError for wrong inputs."""
         names = {tensor.name for tensor in self.inputs}
         if not np.any(arrays.get("token_type_ids")) and "token_type_ids" not in names:

@@ -115,7 +115,7 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
             return None  # it may still end before its last position
         arguments |= {name: getattr(config, name) for name in FIELDS if hasattr(config, name)}
         configs = [self.generation_config, generation_config or GenerationConfig()]
-        if kwargs.get("max_length") is None and not any(each.max_length for each in configs):
+        if kwargs.get("max_length") is None and not any(config.max_length for config in configs):
             arguments["max_length"] = None  # the default counts from the end of the prompt
         if config.decoder_start_token_id is None:
             del arguments["decoder_start_token_id"]  # the export knows it

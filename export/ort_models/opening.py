@@ -1,4 +1,4 @@
-"""From the arguments of optimum's `from_pretrained` to an export directory and the arguments of
+"""The arguments of optimum's `from_pretrained`: they choose an export and the arguments of
 `Runtime`."""
 
 import json

@@ -28,7 +28,7 @@ def pipeline(
     """
     if isinstance(model, str | os.PathLike) and task is not None:
         auto_classes = check_task(task)[1]["pt"]
-        known = [each for each in MODEL_CLASSES.values() if each.auto_class in auto_classes]
+        known = [value for value in MODEL_CLASSES.values() if value.auto_class in auto_classes]
         if not known:
             raise ValueError(f"task {task!r} is not one that exports have, expected another")
         hub = {name: kwargs[name] for name in HUB_ARGUMENTS if kwargs.get(name) is not None}

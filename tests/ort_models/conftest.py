@@ -42,7 +42,7 @@ def save_generator(name, folder):
 
 
 @pytest.fixture(scope="session")
-def made(shared_root):
+def saved(shared_root):
     """A name of `HEADS`, "images", or "seq2seq" and "causal" with a target -> the checkpoint and
     its export. Tests change copies of the files only."""
 

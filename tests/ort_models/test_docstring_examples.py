@@ -121,8 +121,8 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("suffix, name, example", EXAMPLES)
-def test_an_example_gives_what_torch_gives(made, tmp_path, suffix, name, example, capfd):
-    exported, url = made(name), str(tmp_path / "picture.png")
+def test_an_example_gives_what_torch_gives(saved, tmp_path, suffix, name, example, capfd):
+    exported, url = saved(name), str(tmp_path / "picture.png")
     Image.effect_noise((24, 20), 90).convert("RGB").save(url)
     load = LOAD_IMAGES if name == "images" else LOAD
     results = []

@@ -18,9 +18,9 @@ MASK = np.array([[1, 1, 1, 1], [1, 1, 0, 0]])
 
 
 @pytest.fixture
-def foreign(made, tmp_path):
+def foreign(saved, tmp_path):
     """A classifier's graph under a name of its own, with configs and tokenizer."""
-    directory = made("classify").directory
+    directory = saved("classify").directory
     (tmp_path / "onnx").mkdir()
     shutil.copy(directory / "onnx/model.onnx", tmp_path / "onnx/model_O3.onnx")
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
@@ -32,25 +32,25 @@ def opened(*args, **options):
     return ORTModelForSequenceClassification.from_pretrained(*args, **options)
 
 
-def test_a_graph_gives_the_logits_of_the_export(made, foreign, tmp_path):
-    expected = opened(made("classify").directory)(IDS, attention_mask=MASK).logits
+def test_a_graph_gives_the_logits_of_the_export(saved, foreign, tmp_path):
+    expected = opened(saved("classify").directory)(IDS, attention_mask=MASK).logits
     for options in ({}, {"file_name": "model_O3.onnx"}, {"subfolder": "onnx"}):
         model = opened(foreign, **options)
-        found = model(IDS, attention_mask=MASK).logits
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        actual = model(IDS, attention_mask=MASK).logits
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
         assert model.config.model_type == "bert"
     again = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(again(IDS, attention_mask=MASK).logits, found)
-    opened(made("classify").directory).save_pretrained(tmp_path / "saved")  # which is replaced
+    np.testing.assert_array_equal(again(IDS, attention_mask=MASK).logits, actual)
+    opened(saved("classify").directory).save_pretrained(tmp_path / "saved")  # which is replaced
     model.save_pretrained(tmp_path / "saved")
     np.testing.assert_array_equal(opened(tmp_path / "saved")(IDS).logits, model(IDS).logits)
 
 
-def test_a_pipeline_reads_it(made, foreign):
+def test_a_pipeline_reads_it(saved, foreign):
     texts = ["the old man", "two dogs"]
-    found = pipeline("text-classification", model=foreign)(texts)
-    expected = pipeline("text-classification", model=made("classify").directory)(texts)
-    assert [answer["label"] for answer in found] == [answer["label"] for answer in expected]
+    actual = pipeline("text-classification", model=foreign)(texts)
+    expected = pipeline("text-classification", model=saved("classify").directory)(texts)
+    assert [answer["label"] for answer in actual] == [answer["label"] for answer in expected]
 
 
 def test_what_cannot_be_opened_is_one_line(foreign):

@@ -63,10 +63,10 @@ def target(request):
 
 
 @pytest.fixture(scope="module", params=[*CLASSES])
-def pair(request, made, target):
+def pair(request, saved, target):
     """The model of an export, the torch model, and a padded batch."""
     ours, theirs = CLASSES[request.param]
-    exported = made(request.param, target)
+    exported = saved(request.param, target)
     ids = torch.randint(3, 48, (3, 7), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     padded = slice(5, 7) if request.param == "seq2seq" else slice(0, 2)
@@ -111,12 +111,12 @@ def test_searches_run_in_the_runtime_and_give_the_tokens_of_torch(pair, calls, o
 def test_the_rest_runs_in_the_loop_of_transformers(pair, calls, options):
     """Sampling has torch's seed, so that it draws the same tokens."""
     ours, theirs, batch = pair
-    found, expected = generated(ours, batch, options), generated(theirs, batch, options)
+    actual, expected = generated(ours, batch, options), generated(theirs, batch, options)
     if "output_scores" in options:
-        for one, other in zip(found.scores, expected.scores, strict=True):
+        for one, other in zip(actual.scores, expected.scores, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-        found, expected = found.sequences, expected.sequences
-    assert torch.equal(found, expected)
+        actual, expected = actual.sequences, expected.sequences
+    assert torch.equal(actual, expected)
     assert not calls
 
 
@@ -129,8 +129,8 @@ def test_lengths_and_configs_count_as_in_transformers(pair, calls):
     ):
         assert torch.equal(generated(ours, batch, options), generated(theirs, batch, options))
     ids = batch["input_ids"][1:]
-    found = ours.generate(ids.numpy(), max_new_tokens=4)
-    assert torch.equal(found, theirs.generate(ids, max_new_tokens=4))
+    actual = ours.generate(ids.numpy(), max_new_tokens=4)
+    assert torch.equal(actual, theirs.generate(ids, max_new_tokens=4))
     assert len(calls) == 4
 
 
@@ -175,8 +175,8 @@ def test_a_returned_cache_is_continued(pair):
     first = generated(ours, row, {"return_dict_in_generate": True, "max_new_tokens": 3})
     tokens = "decoder_input_ids" if theirs.config.is_encoder_decoder else "input_ids"
     inputs = {"input_ids": row["input_ids"], tokens: first.sequences, CACHE: first[CACHE]}
-    found = generated(ours, inputs, {"max_new_tokens": 3})
-    assert torch.equal(found, generated(theirs, row, {"max_new_tokens": 6}))
+    actual = generated(ours, inputs, {"max_new_tokens": 3})
+    assert torch.equal(actual, generated(theirs, row, {"max_new_tokens": 6}))
     with pytest.raises(ValueError, match="the cache is a DynamicCache, expected one of this model"):
         generated(ours, row, {CACHE: DynamicCache()})
 
@@ -188,8 +188,8 @@ def test_misspelt_options_are_transformers_own_error(pair):
 
 
 @torch.no_grad()
-def test_logits_of_a_decoder_are_those_of_torch(made):
-    exported = made("causal")
+def test_logits_of_a_decoder_are_those_of_torch(saved):
+    exported = saved("causal")
     ours = ORTModelForCausalLM.from_pretrained(exported.directory)
     theirs = AutoModelForCausalLM.from_pretrained(exported.checkpoint).eval()
     ids = torch.randint(3, 48, (2, 6))
@@ -197,8 +197,8 @@ def test_logits_of_a_decoder_are_those_of_torch(made):
         mask = torch.tensor([mask, [1] * 6])
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         expected = theirs(ids, attention_mask=mask, position_ids=positions).logits
-        found = ours(ids, attention_mask=mask).logits
-        torch.testing.assert_close(found[mask == 1], expected[mask == 1], rtol=1e-4, atol=1e-5)
+        actual = ours(ids, attention_mask=mask).logits
+        torch.testing.assert_close(actual[mask == 1], expected[mask == 1], rtol=1e-4, atol=1e-5)
     # a loop of the caller: the cache takes the place of tokens that were read
     output = ours(ids[:, :4], return_dict=False)
     following = ours(ids[:, 4:], **{CACHE: output[1]}).logits
@@ -208,22 +208,22 @@ def test_logits_of_a_decoder_are_those_of_torch(made):
 
 
 @torch.no_grad()
-def test_logits_and_states_of_a_seq2seq_model_are_those_of_torch(made):
-    exported = made("seq2seq")
+def test_logits_and_states_of_a_seq2seq_model_are_those_of_torch(saved):
+    exported = saved("seq2seq")
     ours = ORTModelForSeq2SeqLM.from_pretrained(exported.directory)
     theirs = AutoModelForSeq2SeqLM.from_pretrained(exported.checkpoint).eval()
     ids, targets = torch.randint(3, 48, (2, 6)), torch.randint(3, 48, (2, 4))
     mask, targets_mask = torch.ones_like(ids), torch.ones_like(targets)
     mask[1, 4:] = targets_mask[0, 3:] = 0
     inputs = {"attention_mask": mask, "decoder_input_ids": targets}
-    found = ours(ids, decoder_attention_mask=targets_mask, **inputs)
+    actual = ours(ids, decoder_attention_mask=targets_mask, **inputs)
     expected = theirs(ids, decoder_attention_mask=targets_mask, **inputs)
     for name, real in (("logits", targets_mask), ("encoder_last_hidden_state", mask)):
         torch.testing.assert_close(
-            found[name][real == 1], expected[name][real == 1], rtol=1e-4, atol=1e-5
+            actual[name][real == 1], expected[name][real == 1], rtol=1e-4, atol=1e-5
         )
     states = ours.get_encoder()(ids, attention_mask=mask)
-    assert torch.equal(ours(encoder_outputs=states, **inputs).logits, found.logits)
+    assert torch.equal(ours(encoder_outputs=states, **inputs).logits, actual.logits)
     tokens = ours.generate(encoder_outputs=states, attention_mask=mask, max_new_tokens=6)
     assert torch.equal(tokens, theirs.generate(ids, attention_mask=mask, max_new_tokens=6))
     with pytest.raises(ValueError, match="encoder_outputs has no source"):
@@ -236,19 +236,19 @@ def test_logits_and_states_of_a_seq2seq_model_are_those_of_torch(made):
         ours(ids, decoder_input_ids=targets, decoder_attention_mask=1 - targets_mask)
 
 
-def test_targets_without_all_logits_say_so(made):
-    decoder = ORTModelForCausalLM.from_pretrained(made("causal", "cpu").directory)
+def test_targets_without_all_logits_say_so(saved):
+    decoder = ORTModelForCausalLM.from_pretrained(saved("causal", "cpu").directory)
     ids = torch.randint(3, 48, (1, 6))
     with pytest.raises(ValueError, match="target 'cpu' returns only the logits after the last"):
         decoder(ids)
     assert decoder(ids, logits_to_keep=1).logits.shape == (1, 1, 48)
-    seq2seq = ORTModelForSeq2SeqLM.from_pretrained(made("seq2seq", "cpu").directory)
+    seq2seq = ORTModelForSeq2SeqLM.from_pretrained(saved("seq2seq", "cpu").directory)
     with pytest.raises(ValueError, match="returns keys and values for its decoder only"):
         seq2seq(ids, decoder_input_ids=ids)
 
 
-def test_wrong_tokens_and_masks_are_one_line(made):
-    model = ORTModelForCausalLM.from_pretrained(made("causal").directory)
+def test_wrong_tokens_and_masks_are_one_line(saved):
+    model = ORTModelForCausalLM.from_pretrained(saved("causal").directory)
     ids = torch.randint(3, 48, (2, 6))
     with pytest.raises(ValueError, match=r"input_ids must be in \[0, 47\], got 3 to 48"):
         model(torch.tensor([[3, 48]]))
@@ -260,9 +260,9 @@ def test_wrong_tokens_and_masks_are_one_line(made):
         model(torch.full((1, 61), 5))
 
 
-def test_a_search_that_may_outgrow_learned_positions_runs_until_it_does(made, calls):
-    """As in torch: an end token may come first."""
-    exported = made("causal")
+def test_a_search_that_may_outgrow_learned_positions_runs_until_it_does(saved, calls):
+    """An end token may come first, as in torch."""
+    exported = saved("causal")
     ours = ORTModelForCausalLM.from_pretrained(exported.directory)
     ids = torch.randint(3, 48, (1, 50))
     with pytest.raises(ValueError, match="are more than the 60 learned positions"):

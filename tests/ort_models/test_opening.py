@@ -32,14 +32,14 @@ IDS = np.array([[5, 6, 7, 8], [9, 10, 11, 12]])
 
 
 @pytest.fixture
-def directory(made):
-    return made("classify").directory
+def directory(saved):
+    return saved("classify").directory
 
 
 @pytest.fixture
-def several(made, tmp_path):
+def several(saved, tmp_path):
     """An export with two dtypes."""
-    export(made("classify").checkpoint, tmp_path / "several", dtype=["fp32", "int8"], cases=1)
+    export(saved("classify").checkpoint, tmp_path / "several", dtype=["fp32", "int8"], cases=1)
     return tmp_path / "several"
 
 
@@ -47,7 +47,7 @@ def opened(*args, **options):
     return ORTModelForSequenceClassification.from_pretrained(*args, **options)
 
 
-def test_arguments_choose_threads_device_dtype_and_folder(several, made):
+def test_arguments_choose_threads_device_dtype_and_folder(several, saved):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     model = opened(several, session_options=options, provider="AzureExecutionProvider")
@@ -75,7 +75,7 @@ def test_arguments_without_effect_are_warnings(directory, caplog):
     ]
 
 
-def test_wrong_arguments_are_one_line(directory, made, tmp_path):
+def test_wrong_arguments_are_one_line(directory, saved, tmp_path):
     with pytest.raises(UsageError, match="provider 'NoProvider' is not supported, expected one of"):
         opened(directory, provider="NoProvider")
     with pytest.raises(OSError, match="no CUDA, its providers are"):
@@ -86,14 +86,14 @@ def test_wrong_arguments_are_one_line(directory, made, tmp_path):
         opened(directory, file="model.onnx")
     with pytest.raises(OSError, match="find them in the cached files"):
         opened("no-such-model", local_files_only=True)
-    found = "is a VanillaEncoderForSequenceClassification, expected for ORTModelForMaskedLM one of"
-    with pytest.raises(ValueError, match=f"{found} VanillaEncoderForMaskedLM"):
+    actual = "is a VanillaEncoderForSequenceClassification, expected for ORTModelForMaskedLM one of"
+    with pytest.raises(ValueError, match=f"{actual} VanillaEncoderForMaskedLM"):
         ORTModelForMaskedLM.from_pretrained(directory)
 
 
-def test_a_checkpoint_is_exported_on_the_way(made, tmp_path, caplog):
-    checkpoint = made("classify").checkpoint
-    expected = opened(made("classify").directory)(IDS).logits
+def test_a_checkpoint_is_exported_on_the_way(saved, tmp_path, caplog):
+    checkpoint = saved("classify").checkpoint
+    expected = opened(saved("classify").directory)(IDS).logits
     model = opened(checkpoint)
     assert "has no ONNX graphs: it is exported" in caplog.text
     temporary = model.directory
@@ -110,11 +110,11 @@ def test_a_checkpoint_is_exported_on_the_way(made, tmp_path, caplog):
     assert "has ONNX graphs and export=True: it is exported again" in caplog.text
 
 
-def test_the_target_and_the_class_of_an_export_on_the_way(made):
-    model = ORTModelForSeq2SeqLM.from_pretrained(made("seq2seq").checkpoint, target="cpu")
+def test_the_target_and_the_class_of_an_export_on_the_way(saved):
+    model = ORTModelForSeq2SeqLM.from_pretrained(saved("seq2seq").checkpoint, target="cpu")
     assert model.runtime.target == "cpu"
     # a checkpoint with another head: the states of its encoder
-    states = ORTModelForFeatureExtraction.from_pretrained(made("fill-mask").checkpoint)
+    states = ORTModelForFeatureExtraction.from_pretrained(saved("fill-mask").checkpoint)
     assert states(IDS).last_hidden_state.shape == (2, 4, 32)
 
 
@@ -133,19 +133,19 @@ def test_what_is_saved_opens_with_a_tokenizer_that_was_saved_after_it(directory,
     assert opened(out).config.id2label == model.config.id2label
 
 
-def test_a_saved_export_leaves_no_graphs_of_an_earlier_one(made, several, tmp_path):
+def test_a_saved_export_leaves_no_graphs_of_an_earlier_one(saved, several, tmp_path):
     opened(several).save_pretrained(tmp_path / "out")
     assert (tmp_path / "out/onnx/model_int8.onnx").exists()
-    model = opened(made("classify").directory)
+    model = opened(saved("classify").directory)
     model.save_pretrained(tmp_path / "out")
     np.testing.assert_array_equal(opened(tmp_path / "out")(IDS).logits, model(IDS).logits)
 
 
-def test_objects_are_pickled_by_directory_and_arguments(made):
-    model = opened(made("classify").directory, provider="CPUExecutionProvider")
+def test_objects_are_pickled_by_directory_and_arguments(saved):
+    model = opened(saved("classify").directory, provider="CPUExecutionProvider")
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again(IDS).logits, model(IDS).logits)
-    model = ORTModelForCausalLM.from_pretrained(made("causal").directory)
+    model = ORTModelForCausalLM.from_pretrained(saved("causal").directory)
     model.generation_config.num_beams = 3
     assert pickle.loads(pickle.dumps(model)).generation_config.num_beams == 3
 
@@ -154,8 +154,8 @@ def test_another_device_is_one_warning_and_outputs_return_to_theirs(directory, c
     model = opened(directory)
     assert model.to("cuda") is model.to(torch.device("cuda")) is model.to(torch.float16) is model
     assert model.to("cpu").eval().device == torch.device("cpu")
-    found = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert [record.getMessage() for record in found] == [
+    actual = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [record.getMessage() for record in actual] == [
         "the model stays on cpu and cannot move to cuda"
     ]
     assert model(torch.from_numpy(IDS)).logits.device == model.device
@@ -172,8 +172,8 @@ def test_inputs_that_no_graph_takes_are_a_warning_and_outputs_may_be_a_tuple(dir
         model(np.array([[5, 99]]))
 
 
-def test_masked_lm_opens_a_model_for_pretraining(made):
-    logits = ORTModelForMaskedLM.from_pretrained(made("pretraining").directory)(IDS).logits
+def test_masked_lm_opens_a_model_for_pretraining(saved):
+    logits = ORTModelForMaskedLM.from_pretrained(saved("pretraining").directory)(IDS).logits
     assert logits.shape == (2, 4, 69)
 
 

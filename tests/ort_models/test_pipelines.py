@@ -28,45 +28,45 @@ TASKS = {
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_pipeline_gives_what_it_gives_with_torch(made, task, capfd):
+def test_a_pipeline_gives_what_it_gives_with_torch(saved, task, capfd):
     name, inputs, arguments = TASKS[task]
-    exported = made(name)
-    found = pipeline(task, model=exported.directory)(*inputs, **arguments)
+    exported = saved(name)
+    actual = pipeline(task, model=exported.directory)(*inputs, **arguments)
     expected = transformers.pipeline(task, model=str(exported.checkpoint))(*inputs, **arguments)
-    close(plain(found), plain(expected), absolute=1e-4)
+    close(plain(actual), plain(expected), absolute=1e-4)
     assert "is not supported" not in capfd.readouterr().err
 
 
-def test_a_pipeline_is_saved_and_opened_again(made, tmp_path):
-    pipe = pipeline("text-classification", model=made("classify").directory)
+def test_a_pipeline_is_saved_and_opened_again(saved, tmp_path):
+    pipe = pipeline("text-classification", model=saved("classify").directory)
     pipe.save_pretrained(tmp_path)
     again = pipeline("text-classification", model=tmp_path)
     assert again(TEXTS) == pipe(TEXTS)
     assert "ORTModelForSequenceClassification" in repr(again)
-    images = pipeline("image-classification", model=made("images").directory)
+    images = pipeline("image-classification", model=saved("images").directory)
     images.save_pretrained(tmp_path / "images")
     picture = Image.new("RGB", (20, 24), "blue")
     again = pipeline("image-classification", model=tmp_path / "images")
     assert again(picture) == images(picture)
 
 
-def test_pipeline_takes_objects_and_a_tokenizer_and_arguments_of_from_pretrained(made):
-    directory = made("classify").directory
+def test_pipeline_takes_objects_and_a_tokenizer_and_arguments_of_from_pretrained(saved):
+    directory = saved("classify").directory
     model = ORTModelForSequenceClassification.from_pretrained(directory)
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     expected = pipeline("sentiment-analysis", model=model)(TEXTS)
-    found = pipeline(
+    actual = pipeline(
         "text-classification",
         model=directory,
         tokenizer=tokenizer,
         model_kwargs={"file_name": "model.onnx"},
     )
-    assert found.tokenizer is tokenizer
-    assert found(TEXTS) == expected
+    assert actual.tokenizer is tokenizer
+    assert actual(TEXTS) == expected
 
 
-def test_wrong_tasks_are_one_line(made):
-    directory = made("classify").directory
+def test_wrong_tasks_are_one_line(saved):
+    directory = saved("classify").directory
     with pytest.raises(KeyError, match="Unknown task no-task"):
         pipeline("no-task", model=directory)
     with pytest.raises(ValueError, match="'depth-estimation' is not one that exports have"):
@@ -75,8 +75,8 @@ def test_wrong_tasks_are_one_line(made):
         pipeline("ner", model=directory)
 
 
-def test_a_tokenizer_that_does_not_fit_is_one_line(made):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(made("classify").directory)
-    pipe = pipeline("translation", model=made("seq2seq").directory, tokenizer=tokenizer)
+def test_a_tokenizer_that_does_not_fit_is_one_line(saved):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(saved("classify").directory)
+    pipe = pipeline("translation", model=saved("seq2seq").directory, tokenizer=tokenizer)
     with pytest.raises(ValueError, match="model's vocabulary has 48 entries"):
         pipe("the old man , the river house")

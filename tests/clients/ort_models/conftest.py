@@ -32,7 +32,7 @@ class Exported:
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory):
+def saved(tmp_path_factory):
     """The name of a class -> its checkpoint and its export."""
 
     @functools.cache

@@ -23,9 +23,9 @@ TEXTS = ["the old man sees a red house", "two dogs run", "a woman reads the book
 
 
 @pytest.fixture(scope="module")
-def paths(made, folder):
+def paths(saved, folder):
     """A checkpoint of sentence-transformers and its export."""
-    states = made("VanillaEncoderModel")
+    states = saved("VanillaEncoderModel")
     modules = [Transformer(states.checkpoint), Pooling(32, pooling_mode="mean")]
     SentenceTransformer(modules=modules, device="cpu").save(str(folder / "pooled"))
     export(folder / "pooled", folder / "pooled-export", cases=1)
@@ -45,15 +45,15 @@ def models(paths):
 
 
 def test_keybert_extracts_the_same_keywords(models):
-    expected, found = (KeyBERT(model=model).extract_keywords(TEXTS[0]) for model in models)
-    assert [word for word, _ in found] == [word for word, _ in expected]
+    expected, actual = (KeyBERT(model=model).extract_keywords(TEXTS[0]) for model in models)
+    assert [word for word, _ in actual] == [word for word, _ in expected]
     np.testing.assert_allclose(
-        [score for _, score in found], [score for _, score in expected], atol=1e-4
+        [score for _, score in actual], [score for _, score in expected], atol=1e-4
     )
 
 
 def test_bertopic_finds_the_same_topics(models):
-    expected, found = (
+    expected, actual = (
         BERTopic(
             embedding_model=model,
             umap_model=PCA(n_components=2),
@@ -61,7 +61,7 @@ def test_bertopic_finds_the_same_topics(models):
         ).fit_transform(TEXTS * 3)[0]
         for model in models
     )
-    assert found == expected and {*found} == {0, 1}
+    assert actual == expected and {*actual} == {0, 1}
 
 
 def test_setfit_fits_and_predicts_the_same(models):
@@ -81,8 +81,8 @@ def test_txtai_finds_the_same(paths):
         )
         embeddings.index(TEXTS)
         results.append(embeddings.search("the dog", 2))
-    expected, found = results
-    assert [index for index, _ in found] == [index for index, _ in expected]
+    expected, actual = results
+    assert [index for index, _ in actual] == [index for index, _ in expected]
     np.testing.assert_allclose(
-        [score for _, score in found], [score for _, score in expected], atol=1e-4
+        [score for _, score in actual], [score for _, score in expected], atol=1e-4
     )

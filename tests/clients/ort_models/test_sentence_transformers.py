@@ -25,9 +25,9 @@ def stand_in():
 
 
 @pytest.fixture(scope="module")
-def sentences(made, folder):
+def sentences(saved, folder):
     """A model of sentences with mean pooling and its export."""
-    states = made("VanillaEncoderModel")
+    states = saved("VanillaEncoderModel")
     modules = [Transformer(states.checkpoint), Pooling(32, pooling_mode="mean"), Normalize()]
     model = SentenceTransformer(modules=modules, device="cpu", prompts={"query": "the "})
     model.save(str(folder / "checkpoint"))
@@ -39,25 +39,25 @@ def onnx(path, **options):
     return SentenceTransformer(path, device="cpu", backend="onnx", **options)
 
 
-def assert_close(found, expected):
+def assert_close(actual, expected):
     limit = 1e-5 * max(1, np.abs(expected).max())
-    np.testing.assert_allclose(found, expected, rtol=0, atol=limit)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=limit)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_embeddings_of_each_pooling(made, pooling):
-    states = made("VanillaEncoderModel")
-    expected, found = (
+def test_embeddings_of_each_pooling(saved, pooling):
+    states = saved("VanillaEncoderModel")
+    expected, actual = (
         SentenceTransformer(modules=[module, Pooling(32, pooling_mode=pooling)], device="cpu")
         for module in (Transformer(states.checkpoint), OrtTransformer(states.directory))
     )
-    assert_close(found.encode(TEXTS), expected.encode(TEXTS))
+    assert_close(actual.encode(TEXTS), expected.encode(TEXTS))
 
 
-def test_dense_layers_prompts_and_truncation(made):
-    states = made("VanillaEncoderModel")
+def test_dense_layers_prompts_and_truncation(saved):
+    states = saved("VanillaEncoderModel")
     dense = Dense(32, 16)
-    expected, found = (
+    expected, actual = (
         SentenceTransformer(
             modules=[module, Pooling(32, pooling_mode="mean"), dense],
             device="cpu",
@@ -66,11 +66,11 @@ def test_dense_layers_prompts_and_truncation(made):
         )
         for module in (Transformer(states.checkpoint), OrtTransformer(states.directory))
     )
-    embeddings = found.encode(TEXTS, prompt_name="query")
+    embeddings = actual.encode(TEXTS, prompt_name="query")
     assert embeddings.shape == (3, 8)
     assert_close(embeddings, expected.encode(TEXTS, prompt_name="query"))
     assert_close(
-        found.similarity(embeddings, embeddings), expected.similarity(embeddings, embeddings)
+        actual.similarity(embeddings, embeddings), expected.similarity(embeddings, embeddings)
     )
 
 
@@ -82,9 +82,9 @@ def test_the_onnx_backend_opens_exports_and_exports_checkpoints(sentences):
         (directory, {"file_name": "onnx/model.onnx", "provider": "CPUExecutionProvider"}),
         (checkpoint, {}),
     ):
-        found = onnx(path, model_kwargs=options)
-        assert found.get_backend() == "onnx"
-        assert_close(found.encode(TEXTS, prompt_name="query"), expected)
+        actual = onnx(path, model_kwargs=options)
+        assert actual.get_backend() == "onnx"
+        assert_close(actual.encode(TEXTS, prompt_name="query"), expected)
 
 
 @pytest.mark.parametrize("source", [1, 2], ids=["checkpoint", "export"])
@@ -116,14 +116,14 @@ def test_several_processes_encode(sentences):
     model = onnx(sentences[2])
     pool = model.start_multi_process_pool(["cpu", "cpu"])
     try:
-        found = model.encode(TEXTS * 4, pool=pool)
+        actual = model.encode(TEXTS * 4, pool=pool)
     finally:
         model.stop_multi_process_pool(pool)
-    assert_close(found, np.tile(sentences[0].encode(TEXTS), (4, 1)))
+    assert_close(actual, np.tile(sentences[0].encode(TEXTS), (4, 1)))
 
 
-def test_cross_encoders(made):
-    exported = made("VanillaEncoderForSequenceClassification", num_labels=1)
+def test_cross_encoders(saved):
+    exported = saved("VanillaEncoderForSequenceClassification", num_labels=1)
     expected = CrossEncoder(exported.checkpoint, device="cpu").predict(PAIRS)
     for model in (
         CrossEncoder(exported.directory, device="cpu", backend="onnx"),
@@ -138,15 +138,15 @@ def test_cross_encoders(made):
         assert_close(model.predict(PAIRS), expected)
 
 
-def test_sparse_encoders(made):
-    exported = made("VanillaEncoderForMaskedLM")
+def test_sparse_encoders(saved):
+    exported = saved("VanillaEncoderForMaskedLM")
     expected = SparseEncoder(exported.checkpoint, device="cpu").encode(TEXTS).to_dense()
     model = SparseEncoder(exported.directory, device="cpu", backend="onnx")
     assert_close(model.encode(TEXTS).to_dense(), expected)
 
 
-def test_another_task_is_one_line(made):
-    exported = made("VanillaEncoderForMaskedLM")
+def test_another_task_is_one_line(saved):
+    exported = saved("VanillaEncoderForMaskedLM")
     with pytest.raises(
         ValueError, match="is a VanillaEncoderForMaskedLM, expected for ORTModelFor"
     ):
