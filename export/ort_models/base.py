@@ -151,7 +151,8 @@ class ORTModel(PushToHubMixin):
         return model
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
-        """Copy the export to `save_directory`. Arguments of transformers have no effect."""
+        """Copy the export to `save_directory`. Changed configs are not saved, and arguments of
+        transformers have no effect."""
         source, target = self.directory, Path(save_directory)
         if target.resolve() != source:
             opening.remove_graphs(target)

@@ -39,9 +39,8 @@ def local_directory(model_id: str | os.PathLike, options: Mapping[str, Any]) -> 
         return Path(model_id).resolve()
     hub = {name: options[name] for name in HUB_OPTIONS if name in options}
     cached_file(str(model_id), CONFIG_NAME, **hub)
-    return Path(
-        snapshot_download(str(model_id), allow_patterns=[*COMPANION_FILES, "*.onnx*"], **hub)
-    )
+    patterns = [*COMPANION_FILES, "*.onnx*"]
+    return Path(snapshot_download(str(model_id), allow_patterns=patterns, **hub))
 
 
 def checkpoint_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,13 +134,12 @@ def copy_files(source: Path, paths: Iterable[Path], target: str | os.PathLike) -
 
 
 def remove_graphs(directory: Path) -> None:
-    """Remove the graphs of an export that `directory` has, whose names another one may not
-    have."""
+    """Remove the graphs of an export that is already in `directory`."""
     if (directory / MANIFEST).is_file():
         files = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["files"]
-        for name in files:
-            if ".onnx" in name:
-                (directory / name).unlink(missing_ok=True)
+        for path in list(directory.rglob("*.onnx*")):
+            if path.relative_to(directory).as_posix() in files:
+                path.unlink()
         (directory / MANIFEST).unlink()
 
 
