@@ -16,7 +16,6 @@ from ..specs.graph_spec import TensorSpec
 DTYPES = {"tensor(int64)": "int64", "tensor(int32)": "int32", "tensor(bool)": "bool"}
 DTYPES |= {"tensor(float)": "float32", "tensor(float16)": "float16"}
 DEFAULTS = {"attention_mask": 1, "token_type_ids": 0}
-PROVIDERS = {"cpu": [], "cuda": [CUDA], "tensorrt": [TENSORRT, CUDA]}
 TOKEN_AXES = {2: ("batch_size", "length"), 3: ("batch_size", "num_choices", "length")}
 
 
@@ -48,12 +47,15 @@ class ForeignGraph:
             path.resolve(),
             device or "cpu",
         )
+        providers = ["CPUExecutionProvider"]
         if self.device != "cpu":
             require(self.device)
+            providers.insert(0, CUDA)
+        if self.device == "tensorrt":
+            providers.insert(0, TENSORRT)
         self.config = json.loads((directory / CONFIG_NAME).read_text(encoding="utf-8"))
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or processors()
-        providers = [*PROVIDERS[self.device], "CPUExecutionProvider"]
         self.session = Session(str(path), options, providers, path)
         inner = self.session.inner
         self.output_names = [output.name for output in inner.get_outputs()]
